@@ -112,12 +112,8 @@ class RollingFilter:
     per half capacity. ``complete`` says that `known` covers all IDs that were ever inserted.
     """
 
-    __slots__ = ("_before", "_bits", "_k", "_m", "_pairs", "complete", "shape")
-
     def __init__(self, shape: FilterShape) -> None:
         self.shape = shape
-        self._k = shape.hashes
-        self._m = shape.bits
         self._bits = bytearray(shape.size_bytes)
         self._before: bytearray | None = None
         self.complete = True
@@ -185,8 +181,8 @@ class RollingFilter:
             self._set(pair >> 32, pair & _LOW)
 
     def _set(self, position: int, step: int) -> None:
-        bits, size = self._bits, self._m
-        for _ in range(self._k):
+        bits, size = self._bits, self.shape.bits
+        for _ in range(self.shape.hashes):
             bits[position >> 3 ^ 7] |= 1 << (position & 7)
             position += step
             if position >= size:

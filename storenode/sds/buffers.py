@@ -85,18 +85,6 @@ class Want:
 class IncomingBuffer:
     """Messages by serial number, in the order of their coming."""
 
-    __slots__ = (
-        "_bytes",
-        "_config",
-        "_next",
-        "_syncs",
-        "_waiters",
-        "ids",
-        "ready",
-        "waiting",
-        "wants",
-    )
-
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
         self.waiting: dict[int, WaitingMessage] = {}
@@ -357,17 +345,12 @@ class Outgoing:
 class OutgoingBuffer:
     """Own messages by ID, in the order of their sending."""
 
-    __slots__ = ("_config", "by_id")
-
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
         self.by_id: dict[str, Outgoing] = {}
 
     def __len__(self) -> int:
         return len(self.by_id)
-
-    def __contains__(self, message_id: str) -> bool:
-        return message_id in self.by_id
 
     def witness(self, bloom_filter: bytes, message: SdsMessage) -> list[Event]:
         """Compare the messages with a filter and the message that it came with.

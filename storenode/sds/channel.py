@@ -89,7 +89,7 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
-from storenode.sds.log import LogEntry, MessageLog, Rng, draw_salt, history_of
+from storenode.sds.log import SALT_BYTES, LogEntry, MessageLog, Rng, history_of
 from storenode.sds.proofs import content_id, ephemeral_id, sync_id
 from storenode.sds.repair import RepairAnswers, may_answer
 from storenode.sds.schedule import Clock, FilterSchedule, SyncTimer
@@ -113,7 +113,7 @@ class MessageChannel:
     def __init__(self, config: ChannelConfig, now_ms: int, rng: Rng) -> None:
         self.config = config
         self.clock = Clock(now_ms, config.max_clock_ahead_ms)
-        self.log = MessageLog(draw_salt(rng))
+        self.log = MessageLog(bytes(int(rng.uniform(0, 256)) & 0xFF for _ in range(SALT_BYTES)))
         self.claims = IdClaims(self.log.digest)
         self.filter = RollingFilter(config.filter)
         self.outgoing = OutgoingBuffer(config)
@@ -221,7 +221,8 @@ class MessageChannel:
         always = config.filter_every == 1 or not config.name_heads
         shown = self.showing.sync(now_ms, wanted=shows or always)
         sync = self._broadcast(message, BroadcastReason.SYNC, shown=shown)
-        repeats = self.pace.repeats() and not shown and not message.repair_request
+        # It would repeat the last one of the channel.
+        repeats = self.pace.rarer > 1 and not (self.pace.owed or shown or message.repair_request)
         events: list[Event] = [replace(sync, passes=repeats)]
         self.pace.spoke(now_ms, None if shown else history, news=False)
         self._tell_requests(message, events)
@@ -573,8 +574,8 @@ class MessageChannel:
             # A sender that names its own message has not heard that anybody has it.
             known = self.log.recent(entry.message_id)
             if known is not None and known.sender_id != message.sender_id:
-                self.pace.acknowledged(entry.message_id)
-            self.gaps.named(entry.message_id)
+                self.pace.owed.pop(entry.message_id, None)
+            self.gaps.pending.pop(entry.message_id, None)
         if message.bloom_filter is not None:
             self._review(now_ms, message, message.bloom_filter, events)
         if self.config.repair is not None:
@@ -592,7 +593,7 @@ class MessageChannel:
         if not config.filter.reads(bloom_filter):
             self.counts.filters_unreadable += 1
             return
-        self.showing.received(now_ms)
+        self.showing.last_ms = now_ms
         if self.outgoing.by_id:
             events += self.outgoing.witness(bloom_filter, message)
         if config.gap_entries:
@@ -608,7 +609,7 @@ class MessageChannel:
 
     def _reject(self, message: SdsMessage, hint: bytes | None, events: list[Event]) -> None:
         """Report a forged message, once."""
-        if self.claims.is_news(message):
+        if self.claims.is_news(message.message_id, said_by(message)):
             message_id, sender, lamport = message.message_id, message.sender_id, message.lamport
             certain = self.claims.is_certain(message_id)
             content = message.content or b""

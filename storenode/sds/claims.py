@@ -92,8 +92,6 @@ class IdClaims:
         older: digests of the IDs of those before.
     """
 
-    __slots__ = ("_digest", "_reported", "older", "unproven")
-
     def __init__(self, digest: Callable[[str], bytes]) -> None:
         self._digest = digest
         self.unproven: OrderedDict[str, Unproven] = OrderedDict()
@@ -124,17 +122,14 @@ class IdClaims:
         known = self.unproven.get(message_id)
         return known is None or known.own
 
-    def is_news(self, message: SdsMessage) -> bool:
-        """Return True if a forged message was not reported lately."""
-        return self._tell(message.message_id, said_by(message))
-
     def withdraw(self, message_id: str) -> int:
         """Remove the forged message of an ID, and return its clock."""
         forged = self.unproven.pop(message_id)
-        self._tell(message_id, forged)
+        self.is_news(message_id, forged)
         return forged.lamport
 
-    def _tell(self, message_id: str, forged: Unproven) -> bool:
+    def is_news(self, message_id: str, forged: Unproven) -> bool:
+        """Return True if a forged message was not reported lately; now it is."""
         key = message_id, forged.digest
         if key in self._reported:
             return False

@@ -85,8 +85,6 @@ class SdsMessage:
 
     def bare(self) -> Self:
         """Return the message without its sender's state: the filter and the requests."""
-        if self.bloom_filter is None and not self.repair_request:
-            return self
         return replace(self, bloom_filter=None, repair_request=())
 
 

@@ -94,11 +94,6 @@ class GapDetector:
     newest filter proves nothing.
     """
 
-    __slots__ = (
-        *("_compared_ms", "_compares", "_filter", "_grace_ms", "_unread"),
-        *("compared", "incomparable", "peers"),
-    )
-
     def __init__(self, own: RollingFilter, grace_ms: int | None) -> None:
         self._filter = own
         self._compares = grace_ms is not None
@@ -257,11 +252,6 @@ class PeerGaps:
     ``lacking`` has them by participant too; after the longest delay of SDS-R they are offered.
     """
 
-    __slots__ = (
-        *("_below", "_offer_after_ms", "_passed", "_shape", "_window"),
-        *("every_ms", "lacking", "looked_ms", "pending"),
-    )
-
     def __init__(self, config: ChannelConfig) -> None:
         self.every_ms = config.gap_every_ms
         self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
@@ -308,10 +298,6 @@ class PeerGaps:
     def behind(self) -> dict[str, int]:
         """Return how many of the compared messages each participant's filters lack."""
         return {sender_id: len(lacks) for sender_id, lacks in self.lacking.items() if lacks}
-
-    def named(self, message_id: str) -> None:
-        """Record that a history names a message."""
-        self.pending.pop(message_id, None)
 
     def take(self, count: int) -> list[str]:
         """Return IDs for the causal history of the message that is sent now."""

@@ -59,11 +59,6 @@ class LogEntry:
         return self.lamport, self.message_id
 
 
-def draw_salt(rng: Rng) -> bytes:
-    """Return a random salt."""
-    return bytes(int(rng.uniform(0, 256)) & 0xFF for _ in range(SALT_BYTES))
-
-
 class MessageLog:
     """The entries of a log, at least the last ``kept`` that came.
 
@@ -71,8 +66,6 @@ class MessageLog:
         salt: a secret that keeps others from making two IDs with one digest.
         older: digests of the IDs of messages that left memory.
     """
-
-    __slots__ = ("_entries", "_kept", "_keys", "older", "salt")
 
     def __init__(self, salt: bytes, kept: int = KEPT_ENTRIES) -> None:
         self.salt = salt

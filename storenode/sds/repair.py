@@ -64,11 +64,6 @@ class RepairAnswers:
     ``spent`` are the bytes that were sent in this ``epoch``, by who asked. Names are claims.
     """
 
-    __slots__ = (
-        *("_bytes", "_config", "_next_ms", "_own_id"),
-        *("answered", "epoch", "kept", "pending", "requesters", "spent"),
-    )
-
     def __init__(self, config: RepairConfig | None, own_id: str) -> None:
         self._config = config
         self._own_id = own_id

@@ -43,8 +43,6 @@ _RARER: Final = 16
 class Clock:
     """``value`` is the Lamport timestamp of the latest message sent or delivered."""
 
-    __slots__ = ("latest_ms", "max_ahead_ms", "set_back_ms", "value")
-
     def __init__(self, now_ms: int, max_ahead_ms: int) -> None:
         self.value = now_ms
         self.max_ahead_ms = max_ahead_ms
@@ -91,17 +89,6 @@ class SyncTimer:
     ``named_ms``, when our heads were last named.
     """
 
-    __slots__ = (
-        "_config",
-        "active_ms",
-        "limits",
-        "named_ms",
-        "owed",
-        "rarer",
-        "silence",
-        "spoke_ms",
-    )
-
     def __init__(self, now_ms: int, config: ChannelConfig) -> None:
         self._config = config
         self.active_ms = now_ms
@@ -144,10 +131,6 @@ class SyncTimer:
             self.owed.pop(entry.message_id, None)
         self.limits = None
 
-    def repeats(self) -> bool:
-        """Return True if an own sync message would repeat the last one of the channel."""
-        return self.rarer > 1 and not self.owed
-
     def delivered(self, message_id: str, now_ms: int, *, again: bool = False) -> None:
         """Record a delivered message, which no other participant has acknowledged yet.
 
@@ -157,10 +140,6 @@ class SyncTimer:
             self.rarer, self.silence = 1.0, None
         if len(self.owed) < MAX_OWED_IDS:
             self.owed.setdefault(message_id, now_ms)
-
-    def acknowledged(self, message_id: str) -> None:
-        """Record that another's history names a message."""
-        self.owed.pop(message_id, None)
 
     def due_ms(self, rng: Rng) -> float:
         """Return when a sync message is due, if nothing happens until then."""
@@ -188,8 +167,6 @@ class FilterSchedule:
     was one, in running time.
     """
 
-    __slots__ = ("_every", "_every_ms", "due", "last_ms")
-
     def __init__(self, every: int, every_ms: int, now_ms: int) -> None:
         self._every = every
         self._every_ms = every_ms
@@ -203,10 +180,6 @@ class FilterSchedule:
     def sync(self, now_ms: int, *, wanted: bool) -> bool:
         """Return True if a sync message carries it, where it need not be ``wanted``."""
         return self._take(now_ms, wanted=wanted or now_ms - self.last_ms >= self._every_ms)
-
-    def received(self, now_ms: int) -> None:
-        """Record that a participant has shown a filter."""
-        self.last_ms = now_ms
 
     def _take(self, now_ms: int, *, wanted: bool) -> bool:
         if not (wanted or self.due):

@@ -100,7 +100,9 @@ def split(content: bytes, segment_bytes: int, revision: Revision) -> list[bytes]
     Raises:
         ValueError: it needs more segments than receivers accept.
     """
-    part_bytes = _part_bytes(segment_bytes, revision)
+    part_bytes = segment_bytes
+    if revision is Revision.NIM:
+        part_bytes = (segment_bytes - _HEADER_BYTES) // _ALIGNED_BYTES * _ALIGNED_BYTES
     parts = [content[at : at + part_bytes] for at in range(0, len(content), part_bytes)] or [b""]
     if len(parts) > MAX_SEGMENTS or len(content) > MAX_CONTENT_BYTES:
         most = min(part_bytes * MAX_SEGMENTS, MAX_CONTENT_BYTES)
@@ -167,12 +169,6 @@ def join(whole: SegmentSet, parts: Sequence[bytes]) -> bytes | None:
     if whole.length is not None:
         content = content[: whole.length]
     return content if content_hash(content) == whole.content_hash else None
-
-
-def _part_bytes(segment_bytes: int, revision: Revision) -> int:
-    if revision is Revision.PUBLISHED:
-        return segment_bytes
-    return (segment_bytes - _HEADER_BYTES) // _ALIGNED_BYTES * _ALIGNED_BYTES
 
 
 SetName = tuple[str, SegmentSet]

@@ -182,7 +182,12 @@ WITHOUT_STORE = {
         "twice|another place",
     ),
     "forgets who acknowledged": Mutant(
-        edit(ParticipantLedger, "note", '"acknowledged_by", event.sender_id', '"hint", b""'),
+        edit(
+            ParticipantLedger,
+            "note",
+            'self._update(event.message_id, "acknowledged_by", event.sender_id.encode())',
+            "pass",
+        ),
         "has forgotten who acknowledged",
     ),
     "gives up after a restart at once": Mutant(

@@ -218,7 +218,10 @@ class ParticipantLedger:
             "unacknowledged": {
                 key.encode(): self._outgoing_row(key) for key in notes.unacknowledged
             },
-            "lost": {key.encode(): self._lost_row(key) for key in notes.lost},
+            "lost": {
+                key.encode(): {"message_id": key.encode()} if key in self.core.lost else None
+                for key in notes.lost
+            },
         }
         log = list(notes.log.values())
         for row in log:
@@ -312,9 +315,6 @@ class ParticipantLedger:
             "hint": waiting.hint,
             "arrived_ms": waiting.arrived_ms,
         }
-
-    def _lost_row(self, message_id: str) -> Row | None:
-        return {"message_id": message_id.encode()} if message_id in self.core.lost else None
 
     def _outgoing_row(self, message_id: str) -> Row | None:
         outgoing = self.core.outgoing.by_id.get(message_id)

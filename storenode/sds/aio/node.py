@@ -101,7 +101,8 @@ class StoreNode:
     def open(self, route: Route) -> NodeLink:
         """Make a link of one channel; it connects with its first call."""
         known = self._connections.setdefault(asyncio.get_running_loop(), [])
-        connection = next((each for each in known if each.has_room), None)
+        with_room = (each for each in known if each.links < MAX_LINKS_PER_CONNECTION)
+        connection = next(with_room, None)
         if connection is None:
             known.append(connection := _Connection(self, known))
         connection.links += 1
@@ -125,11 +126,6 @@ class _Connection:
         )
         self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         self.publishes = asyncio.Semaphore(MAX_PUBLISHES_AT_ONCE)
-
-    @property
-    def has_room(self) -> bool:
-        """True if another link can use the connection."""
-        return self.links < MAX_LINKS_PER_CONNECTION
 
     async def release(self) -> None:
         """Release a link; close the connection with its last one."""

@@ -151,7 +151,9 @@ class Participant:
         try:
             with suppress(Exception):
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    while self._is_awaited():
+                    while self.ledger.outbox and not self._is_hurried:
+                        if self.feed.node is None and not self._forgets:
+                            break  # a later life with the same state publishes it
                         self.check()
                         await self.hub.changed()
         finally:
@@ -164,11 +166,6 @@ class Participant:
         """Make `leave` wait no longer for what is not published."""
         self._is_hurried = True
         self.hub.stir()
-
-    def _is_awaited(self) -> bool:
-        """Return True while leaving waits for what may still be published."""
-        may_leave = self.feed.node is not None or self._forgets
-        return bool(self.ledger.outbox) and may_leave and not self._is_hurried
 
     async def _end(self) -> None:
         saving, *others = self._tasks

@@ -77,17 +77,14 @@ class OutboxPublisher:
             kept = [item for item in self._volatile if item.reason is not BroadcastReason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
         time_ns = self._participant.clock() if timestamp_ns is None else timestamp_ns
-        outbound = Outbound(sealed, time_ns, self._passes(broadcast))
+        # What was refused for good no node holds: the others may store what is sent again.
+        is_refused = (
+            broadcast.reason is BroadcastReason.RESEND and broadcast.message_id in self._refusals
+        )
+        outbound = Outbound(sealed, time_ns, broadcast.passes and not is_refused)
         own = timestamp_ns is not None
         self._volatile.append(_Item(broadcast.message_id, broadcast.reason, outbound, own))
         self._news.set()
-
-    def _passes(self, broadcast: Broadcast) -> bool:
-        """Return True if no node need store it: one holds what is sent again."""
-        refused = (
-            broadcast.reason is BroadcastReason.RESEND and broadcast.message_id in self._refusals
-        )
-        return broadcast.passes and not refused
 
     async def run(self) -> None:
         """Publish for ever, one request after the other, at one node after the other."""

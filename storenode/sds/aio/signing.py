@@ -71,8 +71,11 @@ class Signing:
         if self._signer is not None:
             sender, lamport = message.sender_id, message.lamport
             covered = canonical(self._channel_id, sender, lamport, message.history, content)
-            valid = _verifies(self._signer, covered, signature, sender)
-            signed = Signed.VALID if valid else Signed.INVALID
+            try:
+                is_valid = self._signer.verify(covered, signature, sender)
+            except Exception:  # noqa: BLE001 - others choose the bytes, which must not stop the channel
+                is_valid = False
+            signed = Signed.VALID if is_valid else Signed.INVALID
         return replace(message, content=content, signature=signature, signed=signed)
 
 
@@ -85,10 +88,3 @@ def unframe(framed: bytes) -> tuple[bytes, bytes]:
     if size > MAX_SIGNATURE_BYTES or size >= end:
         return framed, b""
     return framed[: end - size], framed[end - size : end]
-
-
-def _verifies(signer: Signer, signed: bytes, signature: bytes, sender_id: str) -> bool:
-    try:
-        return bool(signer.verify(signed, signature, sender_id))
-    except Exception:  # noqa: BLE001 - others choose the bytes, which must not stop the channel
-        return False

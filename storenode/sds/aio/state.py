@@ -230,8 +230,10 @@ class SqliteState:
         """
         values: Row = {"committed": committed, "limit": limit}
         where = _BEFORE if after is None else _AFTER
-        key = after or before
-        values |= _END if key is None else _place(key)
+        if (key := after or before) is None:
+            values |= _END
+        else:
+            values |= {"lamport": key[0] - LAMPORT_OFFSET, "message_id": key[1].encode()}
         with self._transaction() as database:
             chosen = database.execute(f"{_PAGE} {where} limit :limit", values)
             found = [dict(row) for row in chosen]
@@ -328,11 +330,6 @@ class StateThread:
     def forget(self, state: SqliteState) -> None:
         """Forget a state that is closed."""
         self._open.pop(state, None)
-
-
-def _place(key: Key) -> Row:
-    """Return the values of a place in the log."""
-    return {"lamport": key[0] - LAMPORT_OFFSET, "message_id": key[1].encode()}
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:

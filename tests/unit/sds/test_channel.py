@@ -254,7 +254,7 @@ def test_one_filter_seen_twice_is_one_witness(kind: bytes | None) -> None:
     assert [event.filters for event in first] == [1]
     again = take(me, packet, packet)
     assert of(Acknowledged, again) == []
-    assert "mine" in me.outgoing
+    assert "mine" in me.outgoing.by_id
     other = take(me, wire("other", seen=["mine", "theirs"]))
     assert [event.message_id for event in of(Acknowledged, other)] == ["mine"]
 

@@ -129,25 +129,18 @@ class Member(Caller):
         world = self.world
         names: list[str | None] = [node.name for node in world.nodes]
         nodes = world.rng.sample(names, len(names)) or [None]
-        joining = Joining(
-            state=SimState(self, life),
-            route=ROUTE,
-            config=self.config,
-            clock=self.clock.unix_ns,
-            rng=world.rng,
-        )
-        transports = [GroupLink(self, life, node) for node in nodes]
-        participant = await Participant.join(joining, None, transports)
-        try:
-            self.note(f"starts with {len(participant.core.log)} messages")
-            with world.judging():
-                world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
-            self._watch(participant.core)
-            self.participant, self._channel = participant, Channel(participant)
-            world.loop.begin(life, self._read(self._channel))
-            await self._leaving.wait()
-        finally:
-            await participant.leave()
+        state, clock = SimState(self, life), self.clock.unix_ns
+        joining = Joining(state=state, route=ROUTE, config=self.config, clock=clock, rng=world.rng)
+        links = [GroupLink(self, life, node) for node in nodes]
+        participant = await Participant.join(joining, None, links)
+        self.note(f"starts with {len(participant.core.log)} messages")
+        with world.judging():
+            world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
+        self._watch(participant.core)
+        self.participant, self._channel = participant, Channel(participant)
+        world.loop.begin(life, self._read(self._channel))
+        await self._leaving.wait()
+        await participant.leave()
         self.participant = None
         world.timeline.after(_QUIET_NS, lambda: self._over(life))
 

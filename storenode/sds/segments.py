@@ -200,11 +200,6 @@ class _Set:
         """The number of candidates."""
         return sum(map(len, self.of_index.values()))
 
-    @property
-    def has_attempts(self) -> bool:
-        """True while choices that are not linked may be tried."""
-        return len(self.tried) - self.linked < MAX_ATTEMPTS
-
     def choices(self, count: int) -> Iterator[tuple[list[_Candidate], bool]]:
         """Yield a candidate for each index, in the order of trying, and whether all are linked."""
         best = [max(self.of_index[index], key=_Candidate.order) for index in range(count)]
@@ -293,7 +288,7 @@ class Reassembly:
                 continue
             if known.linked >= MAX_LINKED_ATTEMPTS:
                 return
-            if is_linked or known.has_attempts:
+            if is_linked or len(known.tried) - known.linked < MAX_ATTEMPTS:
                 known.tried.add(keys)
                 known.linked += is_linked
                 yield keys

@@ -222,7 +222,7 @@ WITH_STORE = {
         "tries (Follow|Publish|Scan)",
     ),
     "forgets its failures as soon as it is connected": Mutant(
-        in_feed("_connected", "self.node =", "self._rotation.worked()\n    self.node ="),
+        in_feed("_follow", "self.node = link", "self.node = self._rotation.worked() or link"),
         "tries (Follow|Scan)",
         40,
     ),

@@ -125,13 +125,10 @@ class ChannelFeed:
         async with aclosing(link.follow(cursor or b"")) as pages:
             async for page in pages:
                 if self.node is None:
-                    self._connected(link)
+                    self.node = link.name
+                    self._participant.tell((Connected(link.name),))
+                    self._participant.trouble("feed", None)
                 await self._read(link, page)
-
-    def _connected(self, link: Link) -> None:
-        self.node = link.name
-        self._participant.tell((Connected(link.name),))
-        self._participant.trouble("feed", None)
 
     async def _read(self, link: Link, page: FeedPage) -> None:
         if page.messages:

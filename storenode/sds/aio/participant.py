@@ -236,7 +236,8 @@ class Participant:
             self.answering.note(some)
             events = self.ledger.note(self.core.receive(self.now_ms(), self._packets(some)))
             self.tell(events)
-            if refused_ns is None and any(_no_room(event) for event in events):
+            refusals = (event.reason for event in events if isinstance(event, Refused))
+            if refused_ns is None and PacketRefusal.BUFFER_FULL in refusals:
                 refused_ns = min(each.timestamp_ns for each in some)
             await asyncio.sleep(0)
         return refused_ns
@@ -392,7 +393,3 @@ class Participant:
             self.saver.fail(error)
             for other in self._tasks:
                 other.cancel()
-
-
-def _no_room(event: object) -> bool:
-    return isinstance(event, Refused) and event.reason is PacketRefusal.BUFFER_FULL

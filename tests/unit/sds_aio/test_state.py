@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.common.errors import ClientClosed
-from storenode.sds.aio.ledger import ParticipantLedger, filter_length, revive
+from storenode.sds.aio.ledger import ParticipantLedger, revive
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import (
     SqliteState,
@@ -27,7 +27,7 @@ from storenode.sds.aio.state import (
     StateError,
     StateTaken,
 )
-from storenode.sds.bloom import FilterShape, RollingFilter
+from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
@@ -200,15 +200,6 @@ def test_a_long_log_is_revived_with_its_old_part_on_disk(
     assert list(again.core.log.entries())[-10:] == newest
     assert all(each.message_id in again.core.log for each in bob.log.entries())
     state.close()
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 10])
-def test_the_length_of_a_filter_follows_from_the_number_of_insertions(capacity: int) -> None:
-    shape = FilterShape(capacity, 0.1)
-    rolling = RollingFilter(shape)
-    for number in range(5 * capacity + 3):
-        assert filter_length(shape, number) == len(rolling)
-        rolling.add(str(number))
 
 
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:

@@ -215,12 +215,7 @@ class IncomingBuffer:
 
     def expired(self, before_ms: int) -> list[str]:
         """Return the IDs that have been missing since before a time, longest first."""
-        found = []
-        for message_id, want in self.wants.items():
-            if want.since_ms >= before_ms:
-                break
-            found.append(message_id)
-        return found
+        return [key for key, want in self.wants.items() if want.since_ms < before_ms]
 
     def prolong(self, since_ms: int) -> None:
         """Count what has been missing for longer as missing since a time."""

@@ -36,7 +36,7 @@ from storenode.sds.limits import (
     MAX_SDS_MESSAGE_BYTES,
     SDS_KEY_BYTES,
 )
-from storenode.sds.proofs import ID_BYTES, joined, message_digest, proves_content
+from storenode.sds.proofs import ID_BYTES, message_digest, proves_content
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
@@ -158,7 +158,9 @@ def sds_key(channel_id: bytes, message_id: bytes) -> bytes:
     The first 128 bits of SHA-256 over both as UTF-8, each after its length as four bytes
     big-endian.
     """
-    return sha256(joined((channel_id, message_id))).digest()[:SDS_KEY_BYTES]
+    lengths = len(channel_id).to_bytes(4), len(message_id).to_bytes(4)
+    preimage = b"%b%b%b%b" % (lengths[0], channel_id, lengths[1], message_id)
+    return sha256(preimage).digest()[:SDS_KEY_BYTES]
 
 
 def encode(

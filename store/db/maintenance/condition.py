@@ -22,8 +22,6 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
-import numpy as np
-from numpy.typing import NDArray
 from psycopg import errors, sql
 
 from store.db.connection import Connection, fetch_rows
@@ -35,7 +33,7 @@ from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import is_pending
 from store.db.summaries.lattices import DAYS, HOURS
 from store.domain.partitioning import Cover
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +286,6 @@ TIMELINE_DAYS: Final = 30
 MAX_SLOTS: Final = 120
 """Parts that the whole history is shown in."""
 
-_COUNT: Final = np.dtype([("start_ns", ">i8"), ("count", ">i8")])
-
 _BEGIN: Final = "set transaction isolation level repeatable read, read only"
 
 
@@ -315,48 +311,29 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     """Return the counts by time, in one snapshot; ``connection`` is not in a transaction."""
     today_ns = now_ns - now_ns % DAY_NS
     start_ns = max(0, today_ns - (TIMELINE_DAYS - 1) * DAY_NS)
-    end_ns = start_ns + TIMELINE_DAYS * DAY_NS
     async with connection.transaction():
         await connection.execute(_BEGIN)
         complete = not await is_pending(connection)
-        days = await _counts(connection, DAYS, 0, MAX_TIMESTAMP_NS)
-        starts, messages = await _counts(connection, HOURS, start_ns, end_ns)
-    counts = _summed((starts - start_ns) // HOUR_NS, messages, 24 * TIMELINE_DAYS)
-    return Timeline(start_ns, counts.tolist(), *_slots(days, today_ns), complete)
+        hours = await _count(connection, HOURS, start_ns, HOUR_NS, 24 * TIMELINE_DAYS)
+        ((first_ns, last_ns),) = await fetch_rows(connection, SQL.buckets.read_day_ends)
+        slots, slot_days = list[tuple[int, int]](), 1
+        if first_ns is None:
+            first_ns = today_ns
+        else:
+            days = (max(last_ns, today_ns) - first_ns) // DAY_NS + 1
+            slot_days = -(-days // MAX_SLOTS)
+            length_ns, number = slot_days * DAY_NS, -(-days // slot_days)
+            slots = await _count(connection, DAYS, first_ns, length_ns, number)
+    counts = [count for count, _ in hours]
+    return Timeline(start_ns, counts, first_ns, slot_days, slots, complete)
 
 
-_Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int) -> _Counts:
-    cursor = await connection.execute(
-        SQL.buckets.read_counts, (level, low_ns, high_ns), binary=True
-    )
-    ((packed,),) = await cursor.fetchall()
-    assert isinstance(packed, bytes)
-    rows = np.frombuffer(packed, _COUNT)
-    return rows["start_ns"].astype(np.int64), rows["count"].astype(np.int64)
-
-
-def _summed(places: NDArray[np.int64], counts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    sums = np.zeros(length, np.int64)
-    np.add.at(sums, places, counts)
-    return sums
-
-
-def _slots(days: _Counts, today_ns: int) -> tuple[int, int, list[tuple[int, int]]]:
-    """Start, days per slot, and the slots from the first day with messages to today or the last."""
-    starts, counts = days
-    if not len(starts):
-        return today_ns, 1, []
-    first_ns, last_ns = int(starts[0]), max(int(starts[-1]), today_ns)
-    length = (last_ns - first_ns) // DAY_NS + 1
-    slot_days = -(-length // MAX_SLOTS)
-    places = (starts - first_ns) // (slot_days * DAY_NS)
-    slots = -(-length // slot_days)
-    messages = _summed(places, counts, slots).tolist()
-    return (
-        first_ns,
-        slot_days,
-        list(zip(messages, np.bincount(places, minlength=slots).tolist(), strict=True)),
-    )
+async def _count(
+    connection: Connection, level: int, start_ns: int, length_ns: int, number: int
+) -> list[tuple[int, int]]:
+    """Return the messages, and the buckets of a level, in slots of time of one length."""
+    slots = [(0, 0)] * number
+    given = {"level": level, "start": start_ns, "length": length_ns, "number": number}
+    for place, *counts in await fetch_rows(connection, SQL.buckets.count_by_slot, given):
+        slots[place] = (counts[0], counts[1])
+    return slots

@@ -50,9 +50,6 @@ _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
 _ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
 _TOPIC_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.topic_columns)
 
-_LAST_CHARACTER: Final = "\U0010ffff"
-_SURROGATES: Final = range(0xD800, 0xE000)
-
 
 def frame_of(message_hash: bytes, body: bytes) -> bytes:
     """Join a frame from a hash and the stored parts."""
@@ -256,22 +253,12 @@ def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
     conditions, parameters = topic_conditions(wanted)
     if wanted.pubsub_topic is None and not wanted.content_topics:
         for column, prefixes in _prefixes(wanted).items():
-            ends = [_end_of_prefix(prefix) for prefix in prefixes]
-            if None not in ends:
+            if all(prefixes):
                 source = SQL.messages.topic_spans.format(column=column)
-                parameters |= {"lows": list(prefixes), "highs": ends}
+                parameters["lows"] = [*prefixes]
     return SQL.messages.match_topics.format(
         source=source, conditions=" and ".join(conditions)
     ), parameters
-
-
-def _end_of_prefix(prefix: str) -> str | None:
-    """Return the first text after all that begin with a prefix, by code points, if there is one."""
-    stem = prefix.rstrip(_LAST_CHARACTER)
-    if not stem:
-        return None
-    following = ord(stem[-1]) + 1
-    return stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
 def topics_clause(topics: TopicKeys) -> str:

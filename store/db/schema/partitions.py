@@ -97,10 +97,6 @@ class PartitionMap:
             each.spans(first_ns, last_ns) for each in self._coarse
         )
 
-    def missing(self, timestamps: Iterable[int]) -> list[int]:
-        """Return the timestamps that lack a partition, ascending and distinct."""
-        return [ts for ts in sorted(set(timestamps)) if not self.covers(ts, ts)]
-
     def coarse_lower(self, ts: int) -> int:
         """Return the lower bound, at least 0, of the partition of ``topics`` for a timestamp.
 
@@ -145,7 +141,7 @@ class PartitionMap:
             await self.refresh(connection)
 
     def _is_ready_for(self, timestamps: Sequence[int]) -> bool:
-        return not self._commits_are_short and not self.missing(timestamps)
+        return not self._commits_are_short and all(self.covers(ts, ts) for ts in set(timestamps))
 
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:

@@ -168,11 +168,17 @@ group by 2 order by 2
 select coalesce(sum(count), 0)::bigint from storenode.buckets
 where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
--- read_counts --
--- Starts and counts of the buckets of a level, joined into one value.
-select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea order by start_ns), ''::bytea)
+-- read_day_ends --
+-- The first and the last day with messages.
+select min(start_ns), max(start_ns) from storenode.buckets where level = 2 and count > 0
+
+-- count_by_slot --
+-- The messages and the buckets of a level in slots of time that follow each other.
+select (start_ns - %(start)b::bigint) / %(length)b::bigint, sum(count)::bigint, count(*)
 from storenode.buckets
-where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
+where level = %(level)b::smallint and count > 0 and start_ns >= %(start)b::bigint
+  and start_ns < %(start)b::bigint + %(number)b::bigint * %(length)b::bigint
+group by 1
 
 -- words --
 -- The columns of an XOR.

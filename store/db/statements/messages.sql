@@ -62,9 +62,11 @@ select distinct key, pubsub_topic, content_topic from storenode.topics where key
 select distinct t.key from {source} where {conditions}
 
 -- topic_spans --
--- Topics whose name lies in a span of names.
-unnest(%(lows)s::text[], %(highs)s::text[]) as span(low, high)
-join storenode.topics t on t.{column} >= span.low and t.{column} < span.high
+-- Topics whose name lies in a span of names, which begins with a prefix: no topic is longer than
+-- 1,024 bytes, which are 256 of the last character.
+unnest(%(lows)s::text[]) as span(low)
+join storenode.topics t
+  on t.{column} >= span.low and t.{column} <= span.low || repeat(chr(1114111), 256)
 
 -- locate_one --
 -- Where a hash may be.

@@ -1,7 +1,7 @@
 """Reading by hash, by time and by ID from Postgres.
 
-The table of hashes is read from its index alone, which holds the first half of a hash and the
-timestamp; the message there has the other half. Recent messages take one statement, older ones two.
+The table of hashes has the first bytes of a hash and its timestamp; the message there has the whole
+hash. Recent messages take one statement, older ones two.
 
 A scan reads a page ahead of the one that its caller is still taking, and holds neither transaction
 nor connection in between. A read for a transfer returns a prefix of what it was asked for: as many

@@ -242,7 +242,7 @@ async def insert_at_once(
     ``unread``: the parameters of the unread events that are added with them.
 
     Raises:
-        AlreadyStoredError: so it is.
+        AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
     new = [part.new for part in parts]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -46,14 +47,13 @@ class _BinaryArrayDumper(BytesBinaryDumper):
 psycopg.adapters.register_dumper(BinaryArray, _BinaryArrayDumper)
 
 
-def _array(type_oid: int, count: int, elements: bytes) -> BinaryArray:
-    return BinaryArray(_HEADER.pack(1, 0, type_oid, count, 1) + elements)
-
-
 def bigints(values: Sequence[int]) -> BinaryArray:
     """Lay out signed 64-bit integers."""
     flat = [item for value in values for item in (8, value)]
-    return _array(BIGINT_OID, len(values), struct.pack(">" + "iq" * len(values), *flat))
+    return BinaryArray(
+        _HEADER.pack(1, 0, BIGINT_OID, len(values), 1)
+        + struct.pack(">" + "iq" * len(values), *flat)
+    )
 
 
 def bigint_column(values: NDArray[np.int64]) -> BinaryArray:
@@ -76,38 +76,30 @@ def _column(
 ) -> BinaryArray:
     laid_out = np.empty(len(values), [("size", ">i4"), ("value", element)])
     laid_out["size"], laid_out["value"] = laid_out.dtype["value"].itemsize, values
-    return _array(type_oid, len(laid_out), laid_out.tobytes())
+    return BinaryArray(_HEADER.pack(1, 0, type_oid, len(values), 1) + laid_out.tobytes())
 
 
-def fixed_bytes(values: Sequence[bytes], size: int) -> BinaryArray:
+def fixed_bytes(values: Sequence[bytes], size: int, type_oid: int = BYTEA_OID) -> BinaryArray:
     """Lay out byte strings that all have ``size`` bytes, such as hashes."""
-    return _fixed(BYTEA_OID, values, size)
-
-
-def uuids(values: Sequence[bytes]) -> BinaryArray:
-    """Lay out 16-byte keys."""
-    return _fixed(UUID_OID, values, _UUID_BYTES)
-
-
-def _fixed(type_oid: int, values: Sequence[bytes], size: int) -> BinaryArray:
     length = _LENGTH.pack(size)
-    return _array(type_oid, len(values), length + length.join(values) if values else b"")
+    body = length + length.join(values) if values else b""
+    return BinaryArray(_HEADER.pack(1, 0, type_oid, len(values), 1) + body)
 
 
-def varied_bytes(values: Sequence[bytes]) -> BinaryArray:
+uuids: Final = partial(fixed_bytes, size=_UUID_BYTES, type_oid=UUID_OID)
+"""Lay out 16-byte keys."""
+
+
+def varied_bytes(values: Sequence[bytes], type_oid: int = BYTEA_OID) -> BinaryArray:
     """Lay out byte strings of any size."""
-    return _varied(BYTEA_OID, values)
+    pack = _LENGTH.pack
+    body = b"".join([part for value in values for part in (pack(len(value)), value)])
+    return BinaryArray(_HEADER.pack(1, 0, type_oid, len(values), 1) + body)
 
 
 def texts(values: Sequence[str]) -> BinaryArray:
     """Lay out texts, which must not hold a NUL."""
-    return _varied(TEXT_OID, [each.encode() for each in values])
-
-
-def _varied(type_oid: int, values: Sequence[bytes]) -> BinaryArray:
-    pack = _LENGTH.pack
-    body = b"".join([part for value in values for part in (pack(len(value)), value)])
-    return _array(type_oid, len(values), body)
+    return varied_bytes([each.encode() for each in values], TEXT_OID)
 
 
 def register(context: AdaptContext) -> None:

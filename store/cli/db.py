@@ -38,7 +38,7 @@ from store.db.maintenance.retention import (
 from store.db.pool import complete_url
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
 from store.db.schema import migrate
-from store.db.summaries.fold import Resummarized, resummarize
+from store.db.summaries.fold import resummarize
 from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Excess, Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve
@@ -48,7 +48,7 @@ from store.runtime.node_files import SeenFiles
 from store.runtime.services import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
-from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.layers import LayeredCommand, option, with_options
 from storenode.cli.options.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
 from storenode.cli.options.units import format_size
 from storenode.message.limits import NS_PER_S
@@ -301,17 +301,20 @@ def sizes(target: Target) -> int:
     return OK
 
 
-_RETENTION = option(
-    "--retention",
-    type=DURATION_OR_OFF,
-    help="Drop partitions whose messages are all older than this.  [default: what the store has"
-    " agreed to]",
-)
-_RETENTION_SIZE = option(
-    "--retention-size",
-    type=SIZE,
-    help="Drop the oldest partitions while the store is larger than this.  [default: what the store"
-    " has agreed to]",
+_LIMITS = with_options(
+    option(
+        "--retention",
+        type=DURATION_OR_OFF,
+        help="Drop partitions whose messages are all older than this.  [default: what the store"
+        " has agreed to]",
+    ),
+    option(
+        "--retention-size",
+        type=SIZE,
+        help="Drop the oldest partitions while the store is larger than this.  [default: what the"
+        " store has agreed to]",
+    ),
+    options_of(NodeConfig, "retention_requires_archive", section="Options"),
 )
 _TRUST_CLOCK = option(
     "--trust-clock",
@@ -335,8 +338,7 @@ async def _given_limits(
 
 
 @db.command("prune", cls=LayeredCommand)
-@_RETENTION
-@_RETENTION_SIZE
+@_LIMITS
 @option(
     "--retention-lock-timeout",
     type=POSITIVE_DURATION,
@@ -344,7 +346,6 @@ async def _given_limits(
     show_default=True,
     help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
 )
-@options_of(NodeConfig, "retention_requires_archive", section="Options")
 @option(
     "--retention-confirm",
     is_flag=True,
@@ -398,9 +399,7 @@ def prune_command(
 
 
 @db.command("retention", cls=LayeredCommand)
-@_RETENTION
-@_RETENTION_SIZE
-@options_of(NodeConfig, "retention_requires_archive", section="Options")
+@_LIMITS
 @option("--apply", is_flag=True, help="Agree to these limits, and drop now what they do not keep.")
 @option(
     "--lower-horizon",
@@ -477,12 +476,8 @@ def resummarize_command(target: Target, first: int | None, end: int | None) -> i
     high = UNBOUNDED_HIGH if end is None else end
     if low >= high:
         raise CliError(USAGE, "--from must be before --to.")
-    progress = _progress()
-
-    async def work(connection: psycopg.AsyncConnection[Any]) -> Resummarized:
-        return await resummarize(connection, Bounds(low, high), progress=progress)
-
-    done = target.run(work)
+    days, progress = Bounds(low, high), _progress()
+    done = target.run(lambda connection: resummarize(connection, days, progress=progress))
     target.print(
         {"days": done.days, "messages": done.messages},
         [f"Summarised {done.messages:,} messages of {done.days:,} days anew."],

@@ -51,20 +51,13 @@ from storenode.common.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 
-_MIB: Final = 1024 * 1024
-
-
-def cache_mib() -> int:
-    """Return the page cache of Postgres: an eighth of the memory, from 128 MiB to 1 GiB.
-
-    Pages that are only in the system's cache cost a scan about as much again.
-    """
-    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MIB
-    return max(128, min(memory_mib // 8, 1024))
-
+_MEMORY_MIB: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024**2
+_CACHE_MIB: Final = max(128, min(_MEMORY_MIB // 8, 1024))
+"""The page cache of Postgres. Pages that are only in the system's cache cost a scan about as much
+again."""
 
 DEFAULTS: Final[Mapping[str, str]] = {
-    "shared_buffers": f"{cache_mib()}MB",
+    "shared_buffers": f"{_CACHE_MIB}MB",
     "max_connections": "60",
     "wal_level": "replica",
     "fsync": "on",

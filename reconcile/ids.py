@@ -80,7 +80,7 @@ class SyncIds:
         if self.hashes.base is _ZEROS:
             return SyncIds.at_times(self.timestamps.take(places))
         digests = None if self.digests is None else self.digests.take(places, 0)
-        return SyncIds(self.timestamps.take(places), from_opaque(self.opaque.take(places)), digests)
+        return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0), digests)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SyncIds):
@@ -265,7 +265,7 @@ def ordered(ids: SyncIds) -> SyncIds:
         ids = ids[timestamps.argsort(kind="stable")]
     same_time = ids.timestamps[1:] == ids.timestamps[:-1]
     after = np.flatnonzero(same_time) + 1
-    if bool(np.all(hashes_less(ids.hashes[after - 1], ids.hashes[after]))):
+    if not len(after) or bool(np.all(hashes_less(ids.hashes[after - 1], ids.hashes[after]))):
         return ids
     tied = np.zeros(len(ids), np.bool_)
     tied[after] = tied[after - 1] = True

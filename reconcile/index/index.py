@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from reconcile import kernel
 from reconcile.ids import (
     END,
-    HASH_WORDS,
     LOWEST,
     Ints,
     SyncId,
@@ -117,31 +116,17 @@ class IndexView:
         """Cut spans into about so many parts of about equal counts."""
         low, high = self._places(spans)
         inner = cuts(self.rows, spans.lower, low, high, parts)
-        ends = np.bincount(inner.spans, minlength=len(spans))
-        ends += 1
-        np.cumsum(ends, out=ends)
-        count = len(spans) + len(inner.spans)
-        targets = np.arange(len(inner.spans)) + inner.spans
-        timestamps = np.empty(count, np.int64)
-        words = np.empty((count, HASH_WORDS), np.uint64)
-        part_high = np.empty(count, np.int64)
-        for at, bounds, places in (
-            (targets, inner.bounds, inner.places),
-            (ends - 1, spans.upper, high),
-        ):
-            timestamps[at] = bounds.timestamps
-            words[at] = bounds.words
-            part_high[at] = places
-        offsets = np.concatenate((np.zeros(1, np.int64), ends))
-        part_low = np.empty(count, np.int64)
+        keys = np.concatenate((2 * inner.spans, 2 * np.arange(len(spans)) + 1))
+        order = keys.argsort(kind="stable")
+        upper = SyncIds.join([inner.bounds, spans.upper]).take(order)
+        part_high = np.concatenate((inner.places, high))[order]
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        np.cumsum(np.bincount(inner.spans, minlength=len(spans)) + 1, out=offsets[1:])
+        part_low = np.empty_like(part_high)
         part_low[1:] = part_high[:-1]
         part_low[offsets[:-1]] = low
-        return SpanParts(
-            offsets,
-            SyncIds(timestamps, words.view(np.uint8)),
-            part_high - part_low,
-            self.rows.fingerprints(part_low, part_high),
-        )
+        prints = self.rows.fingerprints(part_low, part_high)
+        return SpanParts(offsets, upper, part_high - part_low, prints)
 
     def items(self, spans: Spans) -> Items:
         """Return the IDs in spans."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from reconcile.codec.bounds import bridge
 from reconcile.ids import HASH_DTYPE, Ints, SyncIds
 from reconcile.index.rows import IndexRows
+from reconcile.view import chain_spans
 from storenode.message.limits import HASH_BYTES
 
 _TO_AN_EDGE = 2
@@ -142,8 +143,5 @@ def _previous(found: Cuts, lower: SyncIds) -> SyncIds:
     """Return ``(k,)``: the bound before each, of the same span."""
     first = np.ones(len(found.spans), np.bool_)
     first[1:] = found.spans[1:] != found.spans[:-1]
-    previous = found.bounds[np.maximum(np.arange(len(first)) - 1, 0)]
-    spans = found.spans[first]
-    previous.timestamps[first] = lower.timestamps[spans]
-    previous.hashes[first] = lower.hashes[spans]
-    return previous
+    starts = first.nonzero()[0]
+    return chain_spans(lower.take(found.spans[starts]), starts, found.bounds).lower

@@ -7,18 +7,10 @@
 
 #include "reader.h"
 
-static bool count_all(reader_t *from)
+static bool read_all(reader_t *from, bool fills)
 {
     while (left(from))
-        if (!read_range(from, false))
-            return false;
-    return true;
-}
-
-static bool fill_all(reader_t *from)
-{
-    while (left(from))
-        if (!read_range(from, true))
+        if (!read_range(from, fills))
             return false;
     return true;
 }
@@ -51,7 +43,7 @@ PyObject *kernel_survey(PyObject *module, PyObject *const *arguments, Py_ssize_t
         size_argument(arguments[3], &from.most.items) < 0)
         return NULL;
     PyThreadState *state = let_go(left(&from));
-    bool sound = count_all(&from);
+    bool sound = read_all(&from, false);
     take_back(state);
     if (!sound)
         Py_RETURN_NONE;
@@ -81,7 +73,7 @@ PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         fits &= held.rows[i] == held.rows[0];
     if (fits) {
         PyThreadState *state = let_go(left(&from));
-        fits = fill_all(&from);
+        fits = read_all(&from, true);
         take_back(state);
     }
     release(&held);

@@ -204,6 +204,18 @@ static void shorten_piece(filler_t *filler, Py_ssize_t chunk, int64_t from, int6
     }
 }
 
+/* The short IDs between two places, which are not before the ones of the last call. */
+static void shorten_interval(filler_t *filler, Py_ssize_t *chunk, int64_t from, int64_t to,
+                             int64_t next)
+{
+    while (from < to) {
+        go_on(filler->rows, chunk, (Py_ssize_t)from);
+        int64_t end = load(filler->rows->starts, *chunk + 1), behind = to < end ? to : end;
+        shorten_piece(filler, *chunk, from, behind, next);
+        from = behind;
+    }
+}
+
 /* Put what is not yet in it into the table: whole stretches, or all. */
 static void insert_new(filler_t *filler, bool all)
 {
@@ -229,12 +241,7 @@ static bool fill_all(filler_t *filler)
             return false;
         before = to;
         left -= (Py_ssize_t)(to - from);
-        while (from < to) {
-            go_on(rows, &chunk, (Py_ssize_t)from);
-            int64_t end = load(rows->starts, chunk + 1), behind = to < end ? to : end;
-            shorten_piece(filler, chunk, from, behind, next);
-            from = behind;
-        }
+        shorten_interval(filler, &chunk, from, to, next);
         insert_new(filler, false);
     }
     insert_new(filler, true);
@@ -326,12 +333,7 @@ static void sift_all(filler_t *filler, uint8_t *const *to)
         int64_t low = load(held->at[I_LOW], row), high = load(held->at[I_HIGH], row);
         int64_t next = row + 1 < intervals ? load(held->at[I_LOW], row + 1) : rows->length;
         uint64_t *own = filler->out;
-        for (int64_t from = low; from < high;) {
-            go_on(rows, &chunk, (Py_ssize_t)from);
-            int64_t end = load(rows->starts, chunk + 1), behind = high < end ? high : end;
-            shorten_piece(filler, chunk, from, behind, next);
-            from = behind;
-        }
+        shorten_interval(filler, &chunk, low, high, next);
         int64_t apart = load(held->at[I_APART], row);
         Py_ssize_t at = -1;
         if (apart == 1 || apart == -1)

@@ -12,16 +12,7 @@ _NO_HASH = bytes(8 * HASH_WORDS)
 
 def rank(ids: SyncIds, bound: SyncId) -> int:
     """Count the ascending IDs that are before a bound."""
-    timestamp, hash_ = bound
-    low = int(np.searchsorted(ids.timestamps, timestamp))
-    high = int(np.searchsorted(ids.timestamps, timestamp, "right"))
-    while low < high:
-        middle = (low + high) // 2
-        if ids.hashes[middle].tobytes() < hash_:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return int(match(ids, SyncIds.of_bounds([bound])).places[0])
 
 
 def last_cut(ids: SyncIds) -> SyncId:

@@ -122,8 +122,9 @@ class JudgedExchange(shipped.Exchange):
                 cluster=CLUSTER,
                 shards=SHARDS,
                 reconcilable=views,
-                transfer=TransferWork(store, store, process.policy, process.world_env),
-                observer=SimObserver(),
+                transfer=TransferWork(
+                    store, store, process.policy, SimObserver(), process.world_env
+                ),
                 limits=scenario.limits,
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,
@@ -253,6 +254,9 @@ class SimObserver:
     def session_began(self, peer: PeerAddress) -> None:
         """Note nothing of a session that begins."""
 
+    def session_moved(self, report: SessionReport) -> None:
+        """Note nothing of a transfer."""
+
     def session_ended(self, report: SessionReport) -> None:
         """Note nothing of a session that has ended."""
 
@@ -268,11 +272,6 @@ class SimCaller:
         self.node_id = self._connector.node_id
         self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
         """What each look-up has asked its peer for."""
-
-    def connected(self, peer: PeerAddress) -> bool:
-        """Return True: a call finds out."""
-        del peer
-        return True
 
     async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
         """Run a session with a peer."""

@@ -70,14 +70,18 @@ class PeerStates:
         """Note that this node begins a session with a peer."""
         self._known[peer].in_session = True
 
+    def session_moved(self, report: SessionReport) -> None:
+        """Count messages of a transfer."""
+        for labels, count in report.take_moved().items():
+            self._metrics.transfer_messages.labels(*labels).inc(count)
+
     def session_ended(self, report: SessionReport) -> None:
         """Count and log a session of either role; also a caller's is news of a configured peer."""
         metrics, is_done = self._metrics, report.ending is SyncEnding.DONE
         metrics.sync_sessions.labels(report.role.value, str(report.ending)).inc()
         metrics.sync_bytes.labels("sent").inc(report.bytes_sent)
         metrics.sync_bytes.labels("received").inc(report.bytes_received)
-        for direction, outcome, count in report.moved():
-            metrics.transfer_messages.labels(direction, outcome).inc(count)
+        self.session_moved(report)
         metrics.count_intake(Source.TRANSFER.value, report.duplicates, report.rejected())
         if is_done:
             metrics.sync_round_trips.observe(report.round_trips)

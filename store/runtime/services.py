@@ -227,9 +227,9 @@ class NodeParts:
                     reads=TransferReader(self.database),
                     writer=writer,
                     policy=policy,
+                    observer=states,
                     environment=system_environment("store.sync.session", metrics),
                 ),
-                observer=states,
                 transfer_limits=TransferLimits(silence_ns=config.peer_silence),
                 statements=self.statements,
             )

@@ -56,9 +56,6 @@ class PeerCaller(Protocol):
             PeerFailed: the call failed, or the peer does not keep to its rules.
         """
 
-    def connected(self, peer: PeerAddress) -> bool:
-        """Return True while there is a connection to the peer."""
-
     def node_id(self, peer: PeerAddress) -> str:
         """Return the ID of a peer's last answer; until then the configured one, or ""."""
 

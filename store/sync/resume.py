@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from store.domain.admission import Admission
@@ -71,19 +71,22 @@ class ResumeConfig:
     online_interval_s: float = ONLINE_INTERVAL_S
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResumeState:
-    """The progress of the resume at the start; times in Unix nanoseconds."""
+    """The progress of the resume at the start; times in Unix nanoseconds.
 
-    running: bool
-    time_start_ns: int
-    time_end_ns: int
-    reached_ns: int
-    messages: int
-    stored: int
-    error: str
-    peers: tuple[str, ...] = ()
-    """The peers that it came from, as configured."""
+    ``stored``: those of the messages that were new. ``peers``: those that it came from, as
+    configured.
+    """
+
+    running: bool = False
+    time_start_ns: int = 0
+    time_end_ns: int = 0
+    reached_ns: int = 0
+    messages: int = 0
+    stored: int = 0
+    error: str = ""
+    peers: list[str] = field(default_factory=list)
 
 
 class OnlineTimes(Protocol):
@@ -135,29 +138,15 @@ class Resumer:
         self._log = environment.log
         self._proceed = proceed
         self._failed = failed
-        self._is_running = self._is_finished = self._has_proceeded = False
+        self._progress = ResumeState()
+        self._is_finished = self._has_proceeded = False
         self._order: list[PeerAddress] = []
-        self._sources: dict[PeerAddress, None] = {}
-        self._start_ns = self._end_ns = self._reached_ns = self._last_ns = 0
-        self._fetch_ns = self._persisted_ns = 0
-        self._messages = self._new = self._pauses = 0
+        self._last_ns = self._fetch_ns = self._persisted_ns = self._pauses = 0
         self._cursor = b""
-        self._error = ""
 
     def state(self) -> ResumeState | None:
         """Return the state for the node's status; None when there was no gap."""
-        if not self._end_ns:
-            return None
-        return ResumeState(
-            running=self._is_running,
-            time_start_ns=self._start_ns,
-            time_end_ns=self._end_ns,
-            reached_ns=self._reached_ns,
-            messages=self._messages,
-            stored=self._new,
-            error=self._error,
-            peers=tuple(map(str, self._sources)),
-        )
+        return self._progress if self._progress.time_end_ns else None
 
     async def run(self) -> None:
         """Fill the gap, then persist every few seconds that the store is online."""
@@ -181,49 +170,53 @@ class Resumer:
         Raises:
             AssertionError: one is broken.
         """
-        assert self._start_ns <= self._reached_ns <= max(self._start_ns, self._end_ns)
+        progress = self._progress
+        start_ns = progress.time_start_ns
+        assert start_ns <= progress.reached_ns <= max(start_ns, progress.time_end_ns)
         assert not self._order or set(self._order) == set(self._config.peers)
-        assert self._new <= self._messages
+        assert progress.stored <= progress.messages
         assert self._has_proceeded or not self._is_finished
-        assert bool(self._sources) == bool(self._messages)
+        assert bool(progress.peers) == bool(progress.messages)
 
     async def _resume(self) -> None:
-        config, last_ns = self._config, await self._online.last()
+        config, progress, last_ns = self._config, self._progress, await self._online.last()
         now_ns, horizon_ns = self._environment.now_ns(), self._policy().horizon_ns or 0
         if last_ns and now_ns - last_ns >= config.shortest_ns:
-            self._last_ns, self._end_ns = last_ns, now_ns
-            self._start_ns = self._reached_ns = max(0, horizon_ns, last_ns - config.slack_ns)
+            self._last_ns, progress.time_end_ns = last_ns, now_ns
+            progress.time_start_ns = max(0, horizon_ns, last_ns - config.slack_ns)
+            progress.reached_ns = progress.time_start_ns
             self._order = list(config.peers)
             self._environment.random.shuffle(self._order)
-            self._is_running = True
+            progress.running = True
             await self._fetch_all()
-            self._is_running, self._error = False, ""
-            self._reached_ns = self._end_ns
+            progress.running, progress.error = False, ""
+            progress.reached_ns = progress.time_end_ns
             await self._advance()
             self._log.info(
                 "resume_finished",
-                messages=self._messages,
-                stored=self._new,
-                peers=list(map(str, self._sources)),
+                messages=progress.messages,
+                stored=progress.stored,
+                peers=list(progress.peers),
             )
         self._is_finished = True
         self._proceed_once()
 
     async def _fetch_all(self) -> None:
         """Fetch from one peer after the other until the gap is filled."""
-        failures = 0
+        failures, progress = 0, self._progress
         others: list[PeerAddress] | None = None  # still to be asked, after one that came to the end
         while True:
             error = await self._fetch(self._order[0])
             if not error and others is None:
                 others = list(self._order[1:])
             if others is not None:
-                short = bool(error) or 2 * self._reached_ns < self._start_ns + self._end_ns
+                middle_ns = (progress.time_start_ns + progress.time_end_ns) // 2
+                short = bool(error) or progress.reached_ns < middle_ns
                 if not short or not others:
                     return
                 self._turn_to(others.pop(0))
                 continue
-            self._error = error
+            progress.error = error
             failures += 1
             self._turn_to(self._order[1 % len(self._order)])
             if failures % len(self._order) == 0:
@@ -246,13 +239,13 @@ class Resumer:
 
     async def _fetch(self, peer: PeerAddress) -> str:
         """Scan a peer from where the last fetch ended; return the error, empty at the end."""
-        start_ns = self._start_ns if self._cursor else self._reached_ns
+        progress = self._progress
+        start_ns = progress.time_start_ns if self._cursor else progress.reached_ns
         self._fetch_ns = self._environment.steady_ns()
-        self._log.info(
-            "resume_fetching", peer=str(peer), time_start=start_ns, time_end=self._end_ns
-        )
+        end_ns = progress.time_end_ns
+        self._log.info("resume_fetching", peer=str(peer), time_start=start_ns, time_end=end_ns)
         try:
-            pages = self._caller.scan(peer, start_ns, self._end_ns, self._cursor)
+            pages = self._caller.scan(peer, start_ns, end_ns, self._cursor)
             async with aclosing(pages):
                 async for page in pages:
                     await self._take(peer, page)
@@ -273,7 +266,7 @@ class Resumer:
         Raises:
             PeerFailed: what the peer sends is not what it names, or takes too long.
         """
-        messages, environment = page.messages, self._environment
+        messages, environment, progress = page.messages, self._environment, self._progress
         admission = Admission(self._policy(), environment.now_ns(), Source.RESUME)
         for start in range(0, len(messages), ADMITTED_AT_ONCE):
             admission.admit(messages[start : start + ADMITTED_AT_ONCE])
@@ -290,14 +283,14 @@ class Resumer:
         environment.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
-        self._cursor, self._error, self._pauses = page.cursor, "", 0
-        self._messages += len(messages)
-        self._new += counted.stored
-        if messages:
-            self._sources[peer] = None
+        self._cursor, progress.error, self._pauses = page.cursor, "", 0
+        progress.messages += len(messages)
+        progress.stored += counted.stored
+        if messages and str(peer) not in progress.peers:
+            progress.peers.append(str(peer))
         now_ns = environment.steady_ns()
-        if page.reached_ns > self._reached_ns:
-            self._reached_ns = page.reached_ns
+        if page.reached_ns > progress.reached_ns:
+            progress.reached_ns = page.reached_ns
             if now_ns - self._persisted_ns >= _ADVANCE_EVERY_NS:
                 self._persisted_ns = now_ns
                 await self._advance()
@@ -308,7 +301,7 @@ class Resumer:
 
     async def _advance(self) -> None:
         """Persist how far the gap is filled."""
-        reached_ns, last_ns = self._reached_ns, self._last_ns
+        reached_ns, last_ns = self._progress.reached_ns, self._last_ns
         await self._note(reached_ns)
         if 0 < last_ns < reached_ns:
             try:

@@ -120,7 +120,9 @@ CORES = {
         first_seed=66,
     ),
     "leaves a gap": Mutant(
-        in_resume("_advance", "self._reached_ns, self._last_ns", "self._end_ns, self._last_ns"),
+        in_resume(
+            "_advance", "self._progress.reached_ns, self", "self._progress.time_end_ns, self"
+        ),
         "has passed over",
         first_seed=2,
     ),

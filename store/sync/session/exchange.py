@@ -22,6 +22,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
 )
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,7 +87,7 @@ from store.sync.session.registry import (
     Sessions,
     SessionState,
 )
-from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
@@ -122,7 +123,6 @@ class ExchangeWork:
     shards: tuple[int, ...]
     reconcilable: Reconcilable
     transfer: TransferWork
-    observer: SyncObserver
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
@@ -487,14 +487,9 @@ class Exchange:
         times = {int(uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
         return tuple((time_ns, LOWEST[1]) for time_ns in sorted(times))
 
-    @asynccontextmanager
-    async def turn(self, payload_bytes: int) -> AsyncIterator[None]:
-        """Wait for the turn of a payload: large ones are worked on one at a time."""
-        if payload_bytes < LARGE_PAYLOAD_BYTES:
-            yield
-            return
-        async with self._large_turn:
-            yield
+    def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Return the turn of a payload, to wait for: large ones are worked on one at a time."""
+        return self._large_turn if payload_bytes >= LARGE_PAYLOAD_BYTES else nullcontext()
 
     # Statements of coverage
 
@@ -572,7 +567,7 @@ class Exchange:
     def ended(self, report: SessionReport) -> None:
         """Report a session that has ended to the observer."""
         report.finish(self.environment.steady_ns())
-        self.work.observer.session_ended(report)
+        self.work.transfer.observer.session_ended(report)
 
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""

@@ -140,6 +140,7 @@ class Reconciliation:
         self._peer_count: int | None = None
         self._search: Search | None = None
         self._own_sum = b""
+        self._summed: Span | None = None  # the range of the sums
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
@@ -416,7 +417,7 @@ class Reconciliation:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
         agreement.expect(Phase.ANSWER)
         self._own_sum = b""
-        whole = agreement.summed(result)
+        whole = self._summed = agreement.summed(result)
         if whole is None:
             return
         sent = await agreement.view.contents(result.to_send)
@@ -497,13 +498,10 @@ class Reconciliation:
 
     def _concluded(self, result: Result, conflicts: tuple[ContentConflict, ...] = ()) -> Result:
         """Note that both sides are equal but for known conflicts."""
-        self._note_equal(self._whole(result))
+        if self._summed is not None:
+            self._report.keyed_from_ns, self.settled = self._summed[0], [self._summed]
         self.conflicts = conflicts
         return result
-
-    def _note_equal(self, whole: Span | None) -> None:
-        if whole is not None:
-            self._report.keyed_from_ns, self.settled = whole[0], [whole]
 
     def _searched(self, result: Result, search: Search) -> Result:
         """Return what reconciliation and search came to: in settled spans the lists count.
@@ -521,12 +519,11 @@ class Reconciliation:
             raise ProtocolBrokenError(
                 "the peer's sum is not that of the messages that it has listed"
             )
-        whole = self._whole(result)
-        complete = search.complete and whole is not None
+        complete = search.complete and self._summed is not None
         self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
         self.settled = search.settled
         if complete:
-            self._note_equal(whole)
+            self._concluded(result, self.conflicts)
         return replace(
             result,
             to_send=ordered(SyncIds.join([sent, *search.to_send])),
@@ -534,9 +531,6 @@ class Reconciliation:
             rounds=result.rounds + search.rounds,
             truncated=not complete,
         )
-
-    def _whole(self, result: Result) -> Span | None:
-        return None if self.agreement is None else self.agreement.summed(result)
 
 
 def encode_ids(ids: SyncIds) -> bytes:

@@ -120,6 +120,7 @@ class SessionReport:
     ``undelivered`` never came although the peer said that it was done; ``outstanding`` are open.
     ``unsolicited`` messages came without being asked for, ``repeated`` ones twice;
     ``unstored_conflicts`` came that are not stored, since others here have their hashes.
+    ``counted``: what `take_moved` has returned.
     """
 
     role: SyncRole
@@ -174,6 +175,7 @@ class SessionReport:
     repeated: int = 0
     unstored_conflicts: int = 0
     reasons_of_peer: tuple[str, ...] = ()
+    counted: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def differences(self) -> int:
@@ -249,24 +251,27 @@ class SessionReport:
         self.in_sync = self.is_resolved and not self.conflicts
         self.notes = tuple(_notes(self)) if self.compared else ()
 
-    def moved(self) -> Iterator[tuple[str, str, int]]:
-        """Yield the messages of the transfer by direction and outcome, as the metrics have them.
+    def take_moved(self) -> Counter[tuple[str, str]]:
+        """Return the messages that were moved since the last call, by direction and outcome.
 
         Refusals of earlier sessions, of which nothing was sent, do not count.
         """
-        counts = (
-            ("sent", "stored", self.messages_sent),
-            ("sent", "refused", self.refused_by_peer.total() - self.withheld),
-            ("sent", "undelivered", self.missed_by_peer),
-            ("sent", "pruned", self.pruned),
-            ("received", "stored", self.stored),
-            ("received", "duplicate", self.duplicates),
-            ("received", "refused", (self.refused - self.declined).total()),
-            ("received", "unsolicited", self.unsolicited + self.repeated),
-            ("received", "undelivered", self.undelivered),
-            ("received", "conflict", self.unstored_conflicts),
+        moved = Counter(
+            {
+                ("sent", "stored"): self.messages_sent,
+                ("sent", "refused"): self.refused_by_peer.total() - self.withheld,
+                ("sent", "undelivered"): self.missed_by_peer,
+                ("sent", "pruned"): self.pruned,
+                ("received", "stored"): self.stored,
+                ("received", "duplicate"): self.duplicates,
+                ("received", "refused"): (self.refused - self.declined).total(),
+                ("received", "unsolicited"): self.unsolicited + self.repeated,
+                ("received", "undelivered"): self.undelivered,
+                ("received", "conflict"): self.unstored_conflicts,
+            }
         )
-        return (each for each in counts if each[2])
+        news, self.counted = moved - self.counted, moved
+        return news
 
     def rejected(self) -> Counter[str]:
         """Return the messages that came and were not stored, by label."""
@@ -280,6 +285,9 @@ class SyncObserver(Protocol):
 
     def session_began(self, peer: PeerAddress) -> None:
         """Note that this node begins a session with a configured peer."""
+
+    def session_moved(self, report: SessionReport) -> None:
+        """Note that the transfer of a session goes on."""
 
     def session_ended(self, report: SessionReport) -> None:
         """Note that a session of either role ended."""

@@ -64,7 +64,7 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import ContentConflict, SessionReport
+from store.sync.session.report import ContentConflict, SessionReport, SyncObserver
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from store.sync.transfer.receive_half import Receiving
 from store.sync.transfer.send_half import PeerFaultError, Sending
@@ -109,6 +109,7 @@ class TransferWork:
     reads: TransferReads
     writer: Writer
     policy: Callable[[], Policy]
+    observer: SyncObserver
     environment: Environment
 
 
@@ -284,6 +285,7 @@ class Transfer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TRANSFER_TICK_S)
+            self._work.observer.session_moved(self._report)
             if self._goes_on():
                 self._patience.check_time(self._moved())
 

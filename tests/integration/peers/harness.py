@@ -57,6 +57,9 @@ class Observer:
     def session_began(self, peer: PeerAddress) -> None:
         """Note nothing of a session that begins."""
 
+    def session_moved(self, report: SessionReport) -> None:
+        """Note nothing of a transfer."""
+
     def session_ended(self, report: SessionReport) -> None:
         self.sessions.append(report)
         self._queue.put_nowait(report)
@@ -162,6 +165,7 @@ async def peer_node(
             reads,
             services.writer,
             lambda: rules.policy,
+            observer,
             environment,
         )
         exchange = Exchange(
@@ -172,7 +176,6 @@ async def peer_node(
                 shards=shards,
                 reconcilable=reconcilable,
                 transfer=work,
-                observer=observer,
                 limits=limits,
                 transfer_limits=transfer_limits,
                 statements=statements,

@@ -54,7 +54,7 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
         "store-of-a.example",
     )
     assert outcome.bytes_sent > 0
-    assert list(outcome.moved()) == [("sent", "stored", 50), ("received", "stored", 25)]
+    assert outcome.take_moved() == {("sent", "stored"): 50, ("received", "stored"): 25}
     assert second.count("storenode_messages_stored_total", source="transfer") == 50
     assert first.idle()
     assert second.idle()

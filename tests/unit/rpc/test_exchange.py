@@ -45,6 +45,9 @@ class Observer:
     def session_began(self, peer: PeerAddress) -> None:
         raise AssertionError(peer)
 
+    def session_moved(self, report: SessionReport) -> None:
+        raise AssertionError(report)
+
     def session_ended(self, report: SessionReport) -> None:
         assert (report.role, report.node_id, report.store_id) == (SyncRole.RESPONDER, "b", "sb")
         self.reports.append(report)
@@ -60,6 +63,7 @@ class World:
             cast("TransferReads", None),
             cast("Writer", None),
             lambda: Policy(max_drift_ns=None),
+            self.observer,
             system_environment("test", Metrics("1")),
         )
         work = ExchangeWork(
@@ -69,7 +73,6 @@ class World:
             shards=(),
             reconcilable=cast("Reconcilable", None),
             transfer=transfer,
-            observer=self.observer,
             transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
         self.exchange = Exchange(work)

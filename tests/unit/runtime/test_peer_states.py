@@ -123,3 +123,19 @@ def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> Non
         "last_timestamp": 9,
         "hashes": ["01" * 32, "02" * 32],
     }
+
+
+def test_messages_are_counted_while_their_transfer_goes_on() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    report = done(SyncEnding.DONE)
+
+    def stored() -> float | None:
+        labels = {"direction": "received", "outcome": "stored"}
+        return metrics.registry.get_sample_value("storenode_transfer_messages_total", labels)
+
+    for report.stored in (2, 5):
+        book.session_moved(report)
+        assert stored() == report.stored
+    book.session_ended(report)
+    assert stored() == 5

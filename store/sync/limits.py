@@ -45,18 +45,13 @@ STALLED_NS: Final = 10 * NS_PER_S
 SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 """And so does one that reconciles for so long."""
 
-MAX_USEFUL_PEERS: Final = 256
-"""Peers of which is remembered that a session with them has brought or taken messages."""
-
 MAX_NOTED_PEERS: Final = 256
-"""Peers of whose last session is remembered how the next one begins best."""
+"""Peers of which is remembered how the last session ended: how the next one begins best, that it
+has moved messages, or that it found nothing."""
 
 MAX_CONFLICT_PEERS: Final = 64
 MAX_KNOWN_CONFLICTS: Final = 4_096
 """Conflicts with one peer that are remembered, about 200 bytes each."""
-
-MAX_EQUAL_PEERS: Final = 64
-"""Peers of whose last session is known that it found nothing."""
 
 MAX_RECONCILE_S: Final = 600.0
 """One ``Reconcile``, however many frames it takes."""
@@ -199,8 +194,7 @@ MAX_DETAILED_REFUSALS: Final = 1_024
 MAX_REASONS_SHOWN: Final = 8
 """Reasons that a report gives in the words of the peer."""
 
-SESSION_ID_BYTES: Final = 16
-SESSION_ID_CHARS: Final = 2 * SESSION_ID_BYTES
+SESSION_ID_CHARS: Final = 32
 """A session is named by 128 random bits in hexadecimal digits."""
 
 MAX_SESSIONS: Final = 4

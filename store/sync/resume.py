@@ -38,14 +38,15 @@ from store.domain.ports import (
 from store.sync.errors import PeerSilentError, ProtocolBrokenError
 from store.sync.limits import ADMITTED_AT_ONCE, ONLINE_INTERVAL_S
 from store.sync.peers import PeerCaller, ScannedPage
+from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
 SHORTEST_GAP_NS: Final = 15 * NS_PER_S
 """The first reconciliation repairs a shorter gap, where there is one."""
 
-FIRST_PAUSE_NS: Final = 2 * NS_PER_S
-LONGEST_PAUSE_NS: Final = 60 * NS_PER_S
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 60.0
 
 LONGEST_FETCH_NS: Final = 600 * NS_PER_S
 """A fetch that takes longer goes on at the next peer; the only one is asked again."""
@@ -141,7 +142,8 @@ class Resumer:
         self._progress = ResumeState()
         self._is_finished = self._has_proceeded = False
         self._order: list[PeerAddress] = []
-        self._last_ns = self._fetch_ns = self._persisted_ns = self._pauses = 0
+        self._last_ns = self._fetch_ns = self._persisted_ns = 0
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._cursor = b""
 
     def state(self) -> ResumeState | None:
@@ -221,12 +223,9 @@ class Resumer:
             self._turn_to(self._order[1 % len(self._order)])
             if failures % len(self._order) == 0:
                 self._proceed_once()
-                await self._pause()
-
-    async def _pause(self) -> None:
-        pause_ns = min(FIRST_PAUSE_NS << min(self._pauses, 16), LONGEST_PAUSE_NS)
-        self._pauses += 1
-        await asyncio.sleep(pause_ns * self._environment.random.uniform(0.5, 1.0) / NS_PER_S)
+                await asyncio.sleep(
+                    self._backoff.take() * self._environment.random.uniform(0.5, 1.0)
+                )
 
     def _turn_to(self, peer: PeerAddress) -> None:
         """Make this peer the next one; the one that was asked comes last."""
@@ -283,7 +282,8 @@ class Resumer:
         environment.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
-        self._cursor, progress.error, self._pauses = page.cursor, "", 0
+        self._cursor, progress.error = page.cursor, ""
+        self._backoff.reset()
         progress.messages += len(messages)
         progress.stored += counted.stored
         if messages and str(peer) not in progress.peers:

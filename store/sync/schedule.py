@@ -280,17 +280,13 @@ class Synchronizer:
         Raises:
             AssertionError: one is broken.
         """
-        assert self._running <= self._config.max_sessions
+        assert sum(peer.busy for peer in self._peers.values()) <= self._config.max_sessions
         assert len(self._waiting) <= MAX_WAITING
         assert all(len(due.parts) <= MAX_PARTS for due in self._due)
 
     @property
-    def _running(self) -> int:
-        return sum(peer.busy for peer in self._peers.values())
-
-    @property
     def _is_full(self) -> bool:
-        return self._running >= self._config.max_sessions
+        return sum(peer.busy for peer in self._peers.values()) >= self._config.max_sessions
 
     def _window(self, due: _Due | None = None, request: _Request | None = None) -> Window:
         """Return the window of a session that begins now."""

@@ -344,7 +344,7 @@ OTHERS = {
         29,
     ),
     "prunes its index and leaves the floor": Mutant(
-        in_index("_raise_floor", "self._floor_ns = floor_ns", "pass"),
+        in_index("_make_room", "self._floor_ns = max(self._floor_ns, floor_ns)", "pass"),
         f"{LACKS}|{UNEQUAL}",
         first_seed=1,
     ),

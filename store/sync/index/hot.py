@@ -50,16 +50,6 @@ class HotView:
     horizon_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """An index of everything from a floor on, up to a commit."""
-
-    index: Index
-    floor_ns: int
-    place: Place
-    horizon_ns: int
-
-
 class HotIndex:
     """Maintains the index. The feed calls ``commits`` after each read, and ``lost``.
 
@@ -223,15 +213,15 @@ class HotIndex:
 
     async def _warm(self) -> None:
         self._lost.clear()
-        warm = await warm_up(self._stored, self._limits)
+        index, floor_ns, cold = await warm_up(self._stored, self._limits)
         if self._lost.is_set():
             return
-        self._floor_ns, self._place, self._horizon_ns = warm.floor_ns, warm.place, warm.horizon_ns
-        self._index = warm.index
+        self._floor_ns, self._place, self._horizon_ns = floor_ns, cold.place, cold.horizon_ns
+        self._index = index
         self._log.info(
             "index_warm",
-            entries=len(warm.index),
-            floor_ns=warm.floor_ns,
+            entries=len(index),
+            floor_ns=floor_ns,
             compiled=kernel.compiled is not None,
         )
         self._woken.set()
@@ -333,15 +323,11 @@ class HotIndex:
             if self._floor_ns:
                 self._floor_ns = max(self._floor_ns, horizon_ns)
 
-    def _raise_floor(self, index: Index, floor_ns: int) -> None:
-        if floor_ns > self._floor_ns:
-            self._floor_ns = floor_ns
-            index.prune(at(floor_ns))
-
     def _make_room(self, index: Index) -> None:
         if len(index) > self._limits.entries:
-            room = int(FULL_SHARE * self._limits.entries)
-            self._raise_floor(index, _raised_floor(index, room))
+            floor_ns = _raised_floor(index, int(FULL_SHARE * self._limits.entries))
+            self._floor_ns = max(self._floor_ns, floor_ns)
+            index.prune(at(floor_ns))
 
     def _drop(self) -> None:
         self._index = None
@@ -357,8 +343,10 @@ def at(time_ns: int) -> SyncId:
     return time_ns, _NO_HASH
 
 
-async def warm_up(stored: StoredIds, limits: IndexLimits) -> Warm:
+async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, ColdView]:
     """Read everything that is stored, or the newest IDs where that would be too much.
+
+    Return the index, its floor in nanoseconds, and the view that it was read from, now closed.
 
     Raises:
         StoreUnavailable: the database does not serve.
@@ -375,7 +363,7 @@ async def warm_up(stored: StoredIds, limits: IndexLimits) -> Warm:
             assert isinstance(ids, SyncIds)
             if len(ids) < limits.warm_up_ids:
                 await asyncio.to_thread(index.insert, ids)
-                return Warm(index, floor_ns, cold.place, cold.horizon_ns)
+                return index, floor_ns, cold
             lower = last_cut(ids)
             await asyncio.to_thread(index.insert, ids[: rank(ids, lower)])
 

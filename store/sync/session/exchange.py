@@ -67,7 +67,7 @@ from store.sync.limits import (
     MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
     RANDOM_CUTS,
-    SESSION_ID_BYTES,
+    SESSION_ID_CHARS,
     THREADED_ROWS,
     TransferLimits,
 )
@@ -312,7 +312,7 @@ class Exchange:
                     return
                 frame = parse_reconcile(data)
                 del data
-                name = f"{self.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
+                name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
                 session = self.sessions.accept(steady_ns(), caller, name, report)
         except SessionRefusedError as refusal:
             del frame
@@ -687,15 +687,11 @@ class SessionStream:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        self._change_waits(1)
+        self._waits += 1
+        if self._waits == 1:
+            self._session.awaits_ns = self._steady_ns()
         try:
             yield
         finally:
-            self._change_waits(-1)
-
-    def _change_waits(self, by: int) -> None:
-        self._waits += by
-        if not self._waits:
-            self._session.awaits_ns = None
-        elif by < 0 or self._waits == 1:
-            self._session.awaits_ns = self._steady_ns()
+            self._waits -= 1
+            self._session.awaits_ns = self._steady_ns() if self._waits else None

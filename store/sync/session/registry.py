@@ -40,9 +40,8 @@ from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.errors import SessionUnknownError
 from store.sync.limits import (
-    MAX_EQUAL_PEERS,
+    MAX_NOTED_PEERS,
     MAX_SESSIONS,
-    MAX_USEFUL_PEERS,
     RESERVED_SESSIONS,
     SILENCE_NS,
     SLOW_RECONCILE_NS,
@@ -146,10 +145,10 @@ class Sessions:
         self._stop = stop
         self._limit = limit
         self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
-        self._useful = BoundedDict[tuple[str, str], None](MAX_USEFUL_PEERS)
+        self._useful = BoundedDict[tuple[str, str], None](MAX_NOTED_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[PeerSession] = []
-        self._equal = BoundedDict[str, PeerSession](MAX_EQUAL_PEERS)
+        self._equal = BoundedDict[str, PeerSession](MAX_NOTED_PEERS)
 
     def __iter__(self) -> Iterator[PeerSession]:
         """Return the sessions under way."""
@@ -279,7 +278,7 @@ class Sessions:
         assert len(nodes) == len(set(nodes)), "two sessions with one node"
         assert len(stores) == len(set(stores)), "two sessions with one store"
         assert self._node_id not in nodes
-        assert len(self._equal) <= MAX_EQUAL_PEERS
+        assert len(self._equal) <= MAX_NOTED_PEERS
         assert self._store_id not in stores
 
     def _admit(self, now_ns: int, session: PeerSession, replaced: list[PeerSession]) -> PeerSession:

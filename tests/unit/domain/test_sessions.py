@@ -9,7 +9,7 @@ from reconcile.ids import SyncIds
 from store.domain.places import Caller
 from store.sync.errors import SessionUnknownError
 from store.sync.limits import (
-    MAX_EQUAL_PEERS,
+    MAX_NOTED_PEERS,
     SLOW_RECONCILE_NS,
     STALLED_NS,
     WAIT_PATIENCE_NS,
@@ -380,7 +380,7 @@ def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -
     assert not found("a", "1"), "of each peer the last one is known"
     assert found("a", "2", NOW + MINUTE_NS - 1)
     assert not found("a", "2")
-    for number in range(MAX_EQUAL_PEERS + 1):
+    for number in range(MAX_NOTED_PEERS + 1):
         node = f"node-{number}"
         sessions.reconciled(NOW, came(sessions, node, "3"), NONE, NONE)
         sessions.check()

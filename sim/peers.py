@@ -254,7 +254,7 @@ class SimObserver:
     def session_began(self, peer: PeerAddress) -> None:
         """Note nothing of a session that begins."""
 
-    def session_moved(self, report: SessionReport) -> None:
+    def session_progressed(self, report: SessionReport) -> None:
         """Note nothing of a transfer."""
 
     def session_ended(self, report: SessionReport) -> None:

@@ -70,18 +70,19 @@ class PeerStates:
         """Note that this node begins a session with a peer."""
         self._known[peer].in_session = True
 
-    def session_moved(self, report: SessionReport) -> None:
-        """Count messages of a transfer."""
-        for labels, count in report.take_moved().items():
-            self._metrics.transfer_messages.labels(*labels).inc(count)
+    def session_progressed(self, report: SessionReport) -> None:
+        """Count the bytes and messages that have moved."""
+        for (direction, what), count in report.take_progress().items():
+            if what == "bytes":
+                self._metrics.sync_bytes.labels(direction).inc(count)
+            else:
+                self._metrics.transfer_messages.labels(direction, what).inc(count)
 
     def session_ended(self, report: SessionReport) -> None:
         """Count and log a session of either role; also a caller's is news of a configured peer."""
         metrics, is_done = self._metrics, report.ending is SyncEnding.DONE
         metrics.sync_sessions.labels(report.role.value, str(report.ending)).inc()
-        metrics.sync_bytes.labels("sent").inc(report.bytes_sent)
-        metrics.sync_bytes.labels("received").inc(report.bytes_received)
-        self.session_moved(report)
+        self.session_progressed(report)
         metrics.count_intake(Source.TRANSFER.value, report.duplicates, report.rejected())
         if is_done:
             metrics.sync_round_trips.observe(report.round_trips)

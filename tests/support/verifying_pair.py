@@ -23,7 +23,7 @@ from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import Reconciliation, asked_range
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.report import SessionReport, SyncObserver, SyncRole
 from store.sync.session.sum_search import ConflictMemory
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
@@ -143,6 +143,11 @@ class _Stream:
         await self._outbox.put(None)
 
 
+class _Observer:
+    def session_progressed(self, report: SessionReport) -> None:
+        """Note nothing of a session."""
+
+
 async def reconcile(
     initiator: Side, responder: Side, window: tuple[SyncId, SyncId] = EVERYTHING
 ) -> None:
@@ -199,6 +204,7 @@ def _verifying(
         stream,
         view,
         side.report,
+        observer=cast("SyncObserver", _Observer()),
         silence_s=5.0,
         turn=_no_turn,
         agreement=agreement,

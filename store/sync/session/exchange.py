@@ -440,6 +440,7 @@ class Exchange:
             stream,
             view,
             report,
+            observer=work.transfer.observer,
             silence_s=work.silence_s,
             turn=self.turn,
             agreement=self._agreement(role, view, report),

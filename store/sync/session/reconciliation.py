@@ -59,7 +59,7 @@ from store.sync.limits import (
 )
 from store.sync.peers import FrameStream
 from store.sync.session.agreement import Agreement, Phase
-from store.sync.session.report import ContentConflict, SessionReport
+from store.sync.session.report import ContentConflict, SessionReport, SyncObserver
 from store.sync.session.sum_search import NO_CONFLICTS, KnownConflicts, Search, has_spans
 from storenode.message.limits import HASH_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
@@ -99,6 +99,7 @@ class Reconciliation:
         view: OpenView | None,
         report: SessionReport,
         *,
+        observer: SyncObserver,
         silence_s: float,
         turn: Turns,
         agreement: Agreement | None,
@@ -126,6 +127,7 @@ class Reconciliation:
         self.session_id = session_id
         self.session = Session(role, config)
         self._stream = stream
+        self._observer = observer
         self._silence_s = silence_s
         self._turn = turn
         self._report = report
@@ -219,6 +221,7 @@ class Reconciliation:
         )
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
         self._report.bytes_sent += reconcile_bytes(frame)
+        self._observer.session_progressed(self._report)
 
     async def _next(self) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
@@ -234,6 +237,7 @@ class Reconciliation:
         if self._received is None:
             self._peer_count = _count(frame)
         self._report.bytes_received += reconcile_bytes(frame)
+        self._observer.session_progressed(self._report)
         self._received = frame
         if self.agreement is not None:
             self._extension = self.agreement.receive(frame)

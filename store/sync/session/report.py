@@ -120,7 +120,7 @@ class SessionReport:
     ``undelivered`` never came although the peer said that it was done; ``outstanding`` are open.
     ``unsolicited`` messages came without being asked for, ``repeated`` ones twice;
     ``unstored_conflicts`` came that are not stored, since others here have their hashes.
-    ``counted``: what `take_moved` has returned.
+    ``counted``: what `take_progress` has returned.
     """
 
     role: SyncRole
@@ -251,13 +251,16 @@ class SessionReport:
         self.in_sync = self.is_resolved and not self.conflicts
         self.notes = tuple(_notes(self)) if self.compared else ()
 
-    def take_moved(self) -> Counter[tuple[str, str]]:
-        """Return the messages that were moved since the last call, by direction and outcome.
+    def take_progress(self) -> Counter[tuple[str, str]]:
+        """Return what has moved since the last call, by direction.
 
-        Refusals of earlier sessions, of which nothing was sent, do not count.
+        That are "bytes" of reconciliation payloads, and messages by their outcome. Refusals of
+        earlier sessions, of which nothing was sent, do not count.
         """
         moved = Counter(
             {
+                ("sent", "bytes"): self.bytes_sent,
+                ("received", "bytes"): self.bytes_received,
                 ("sent", "stored"): self.messages_sent,
                 ("sent", "refused"): self.refused_by_peer.total() - self.withheld,
                 ("sent", "undelivered"): self.missed_by_peer,
@@ -286,8 +289,8 @@ class SyncObserver(Protocol):
     def session_began(self, peer: PeerAddress) -> None:
         """Note that this node begins a session with a configured peer."""
 
-    def session_moved(self, report: SessionReport) -> None:
-        """Note that the transfer of a session goes on."""
+    def session_progressed(self, report: SessionReport) -> None:
+        """Note that a session has exchanged frames."""
 
     def session_ended(self, report: SessionReport) -> None:
         """Note that a session of either role ended."""

@@ -285,7 +285,7 @@ class Transfer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TRANSFER_TICK_S)
-            self._work.observer.session_moved(self._report)
+            self._work.observer.session_progressed(self._report)
             if self._goes_on():
                 self._patience.check_time(self._moved())
 

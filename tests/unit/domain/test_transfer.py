@@ -60,7 +60,7 @@ async def test_both_sides_end_with_everything(
         assert [frame.session_id for frame in side.sent if frame.session_id] == [SESSION]
         assert side.sent[0].session_id == SESSION
         expected = Counter({("sent", "stored"): sent, ("received", "stored"): received})
-        assert report.take_moved() == +expected
+        assert report.take_progress() == +expected
         if not sent + received:
             assert side.sent == [TransferFrame(session_id=SESSION, done=True)]
 

@@ -256,7 +256,7 @@ class Side:
         if self.peer is not None:
             self.peer.inbox.put_nowait(None)
 
-    def session_moved(self, report: SessionReport) -> None:
+    def session_progressed(self, report: SessionReport) -> None:
         """Check the report that the metrics are made from."""
         assert report is self.report
 

@@ -45,7 +45,7 @@ class Observer:
     def session_began(self, peer: PeerAddress) -> None:
         raise AssertionError(peer)
 
-    def session_moved(self, report: SessionReport) -> None:
+    def session_progressed(self, report: SessionReport) -> None:
         raise AssertionError(report)
 
     def session_ended(self, report: SessionReport) -> None:

@@ -135,7 +135,7 @@ def test_messages_are_counted_while_their_transfer_goes_on() -> None:
         return metrics.registry.get_sample_value("storenode_transfer_messages_total", labels)
 
     for report.stored in (2, 5):
-        book.session_moved(report)
+        book.session_progressed(report)
         assert stored() == report.stored
     book.session_ended(report)
     assert stored() == 5

@@ -12,7 +12,7 @@ from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.peer_calls import PeerConnector
 from store.sync.schedule import PeerState
-from store.sync.session.report import Hidden, SessionReport, SyncEnding, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.sync")
@@ -91,7 +91,14 @@ class PeerStates:
             metrics.sync_modes.labels("compact" if report.compact else "base").inc()
         if report.hidden is not None:
             metrics.sync_hidden_differences.inc(report.hidden.count)
-            _write_hidden(report.node_id, report.hidden)
+            _LOG.error(
+                "fingerprint_forged",
+                peer=report.node_id,
+                differences=report.hidden.count,
+                first_timestamp=report.hidden.first_ns,
+                last_timestamp=report.hidden.last_ns,
+                hashes=[digest.hex() for digest in report.hidden.hashes],
+            )
         for each in report.shown_conflicts:
             _LOG.warning(
                 "content_conflict",
@@ -126,8 +133,7 @@ class PeerStates:
         if report.ending is not SyncEnding.ABORTED:
             known.last = report
         if report.ending in _DONE:
-            known.failures = 0
-            known.last_error = ""
+            known.failures, known.last_error = 0, ""
         else:
             known.failures += report.ending is not SyncEnding.UNAVAILABLE
             known.last_error = report.error
@@ -155,17 +161,6 @@ def _differences_left(report: SessionReport) -> int:
         return 0
     moved = report.messages_received + report.messages_sent
     return report.conflicts + max(0, report.differences - moved)
-
-
-def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
-    _LOG.error(
-        "fingerprint_forged",
-        peer=peer_node_id,
-        differences=hidden.count,
-        first_timestamp=hidden.first_ns,
-        last_timestamp=hidden.last_ns,
-        hashes=[digest.hex() for digest in hidden.hashes],
-    )
 
 
 def _write(report: SessionReport) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -143,11 +144,6 @@ class _Stream:
         await self._outbox.put(None)
 
 
-class _Observer:
-    def session_progressed(self, report: SessionReport) -> None:
-        """Note nothing of a session."""
-
-
 async def reconcile(
     initiator: Side, responder: Side, window: tuple[SyncId, SyncId] = EVERYTHING
 ) -> None:
@@ -204,7 +200,7 @@ def _verifying(
         stream,
         view,
         side.report,
-        observer=cast("SyncObserver", _Observer()),
+        observer=cast("SyncObserver", SimpleNamespace(session_progressed=lambda _: None)),
         silence_s=5.0,
         turn=_no_turn,
         agreement=agreement,

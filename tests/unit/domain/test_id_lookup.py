@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,8 +20,3 @@ def test_every_hash_is_found_at_its_place(stored: list[bytes], wanted: list[byte
     lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(stored)))
     found = lookup.find(hash_column(wanted)).tolist()
     assert found == [stored.index(digest) if digest in stored else -1 for digest in wanted]
-
-
-def test_hashes_have_one_size() -> None:
-    with pytest.raises(ValueError, match="32 bytes"):
-        hash_column([bytes(32), bytes(31)])

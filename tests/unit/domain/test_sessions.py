@@ -28,12 +28,13 @@ NOW = 10**18
 MINUTE_NS = 60 * 10**9
 IDS = SyncIds.of([(5, bytes(32))])
 NONE = SyncIds.empty()
+ABORTED, BUSY = RefusalKind.ABORTED, RefusalKind.BUSY
 
 
 class _Registry(Sessions):
-    """A registry that keeps the sessions which gave way."""
+    """The registry of a node in the middle of the alphabet; ``stopped``: sessions that gave way."""
 
-    def __init__(self, node_id: str, store_id: str) -> None:
+    def __init__(self, node_id: str = "m", store_id: str = "store-m") -> None:
         self.stopped: list[PeerSession] = []
         super().__init__(node_id, store_id, self.stopped.append)
 
@@ -48,11 +49,6 @@ class _Registry(Sessions):
     def accept_from(self, now_ns: int, caller: Caller, session_id: str) -> PeerSession:
         """Open a session that a peer begins."""
         return self.accept(now_ns, caller, session_id, SessionReport(SyncRole.RESPONDER, now_ns))
-
-
-def registry(node_id: str = "m", store_id: str = "store-m") -> _Registry:
-    """Return a node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
-    return _Registry(node_id, store_id)
 
 
 def refused(attempt: Callable[[], object]) -> RefusalKind:
@@ -139,12 +135,12 @@ OLD: dict[str, Make] = {
     ],
 )
 def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) -> None:
-    sessions = registry()
+    sessions = _Registry()
     before = OLD[old](sessions, node)
     state = before.state
     caller = Caller(node, f"store-{node}")
     if wins == "old":
-        assert refused(lambda: sessions.accept_from(NOW, caller, "2")) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.accept_from(NOW, caller, "2")) is ABORTED
         assert list(sessions) == [before]
         assert before.state is state
     else:
@@ -159,16 +155,13 @@ def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) 
 @pytest.mark.parametrize("old", OLD)
 @pytest.mark.parametrize("node", ["a", "z"])
 def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) -> None:
-    sessions = registry()
+    sessions = _Registry()
     before = OLD[old](sessions, node)
     if before.node_id:
-        assert refused(lambda: sessions.begin_with(NOW, "elsewhere:1", node)) is RefusalKind.ABORTED
-        assert (
-            refused(lambda: sessions.begin_with(NOW, "b:1", "b", f"store-{node}"))
-            is RefusalKind.ABORTED
-        )
+        assert refused(lambda: sessions.begin_with(NOW, "elsewhere:1", node)) is ABORTED
+        assert refused(lambda: sessions.begin_with(NOW, "b:1", "b", f"store-{node}")) is ABORTED
     if before.own:
-        assert refused(lambda: sessions.begin_with(NOW, f"{node}:1")) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.begin_with(NOW, f"{node}:1")) is ABORTED
     assert list(sessions) == [before]
 
 
@@ -184,12 +177,12 @@ def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) 
     ],
 )
 def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, wins: str) -> None:
-    sessions = registry()
+    sessions = _Registry()
     before = OLD[old](sessions, node)
     new = sessions.begin_with(NOW, "another-address:1")
     store = f"store-{node}"
     if wins == "old":
-        assert refused(lambda: sessions.identify(NOW, new, node, store)) is RefusalKind.ABORTED
+        assert refused(lambda: sessions.identify(NOW, new, node, store)) is ABORTED
         assert new.state is SessionState.ENDED
         assert list(sessions) == [before]
     else:
@@ -200,27 +193,21 @@ def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, win
 
 
 def test_a_session_that_gave_way_is_refused_when_its_callee_answers() -> None:
-    sessions = registry()
+    sessions = _Registry()
     own = called(sessions, "a")
     came(sessions, "a")
-    assert refused(lambda: sessions.identify(NOW, own, "a", "store-a")) is RefusalKind.ABORTED
+    assert refused(lambda: sessions.identify(NOW, own, "a", "store-a")) is ABORTED
     assert len(sessions) == 1
 
 
 def test_all_nodes_of_a_store_are_one_peer() -> None:
-    sessions = registry()
+    sessions = _Registry()
     first = sessions.accept_from(NOW, Caller("a1", "shared"), "1")
-    assert (
-        refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2"))
-        is RefusalKind.ABORTED
-    )
-    assert refused(lambda: sessions.begin_with(NOW, "x:1", "a2", "shared")) is RefusalKind.ABORTED
+    assert refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2")) is ABORTED
+    assert refused(lambda: sessions.begin_with(NOW, "x:1", "a2", "shared")) is ABORTED
     sessions.reconciled(NOW, first, IDS, NONE)
     # Another node takes no other node's place.
-    assert (
-        refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2"))
-        is RefusalKind.ABORTED
-    )
+    assert refused(lambda: sessions.accept_from(NOW, Caller("a2", "shared"), "2")) is ABORTED
     sessions.accept_from(NOW, Caller("a1", "shared"), "3")
     assert sessions.stopped == [first]
 
@@ -230,7 +217,7 @@ def test_all_nodes_of_a_store_are_one_peer() -> None:
     [("m", "store-x", RefusalKind.SELF), ("x", "store-m", RefusalKind.SAME_STORE)],
 )
 def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: RefusalKind) -> None:
-    sessions = registry()
+    sessions = _Registry()
     assert refused(lambda: sessions.accept_from(NOW, Caller(node, store), "1")) is kind
     assert refused(lambda: sessions.begin_with(NOW, "x:1", node, store)) is kind
     own = called(sessions, "x", known=False)
@@ -239,14 +226,14 @@ def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: R
 
 
 def test_a_node_has_four_sessions_at_most() -> None:
-    sessions = registry()
+    sessions = _Registry()
     for node in ("a", "b"):
         called(sessions, node)
     third = came(sessions, "c")
     fourth = came(sessions, "d", "4")
     with pytest.raises(SessionRefusedError, match="4 sessions are under way of 4; retry later"):
         sessions.accept_from(NOW, Caller("e", "store-e"), "5")
-    assert refused(lambda: sessions.begin_with(NOW, "e:1")) is RefusalKind.BUSY
+    assert refused(lambda: sessions.begin_with(NOW, "e:1")) is BUSY
     # One that takes another's place needs no room.
     sessions.reconciled(NOW, fourth, IDS, IDS)
     assert came(sessions, "d", "6") is not fourth
@@ -265,7 +252,7 @@ def strange(
 
 
 def test_callers_that_never_transfer_keep_no_other_out() -> None:
-    sessions = registry()
+    sessions = _Registry()
     for number in range(20):
         session = strange(sessions, f"invented-{number}", now_ns=NOW + number)
         sessions.reconciled(NOW + number, session, IDS, NONE)
@@ -280,17 +267,17 @@ def test_callers_that_never_transfer_keep_no_other_out() -> None:
 
 
 def test_a_place_is_kept_for_what_this_node_begins() -> None:
-    sessions = registry()
+    sessions = _Registry()
     for node in ("b", "c", "d"):
         strange(sessions, node)
-    assert refused(lambda: strange(sessions, "e")) is RefusalKind.BUSY
+    assert refused(lambda: strange(sessions, "e")) is BUSY
     called(sessions, "f")
     sessions.check()
 
 
 @pytest.mark.parametrize("state", [SessionState.RECONCILING, SessionState.TRANSFERRING])
 def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
-    sessions = registry()
+    sessions = _Registry()
     stored = [strange(sessions, node) for node in ("b", "c", "d")]
     if state is SessionState.TRANSFERRING:
         for each in stored:
@@ -300,39 +287,36 @@ def test_a_session_whose_peer_stalls_gives_way(state: SessionState) -> None:
         each.awaits_ns = NOW
     stored[0].awaits_ns = NOW + 1
     stored[1].awaits_ns = None
-    assert refused(lambda: strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is RefusalKind.BUSY
+    assert refused(lambda: strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is BUSY
     strange(sessions, "e", now_ns=NOW + STALLED_NS)
     assert sessions.stopped == [stored[2]]
 
 
 def test_a_reconciliation_that_drips_gives_way_too() -> None:
-    sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
+    sessions, now_ns = _Registry(), NOW + SLOW_RECONCILE_NS
     stored = [strange(sessions, node) for node in ("b", "c", "d")]
     for each in stored:
         each.awaits_ns = now_ns
-    assert refused(lambda: strange(sessions, "e", now_ns=now_ns - 1)) is RefusalKind.BUSY
+    assert refused(lambda: strange(sessions, "e", now_ns=now_ns - 1)) is BUSY
     strange(sessions, "e", now_ns=now_ns)
 
 
 def test_a_peer_that_was_useful_may_wait_for_a_while() -> None:
-    sessions = registry()
+    sessions = _Registry()
     for node in ("b", "c", "d"):
         session = strange(sessions, node)
         sessions.useful(session)
         sessions.reconciled(NOW, session, IDS, NONE)
-    assert (
-        refused(lambda: strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1))
-        is RefusalKind.BUSY
-    )
+    assert refused(lambda: strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1)) is BUSY
     strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS)
 
 
 def test_who_takes_the_name_of_a_peer_is_not_in_its_way_for_long() -> None:
-    sessions = registry()
+    sessions = _Registry()
     session = strange(sessions, "a")
     sessions.reconciled(NOW, session, IDS, NONE)
     later_ns = NOW + WAIT_PATIENCE_NS
-    assert refused(lambda: sessions.begin_with(later_ns - 1, "a:1", "a")) is RefusalKind.ABORTED
+    assert refused(lambda: sessions.begin_with(later_ns - 1, "a:1", "a")) is ABORTED
     unknown = sessions.begin_with(NOW, "a:1")
     sessions.identify(later_ns, unknown, "a", "store-a")
     assert sessions.stopped == [session]
@@ -343,7 +327,7 @@ def test_who_takes_the_name_of_a_peer_is_not_in_its_way_for_long() -> None:
 
 
 def test_a_session_belongs_to_one_peer_and_one_transfer() -> None:
-    sessions = registry()
+    sessions = _Registry()
     session = waiting(sessions, "a")
     for node, session_id in (("b", "1"), ("a", "2"), ("a", "")):
         assert is_unknown(sessions, node, session_id)
@@ -354,14 +338,14 @@ def test_a_session_belongs_to_one_peer_and_one_transfer() -> None:
 
 @pytest.mark.parametrize("old", [called, came, transferring, claimed])
 def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
-    sessions = registry()
+    sessions = _Registry()
     old(sessions, "a")
     assert is_unknown(sessions, "a", "1")
 
 
 @pytest.mark.parametrize("old", [called, came])
 def test_a_session_that_found_nothing_ends(old: Make) -> None:
-    sessions = registry()
+    sessions = _Registry()
     session = old(sessions, "a")
     sessions.reconciled(NOW, session, NONE, NONE)
     assert session.state is SessionState.ENDED
@@ -369,7 +353,7 @@ def test_a_session_that_found_nothing_ends(old: Make) -> None:
 
 
 def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -> None:
-    sessions = registry()
+    sessions = _Registry()
 
     def found(node: str, name: str, now_ns: int = NOW) -> bool:
         return not is_unknown(sessions, node, name, now_ns)
@@ -392,7 +376,7 @@ def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -
 @pytest.mark.parametrize("old", ["own", "own, unknown", "ready", "own transfer", "reconciling"])
 @pytest.mark.parametrize("ended", [False, True])
 def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: bool) -> None:
-    sessions = registry()
+    sessions = _Registry()
     session = OLD[old](sessions, "a")
     if ended:
         sessions.end(session)

@@ -126,16 +126,9 @@ def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> Non
 
 
 def test_messages_are_counted_while_their_transfer_goes_on() -> None:
-    metrics = Metrics("1.0")
-    book = PeerStates((PEER,), metrics, lambda: 1)
-    report = done(SyncEnding.DONE)
-
-    def stored() -> float | None:
-        labels = {"direction": "received", "outcome": "stored"}
-        return metrics.registry.get_sample_value("storenode_transfer_messages_total", labels)
-
+    metrics, report = Metrics("1.0"), done(SyncEnding.DONE)
+    book, labels = PeerStates((PEER,), metrics, lambda: 1), {"direction": "received"}
     for report.stored in (2, 5):
         book.session_progressed(report)
-        assert stored() == report.stored
-    book.session_ended(report)
-    assert stored() == 5
+        stored = metrics.transfer_messages.labels(**labels, outcome="stored")
+        assert stored._value.get() == report.stored

@@ -14,8 +14,6 @@ from reconcile.codec.ranges import Payload, RangeKind, Ranges
 from reconcile.ids import LOWEST
 from storenode.message.varint import varint
 
-_LAST_KIND = RangeKind.ITEM_SET
-
 
 def encode(payload: Payload) -> bytes:
     """Return the bytes of a payload; none if it has no ranges.
@@ -28,9 +26,8 @@ def encode(payload: Payload) -> bytes:
     if not len(ranges):
         return b""
     head = encode_head(payload.cluster, payload.shards)
-    _check_shape(ranges)
     written: bytes | None = None
-    if kernel.compiled is not None:
+    if kernel.compiled is not None and _are_aligned(ranges):
         written = kernel.compiled.encode(
             head,
             ranges.upper.timestamps,
@@ -42,7 +39,10 @@ def encode(payload: Payload) -> bytes:
             ranges.items.timestamps,
             ranges.items.hashes,
         )
-    return head + _encode_records(ranges) if written is None else written
+    if written is None:
+        _check_shape(ranges)
+        written = head + _encode_records(ranges)
+    return written
 
 
 def encode_head(cluster: int, shards: tuple[int, ...]) -> bytes:
@@ -54,11 +54,15 @@ def encode_head(cluster: int, shards: tuple[int, ...]) -> bytes:
     return b"".join(map(varint, (cluster, len(shards), *shards)))
 
 
+def _are_aligned(ranges: Ranges) -> bool:
+    sizes = len(ranges.upper), len(ranges.fingerprints), len(ranges.counts), len(ranges.reconciled)
+    return sizes == (len(ranges),) * 4
+
+
 def _check_shape(ranges: Ranges) -> None:
     kinds, counts = ranges.kinds, ranges.counts
-    columns = ranges.upper, ranges.fingerprints, counts, ranges.reconciled
-    fit = all(len(column) == len(ranges) for column in columns) and kinds.max() <= _LAST_KIND
-    fit = fit and counts.min() >= 0 and not counts[kinds != _LAST_KIND].any()
+    fit = _are_aligned(ranges) and kinds.max() <= RangeKind.ITEM_SET
+    fit = fit and counts.min() >= 0 and not counts[kinds != RangeKind.ITEM_SET].any()
     if not fit or counts.sum() != len(ranges.items):
         raise ValueError(
             f"{len(ranges)} ranges of {counts.sum()} items come with {len(ranges.items)} items, or"

@@ -133,15 +133,11 @@ def _first_difference(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Ints
 
 def _bridged(rows: IndexRows, found: Cuts, lower: SyncIds) -> Cuts:
     """Put bounds between those that cannot follow each other directly."""
-    sources, bounds = bridge(_previous(found, lower), found.bounds)
-    if len(sources) == len(found.spans):
-        return found
-    return Cuts(found.spans[sources], bounds, rows.ranks(bounds))
-
-
-def _previous(found: Cuts, lower: SyncIds) -> SyncIds:
-    """Return ``(k,)``: the bound before each, of the same span."""
     first = np.ones(len(found.spans), np.bool_)
     first[1:] = found.spans[1:] != found.spans[:-1]
     starts = first.nonzero()[0]
-    return chain_spans(lower.take(found.spans[starts]), starts, found.bounds).lower
+    previous = chain_spans(lower.take(found.spans[starts]), starts, found.bounds).lower
+    sources, bounds = bridge(previous, found.bounds)
+    if len(sources) == len(found.spans):
+        return found
+    return Cuts(found.spans[sources], bounds, rows.ranks(bounds))

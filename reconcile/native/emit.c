@@ -92,7 +92,7 @@ static uint8_t *put_range(uint8_t *at, writer_t *writer, Py_ssize_t row)
     const columns *from = writer->from;
     uint8_t kind = from->at[E_KINDS][row];
     at = put_bound(at, writer, row);
-    if (!at || kind > ITEM_SET)
+    if (!at || kind > ITEM_SET || (kind != ITEM_SET && load(from->at[E_COUNTS], row)))
         return NULL;
     *at++ = kind;
     if (kind == ITEM_SET)

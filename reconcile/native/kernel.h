@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 22
+#define KERNEL_VERSION 23
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -79,8 +79,7 @@ PyObject *call(const char *name, PyObject *const *arguments, Py_ssize_t given, b
                     work_##name);                                                                 \
     }
 
-#define INDEXED true
-#define ALONE false
+enum { ALONE, INDEXED };
 
 /* None, or NULL. */
 static inline PyObject *none_if(bool fits)

@@ -443,6 +443,7 @@ class DatabaseWriter:
                 if not is_missing_partition(error) or not await patience.wait():
                     raise
                 await self._refresh_partitions(error)
+                group.stored = -1
             except (psycopg.Error, PoolTimeout) as error:
                 if group.parts:
                     self._require_writable()

@@ -39,6 +39,7 @@ BENCHMARKS: Final = (
     "lines",
     "nats",
     "groups",
+    "idle",
     "pipeline",
 )
 

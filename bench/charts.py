@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,13 +173,21 @@ def svg(chart: Chart) -> str:
         file = io.StringIO()
         metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         draw(chart).savefig(file, format="svg", metadata=metadata | {"Title": chart.title})
-    head, start, rest = file.getvalue().partition("<defs>")
     schemes = [
         "".join(f"--{name}: {colour[scheme]}; " for name, *colour in _COLOURS.values())
         for scheme in (0, 1)
     ]
     style = ":root {{ {} }} @media (prefers-color-scheme: dark) {{ :root {{ {} }} }}"
-    text = f"{head}<style>{style.format(*schemes)}</style>\n {start}{rest}"
+    # Without the addresses of schemas, which nothing in the file needs.
+    text = re.sub(
+        r"<metadata>.*?</metadata>| xmlns:xlink=\S+|(?<= )xlink:",
+        "",
+        file.getvalue(),
+        flags=re.DOTALL,
+    )
+    text = text[text.index("<svg") :].replace(
+        "<defs>", f"<style>{style.format(*schemes)}</style>\n <defs>", 1
+    )
     for placeholder, (name, *_) in _COLOURS.items():
         text = text.replace(placeholder, f"var(--{name})")
     return "\n".join(map(str.rstrip, text.splitlines())) + "\n"

@@ -189,7 +189,7 @@ async def _interruptible(session: Coroutine[Any, Any, int]) -> int:
     return await session
 
 
-def _token(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> str | None:
+def _token(path: Path | None) -> str | None:
     if path is None:
         return None
     named = f"The file {path} of --token-file"
@@ -213,12 +213,7 @@ _file_option = functools.partial(
     connection_option, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE"
 )
 _credential_options = with_options(
-    _file_option(
-        "--token-file",
-        "token",
-        callback=_token,
-        help="File with this client's token; needs TLS beyond loopback.",
-    ),
+    _file_option("--token-file", help="File with this client's token; needs TLS beyond loopback."),
     _file_option(
         "--tls-ca", help="Connect with TLS and trust the certificate authorities in this PEM file."
     ),
@@ -235,6 +230,7 @@ def with_credentials(function: Command) -> Command:
     @functools.wraps(function)
     def run(
         *,
+        token_file: Path | None,
         tls_ca: Path | None,
         tls_cert: Path | None,
         tls_key: Path | None,
@@ -245,7 +241,8 @@ def with_credentials(function: Command) -> Command:
         identity = TlsIdentity(
             _pem("--tls-ca", tls_ca), _pem("--tls-cert", tls_cert), _pem("--tls-key", tls_key)
         )
-        return function(tls=None if identity == TlsIdentity() else identity, **own)
+        tls = None if identity == TlsIdentity() else identity
+        return function(token=_token(token_file), tls=tls, **own)
 
     return _credential_options(run)
 

@@ -17,14 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from store.domain.hub import (
-    MAX_QUEUED_BYTES,
-    MAX_QUEUED_COMMITS,
-    Commit,
-    Hub,
-    Place,
-    Subscriber,
-)
+from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, Commit, Hub, Place, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from store.messages.frames import presence
 from storenode.message.topics import topic_key

@@ -8,12 +8,7 @@ import pytest
 from reconcile.ids import SyncIds
 from store.domain.places import Caller
 from store.sync.errors import SessionUnknownError
-from store.sync.limits import (
-    MAX_NOTED_PEERS,
-    SLOW_RECONCILE_NS,
-    STALLED_NS,
-    WAIT_PATIENCE_NS,
-)
+from store.sync.limits import MAX_NOTED_PEERS, SLOW_RECONCILE_NS, STALLED_NS, WAIT_PATIENCE_NS
 from store.sync.session.registry import (
     PeerSession,
     RefusalKind,

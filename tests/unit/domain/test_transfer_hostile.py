@@ -18,12 +18,7 @@ from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
 from store.sync.errors import TransferFault
-from store.sync.limits import (
-    CALLER_GRACE_NS,
-    SILENCE_NS,
-    TRANSFER_TICK_S,
-    TransferLimits,
-)
+from store.sync.limits import CALLER_GRACE_NS, SILENCE_NS, TRANSFER_TICK_S, TransferLimits
 from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer import policy_memory
 from store.sync.transfer.policy_memory import PolicyMemory

@@ -16,12 +16,7 @@ from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.links import TcpLink, WebSocketLink
 from store.gateway.multistream import ByteReader, negotiate, propose
-from store.gateway.wire import (
-    MAX_VARINT_BYTES,
-    decode_varint,
-    delimited,
-    fields,
-)
+from store.gateway.wire import MAX_VARINT_BYTES, decode_varint, delimited, fields
 from storenode.message.varint import varint
 
 GREETING = delimited(b"/multistream/1.0.0\n")

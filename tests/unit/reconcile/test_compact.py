@@ -10,22 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.compact.frames import TableFrame, decode
-from reconcile.compact.keys import (
-    BIT_BALANCES,
-    NONCE_BYTES,
-    SessionKeys,
-    ShortKey,
-    balance_bits,
-)
+from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, SessionKeys, ShortKey, balance_bits
 from reconcile.compact.session import CompactResult, FallBack
-from reconcile.compact.table import (
-    NOWHERE,
-    SEVERAL,
-    ShortIdTable,
-    TableShape,
-    find,
-    shape_for,
-)
+from reconcile.compact.table import NOWHERE, SEVERAL, ShortIdTable, TableShape, find, shape_for
 from reconcile.ids import SyncId, SyncIds, Words
 from reconcile.index import Index, IndexView
 from tests.support.compact_pair import Joined, compact_pair, reconcile_compactly

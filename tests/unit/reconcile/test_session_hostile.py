@@ -15,14 +15,7 @@ from reconcile.session import Result
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from tests.support.naive_view import NaiveView
-from tests.support.reconcile_pair import (
-    EVERYTHING,
-    Node,
-    initiator,
-    join,
-    responder,
-    some_ids,
-)
+from tests.support.reconcile_pair import EVERYTHING, Node, initiator, join, responder, some_ids
 from tests.support.spec_peer import FINGERPRINT, ITEM_SET, SKIP, Range, SpecPeer, read, xor
 
 A: SyncId = (10, b"\x0a" * 32)

@@ -10,14 +10,7 @@ from reconcile.ids import LOWEST, SyncId
 from reconcile.session import PayloadFrame as Received
 from reconcile.session import Result
 from tests.support.naive_view import NaiveView
-from tests.support.reconcile_pair import (
-    EVERYTHING,
-    Node,
-    initiator,
-    responder,
-    some_ids,
-    two_sets,
-)
+from tests.support.reconcile_pair import EVERYTHING, Node, initiator, responder, some_ids, two_sets
 from tests.support.spec_peer import ITEM_SET, SKIP, Id, Range, SpecPeer
 
 

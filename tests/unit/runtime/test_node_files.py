@@ -8,12 +8,7 @@ import pytest
 
 from store.db.primary import SeenState
 from store.runtime.errors import WrongConfigurationError
-from store.runtime.node_files import (
-    MAX_FILE_BYTES,
-    NODE_ID_FILE,
-    SeenFiles,
-    kept_node_id,
-)
+from store.runtime.node_files import MAX_FILE_BYTES, NODE_ID_FILE, SeenFiles, kept_node_id
 
 STORE = bytes(range(16))
 SEEN = SeenState(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))

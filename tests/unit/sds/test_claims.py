@@ -10,13 +10,7 @@ import pytest
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
-from storenode.sds.events import (
-    Forged,
-    Message,
-    PacketRefusal,
-    Refused,
-    Withdrawn,
-)
+from storenode.sds.events import Forged, Message, PacketRefusal, Refused, Withdrawn
 from storenode.sds.log import MessageLog
 from storenode.sds.proofs import content_id
 from tests.unit.sds.worlds import (

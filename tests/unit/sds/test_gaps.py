@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from storenode.sds.bloom import FilterShape, RollingFilter, filter_of
 from storenode.sds.events import Behind, Broadcast, BroadcastReason, CaughtUp, Event
 from storenode.sds.gaps import MAX_SEARCHES
-from storenode.sds.limits import (
-    MAX_BEHIND_PEERS,
-    MAX_COMPARED_PEERS,
-    MAX_EXPLAINED_IDS,
-)
+from storenode.sds.limits import MAX_BEHIND_PEERS, MAX_COMPARED_PEERS, MAX_EXPLAINED_IDS
 from tests.unit.sds.worlds import NOW, SMALL, channel, later, make_rng, of, take, wire
 
 TINY = FilterShape(40, 1e-6)

@@ -16,10 +16,7 @@ from storenode.sds.codec import (
     encode_older,
 )
 from storenode.sds.events import Broadcast, Lost, Missing, Packet, PacketRefusal, Refused
-from storenode.sds.limits import (
-    MAX_LOST_IDS,
-    MAX_WAITING_SYNCS,
-)
+from storenode.sds.limits import MAX_LOST_IDS, MAX_WAITING_SYNCS
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,

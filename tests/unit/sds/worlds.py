@@ -7,13 +7,7 @@ from typing import Any, TypeVar
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
-from storenode.sds.codec import (
-    Entry,
-    SdsMessage,
-    decode_message,
-    encode_message,
-    encode_older,
-)
+from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message, encode_older
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Event, Message, Packet, Recall
 from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES

@@ -6,7 +6,6 @@ has its own background and follows the reader's light or dark setting.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import tomllib
@@ -17,6 +16,8 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from store.pipeline.report.charts import to_svg
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
@@ -170,26 +171,17 @@ def _mark(ax: Axes, chart: Chart, pitch: float) -> None:
 def svg(chart: Chart) -> str:
     """Render a chart as the text of an SVG file."""
     with mpl.rc_context(_STYLE):
-        file = io.StringIO()
-        metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw(chart).savefig(file, format="svg", metadata=metadata | {"Title": chart.title})
+        names = {name: placeholder for placeholder, (name, *_) in _COLOURS.items()}
+        text = to_svg(draw(chart), names)
     schemes = [
         "".join(f"--{name}: {colour[scheme]}; " for name, *colour in _COLOURS.values())
         for scheme in (0, 1)
     ]
     style = ":root {{ {} }} @media (prefers-color-scheme: dark) {{ :root {{ {} }} }}"
-    # Without the addresses of schemas, which nothing in the file needs.
-    text = re.sub(
-        r"<metadata>.*?</metadata>| xmlns:xlink=\S+|(?<= )xlink:",
-        "",
-        file.getvalue(),
-        flags=re.DOTALL,
-    )
-    text = text[text.index("<svg") :].replace(
-        "<defs>", f"<style>{style.format(*schemes)}</style>\n <defs>", 1
-    )
-    for placeholder, (name, *_) in _COLOURS.items():
-        text = text.replace(placeholder, f"var(--{name})")
+    head = f"<title>{chart.title}</title>\n <style>{style.format(*schemes)}</style>"
+    text = text.replace("<defs>", f"{head}\n <defs>", 1)
+    # Without the address of a schema, which nothing in the file needs.
+    text = re.sub(r" xmlns:xlink=\S+|(?<= )xlink:", "", text)
     return "\n".join(map(str.rstrip, text.splitlines())) + "\n"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -59,10 +59,11 @@ def draw_steps(traffic: Figures) -> str:
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
         ax.yaxis.grid(visible=True)
-        file = io.StringIO()
-        metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-    return _inline(file.getvalue(), f"Messages over time; the most in one step are {max(values):,}")
+        svg = to_svg(figure, _COLOURS, transparent=True)
+    svg = re.sub(r"<style.*?</style>|<defs>\s*</defs>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s(?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
+    title = f"Messages over time; the most in one step are {max(values):,}"
+    return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()
 
 
 def _times(times_ns: Sequence[int]) -> list[float]:
@@ -71,13 +72,12 @@ def _times(times_ns: Sequence[int]) -> list[float]:
     return [float(each) for each in date2num(moments)]  # type: ignore[no-untyped-call]
 
 
-def _inline(svg: str, title: str) -> str:
-    """Return an SVG document as an element of a page, with the colours of the page."""
-    text = svg[svg.index("<svg") :]
-    text = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL
-    )
-    text = re.sub(r'\s(?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", text, count=5)
-    for variable, colour in _COLOURS.items():
+def to_svg(figure: Figure, colours: Mapping[str, str], *, transparent: bool = False) -> str:
+    """Return a figure as an SVG element, with variables of CSS, by name, in place of colours."""
+    file = io.StringIO()
+    metadata: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=transparent, metadata=metadata)
+    text = re.sub(r"(?s)\A.*?(?=<svg)|<metadata>.*?</metadata>", "", file.getvalue())
+    for variable, colour in colours.items():
         text = text.replace(colour, f"var(--{variable})")
-    return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()
+    return text

@@ -160,17 +160,17 @@ class Subscriber:
         """Join what waits, up to ``max_bytes`` but at least one delivery."""
         if not self.queue:
             return None
-        frames: list[bytes] = []
-        count = size = 0
-        while self.queue and (not frames or size + len(self.queue[0].frames) <= max_bytes):
+        taken: list[Delivery] = []
+        size = 0
+        while self.queue and (not taken or size + len(self.queue[0].frames) <= max_bytes):
             delivery = self.queue.popleft()
             self.everything.drop(delivery.frames)
-            frames.append(delivery.frames)
-            count += delivery.count
+            taken.append(delivery)
             size += len(delivery.frames)
-            self.place = max(self.place, delivery.place)
         self.queued_bytes -= size
-        return Delivery(b"".join(frames), count, self.place)
+        self.place = max(self.place, taken[-1].place)
+        frames = b"".join([each.frames for each in taken])  # of one, the same object
+        return Delivery(frames, sum(each.count for each in taken), self.place)
 
 
 class Hub:

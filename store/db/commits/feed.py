@@ -381,7 +381,7 @@ class DatabaseFeed:
         self, request: FollowRequest, place: Place
     ) -> AsyncGenerator[Delivery, None]:
         """Subscribe to the hub, yield nothing once, then what arrives until the follower lags."""
-        ready = asyncio.Event()
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
         subscriber = Subscriber(
             request.filter,
             request.include_data,
@@ -389,24 +389,32 @@ class DatabaseFeed:
             wake=ready.set,
             most_bytes=min(self._page_bytes, MAX_QUEUED_BYTES),
         )
+        is_due = False  # an idle page: one timer, since a timeout for each wait costs more
+
+        def wake() -> None:
+            nonlocal is_due
+            is_due = True
+            ready.set()
+
         self._hub.subscribe(subscriber)
+        timer = loop.call_later(IDLE_PAGE_S, wake)
         try:
             yield Delivery(b"", 0, place)
             while not subscriber.lagging:
                 delivery = subscriber.take(self._page_bytes)
                 if delivery is not None:
                     yield delivery
-                    continue
-                try:
-                    async with asyncio.timeout(IDLE_PAGE_S):
-                        await ready.wait()
+                elif not is_due:
+                    await ready.wait()
                     ready.clear()
-                except TimeoutError:
+                else:
+                    is_due, timer = False, loop.call_later(IDLE_PAGE_S, wake)
                     head = self._hub.place_of(subscriber)
-                    if not subscriber.queue and head > subscriber.place and not subscriber.lagging:
+                    if head > subscriber.place:
                         subscriber.place = head
                         yield Delivery(b"", 0, head)
         finally:
+            timer.cancel()
             self._hub.unsubscribe(subscriber)
 
     async def _begin(self, request: FollowRequest, outlet: Outlet) -> FeedPosition:

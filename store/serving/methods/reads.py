@@ -176,8 +176,12 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         node.followed.reserve(size, call.client.name),
         node.metrics.followers.track_inprogress(),
     ):
+        cursors, last = services.cursors, None
         async for page in services.feed.follow(wanted, call.sender):
-            yield follow_page(page.frames, services.cursors.seal(page.cursor), live=page.live)
+            is_commit = page.live and page.count and page.cursor != last
+            last = page.cursor
+            sealed = (cursors.seal_shared if is_commit else cursors.seal)(last)
+            yield follow_page(page.frames, sealed, live=page.live)
 
 
 async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:

@@ -5,36 +5,20 @@ brings; inside a call also `request_id`. Standard output is not for logs: a node
 line there. Warnings and errors pass a `FloodGate`, so that bad input cannot flood the log.
 """
 
-import contextlib
+from __future__ import annotations
+
+import json
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, TextIO, cast
+from datetime import UTC, datetime
+from functools import partialmethod
+from typing import Any, Final, TextIO
 
 from storenode.message.text import printable
-
-
-@contextlib.contextmanager
-def _hidden(package: str) -> Iterator[None]:
-    """Let imports in the block find a package missing, which they use where it is installed."""
-    imported = sys.modules.get(package)
-    sys.modules[package] = None  # type: ignore[assignment]  # what marks a missing one
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-        if imported is not None:
-            sys.modules[package] = imported
-
-
-# For tracebacks that no log here has; it takes as long to import as Postgres to start.
-with _hidden("rich"):
-    import structlog
-    from structlog.contextvars import bind_contextvars, merge_contextvars
-    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 LOG_BURST_EVENTS: Final = 20
 """Warnings and errors of one kind that are written per interval; the rest is counted."""
@@ -49,13 +33,14 @@ MAX_LOG_TEXT_CHARS: Final = 2_000
 
 MAX_TRACEBACK_CHARS: Final = 20_000
 
-Logger = FilteringBoundLogger
-
 _SECRET_FIELDS = frozenset(
     {"authorization", "database_url", "password", "private_key", "token", "url"}
 )
 _GRPC_NO_UTF8 = "Invalid encoding on"
 _NO_UTF8 = "a caller has sent metadata that are no UTF-8"
+
+_COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
+_PLAIN: Final = "\x1b[0m"
 
 OTHER_KINDS = "other events"
 """The kind that stands for all beyond MAX_LOG_KINDS."""
@@ -128,13 +113,50 @@ class FloodGate:
 _gate = FloodGate()
 _gate_lock = threading.Lock()
 
-request_context = bind_contextvars
-"""Bind fields, such as `request_id`, to all that the current task logs; returns reset tokens."""
+_request: ContextVar[dict[str, object]] = ContextVar("request", default={})  # noqa: B039 - never changed
+_threshold = logging.INFO
+
+
+def request_context(**fields: object) -> None:
+    """Add fields, such as `request_id`, to all that the current task logs from now on."""
+    _request.set(fields)
+
+
+class Logger:
+    """A logger of events with fields, whose lines carry its component.
+
+    `debug`, `info`, `warning` and `error` take the event's name, and the fields as keywords;
+    ``exc_info`` is an exception whose traceback is written. `exception` writes that of the present
+    one.
+    """
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def _log(self, level: int, event: str, exc_info: object = None, **fields: object) -> None:
+        if level < _threshold:
+            return
+        error = sys.exception() if exc_info is True else exc_info
+        record = {
+            "name": self._component,
+            "levelno": level,
+            "levelname": logging.getLevelName(level),
+            "msg": event,
+            "exc_info": error and (type(error), error, getattr(error, "__traceback__", None)),
+            "fields": fields,
+        }
+        logging.getLogger().handle(logging.makeLogRecord(record))
+
+    debug = partialmethod(_log, logging.DEBUG)
+    info = partialmethod(_log, logging.INFO)
+    warning = partialmethod(_log, logging.WARNING)
+    error = partialmethod(_log, logging.ERROR)
+    exception = partialmethod(_log, logging.ERROR, exc_info=True)
 
 
 def get_logger(name: str) -> Logger:
     """Return a logger whose lines carry `component=name`; cheap enough for module level."""
-    return cast("Logger", structlog.get_logger(component=name))
+    return Logger(name)
 
 
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
@@ -143,18 +165,20 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     `log_format` is `text` or `json`, `level` one of the standard library's, such as `info`. What
     an earlier log held back does not count for this one.
     """
+    global _threshold  # noqa: PLW0603 - the log of the process
+    _threshold = logging.getLevelNamesMapping()[level.upper()]
     with _gate_lock:
         _gate.clear()
-    out = _Unbreakable(sys.stderr if stream is None else stream)
-    threshold = logging.getLevelNamesMapping()[level.upper()]
-    ending = [*_ending(log_format), _renderer(log_format, out)]
-    structlog.configure(
-        processors=[*_shared(), *ending],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", out)),
-        cache_logger_on_first_use=False,
-    )
-    _configure_libraries(threshold, ending, out)
+    handler = _Handler(sys.stderr if stream is None else stream)
+    is_terminal = handler.stream.isatty()
+    handler.setFormatter(_Json() if log_format == "json" else _Text(colored=is_terminal))
+    handler.addFilter(_stop_floods)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # What libraries tell at lower levels describes their own workings.
+    root.setLevel(max(_threshold, logging.WARNING))
+    # Its pools report each of their attempts; `database_away` and `database_back` say it once.
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
 def write_suppressed() -> None:
@@ -171,126 +195,77 @@ def suppressed_total() -> int:
     return _gate.total
 
 
-def _shared() -> list[Processor]:
-    return [
-        merge_contextvars,
-        structlog.processors.add_log_level,
-        _stop_floods,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream, and goes on where that is impossible."""
+
+    def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 - as in `logging`
+        """Ignore the error: a log that cannot be written must not stop a node."""
 
 
-def _ending(log_format: str) -> list[Processor]:
-    usual: list[Processor] = [structlog.processors.format_exc_info, _hide_secrets, _cut_long_texts]
-    return [*usual, _escape_unquoted] if log_format == "text" else usual
+def _stop_floods(record: logging.LogRecord) -> bool:
+    """Return True if a record is written: warnings and errors have to pass the flood gate.
+
+    gRPC reports metadata that are no UTF-8 by an error with a traceback and their text, which a
+    caller has chosen and which may be a token: a warning without it takes its place.
+    """
+    if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_NO_UTF8):
+        record.msg, record.args, record.exc_info = _NO_UTF8, (), None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    if record.levelno < logging.WARNING:
+        return True
+    fields: dict[str, object] | None = getattr(record, "fields", None)
+    kind = record.msg if fields is not None else f"{record.name}: {record.msg}"
+    with _gate_lock:
+        missed = _gate.admit(kind[:MAX_LOG_TEXT_CHARS], time.monotonic())
+    if missed and fields is not None:
+        fields["suppressed"] = missed
+    return missed is not None
 
 
-class _Unbreakable:
-    """A stream on which writing never fails: a log that cannot be written must not stop a node."""
+class _Json(logging.Formatter):
+    """Formats a record as one line of JSON."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(self.fields_of(record), default=str)
 
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            return self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-
-def _renderer(log_format: str, out: _Unbreakable) -> Processor:
-    if log_format == "json":
-        return structlog.processors.JSONRenderer(default=str)
-    return structlog.dev.ConsoleRenderer(
-        colors=out.isatty(),
-        exception_formatter=structlog.dev.plain_traceback,
-        # Quoted, a text of a remote side can neither begin a new line nor speak to a terminal.
-        repr_native_str=True,
-    )
+    def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return all fields of a record, without secrets, and with long texts cut."""
+        moment = datetime.fromtimestamp(record.created, UTC).replace(tzinfo=None)
+        fields: dict[str, Any] = {
+            "timestamp": f"{moment.isoformat(timespec='microseconds')}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            "component": record.name,
+            **_request.get(),
+            **getattr(record, "fields", {}),
+        }
+        for name in _SECRET_FIELDS & fields.keys():
+            fields[name] = "(hidden)"
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            fields["exception"] = self.formatException(record.exc_info)
+        for name, value in fields.items():
+            limit = MAX_TRACEBACK_CHARS if name == "exception" else MAX_LOG_TEXT_CHARS
+            if isinstance(value, str) and len(value) > limit:
+                fields[name] = value[:limit] + "..."
+        return fields
 
 
-def _escape_unquoted(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Escape what a text log does not quote: messages of libraries, and indented tracebacks."""
-    event["event"] = printable(str(event.get("event")))
-    if "exception" in event:
-        lines = event["exception"].split("\n")
-        event["exception"] = "\n".join(f"  {printable(line)}" for line in lines)
-    return event
+class _Text(_Json):
+    """Formats a record as a line of text, below which a traceback is indented.
 
-
-def _configure_libraries(threshold: int, ending: Sequence[Processor], out: _Unbreakable) -> None:
-    handler = logging.StreamHandler(cast("TextIO", out))
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_name_library, *_shared()],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *ending,
-            ],
-        )
-    )
-    handler.addFilter(_LibraryFilter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    # What libraries tell at lower levels describes their own workings.
-    root.setLevel(max(threshold, logging.WARNING))
-    # Its pools report each of their attempts; `database_away` and `database_back` say it once.
-    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
-
-
-class _LibraryFilter(logging.Filter):
-    """Puts records of libraries through the flood gate before they are formatted.
-
-    A processor that drops an event may not run inside a formatter, which must return a text. gRPC
-    reports metadata that are no UTF-8 by an error with a traceback and their text, which a caller
-    has chosen and which may be a token: a warning without it takes its place.
+    Quoted, a text of a remote side can neither begin a new line nor speak to a terminal.
     """
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_NO_UTF8):
-            record.msg, record.args, record.exc_info = _NO_UTF8, (), None
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-        return _admitted(f"{record.name}: {record.msg}"[:MAX_LOG_TEXT_CHARS]) is not None
+    def __init__(self, *, colored: bool) -> None:
+        super().__init__()
+        self._colors = _COLORS if colored else {}
 
-
-def _admitted(kind: str) -> int | None:
-    with _gate_lock:
-        return _gate.admit(kind, time.monotonic())
-
-
-def _stop_floods(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    if method in ("debug", "info") or "_record" in event:
-        return event
-    missed = _admitted(str(event.get("event")))
-    if missed is None:
-        raise structlog.DropEvent
-    if missed:
-        event["suppressed"] = missed
-    return event
-
-
-def _name_library(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    event["component"] = event["_record"].name
-    return event
-
-
-def _hide_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    for name in _SECRET_FIELDS & event.keys():
-        event[name] = "(hidden)"
-    return event
-
-
-def _cut_long_texts(
-    _logger: WrappedLogger, _method: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    for name, value in event.items():
-        limit = MAX_TRACEBACK_CHARS if name == "exception" else MAX_LOG_TEXT_CHARS
-        if isinstance(value, str) and len(value) > limit:
-            event[name] = value[:limit] + "..."
-    return event
+    def format(self, record: logging.LogRecord) -> str:
+        fields = self.fields_of(record)
+        timestamp, level = fields.pop("timestamp"), fields.pop("level")
+        event, exception = printable(fields.pop("event")), fields.pop("exception", "")
+        color = self._colors.get(level, "")
+        level = f"{color}{level:<9}{_PLAIN if color else ''}"
+        rest = " ".join(f"{name}={printable(repr(fields[name]))}" for name in sorted(fields))
+        head = f"{timestamp} [{level}] {event:<30} {rest}"
+        return "\n  ".join([head, *map(printable, exception.split("\n"))]).rstrip()

@@ -11,7 +11,7 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Final, TypeAlias
 
@@ -123,7 +123,7 @@ GATEWAY_RULES: Final = tuple(rule for rule in _ALL if rule.of_gateway)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that is present.
+    """A problem that is present, or as it was last, since ``ended_s``.
 
     ``page``: the name of its runbook. ``since_s``: Unix seconds, at most since the start.
     """
@@ -132,19 +132,12 @@ class Problem:
     critical: bool
     sentence: str
     since_s: float
+    ended_s: float = 0.0
 
     @property
     def url(self) -> str:
         """The address of the runbook."""
         return f"{RUNBOOKS}{self.page}.md"
-
-
-@dataclass(frozen=True, slots=True)
-class EndedProblem:
-    """A problem that is over, as it was last, since ``ended_s``, in Unix seconds."""
-
-    problem: Problem
-    ended_s: float
 
 
 class Problems:
@@ -167,10 +160,10 @@ class Problems:
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._since: dict[tuple[int, Labels], float] = {}
         self._last: dict[tuple[int, Labels], Problem] = {}
-        self._ended: dict[tuple[int, Labels], EndedProblem] = {}
+        self._ended: dict[tuple[int, Labels], Problem] = {}
 
     @property
-    def ended(self) -> Sequence[EndedProblem]:
+    def ended(self) -> Sequence[Problem]:
         """The problems that are over."""
         return sorted(self._ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
 
@@ -192,7 +185,7 @@ class Problems:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
         for key in self._last.keys() - found.keys():
-            self._ended[key] = EndedProblem(self._last[key], now_s)
+            self._ended[key] = replace(self._last[key], ended_s=now_s)
         for key, each in list(self._ended.items()):
             if key in found or now_s - each.ended_s >= ENDED_S:
                 del self._ended[key]

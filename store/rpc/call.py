@@ -106,6 +106,8 @@ _FAULTS: Final = {
 
 RETRYABLE: Final = (TooManyCallsError, GaveWayError)
 
+_LOG = get_logger("store.rpc")
+
 
 def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     """Return the failure for any error, and True if the error was expected."""
@@ -376,8 +378,6 @@ class CallWrapper:
     def __init__(self, listener: ListenerKind, node: RpcContext) -> None:
         self._listener = listener
         self._node = node
-        # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
-        self._log = get_logger("store.rpc").bind()
 
     def unary(self, method: Method, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
         """Wrap a unary method; ``refuse`` makes a response of what may be retried later.
@@ -437,7 +437,7 @@ class CallWrapper:
                     code = failure.code
                     if not isinstance(failure, NoRequestError):
                         crash = None if is_expected else error
-                        call.report(self._log, failure, crash, method=method.name, code=str(code))
+                        call.report(_LOG, failure, crash, method=method.name, code=str(code))
                     call.fail(failure)
                     return None
                 finally:
@@ -455,7 +455,7 @@ class CallWrapper:
                 count()
                 if timer is not None:
                     timer(seconds)
-                self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)
+                _LOG.debug("call_ended", method=method.name, code=code, seconds=seconds)
 
         return serve
 

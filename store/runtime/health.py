@@ -14,7 +14,7 @@ from typing import Final
 
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.observe.problems import EndedProblem, Problems
+from store.observe.problems import Problem, Problems
 from store.serving.context import STARTING, HealthValue
 
 _LOG = get_logger("store.runtime.health")
@@ -68,7 +68,7 @@ class NodeHealth:
         return self.value
 
     @property
-    def ended(self) -> Sequence[EndedProblem]:
+    def ended(self) -> Sequence[Problem]:
         """The problems that are over, the newest first."""
         return self._problems.ended
 

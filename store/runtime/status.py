@@ -96,9 +96,7 @@ class StatusReport:
             "ready": health.ready,
             "why_not_ready": health.unready,
             "problems": [_problem(each) for each in health.problems],
-            "ended": [
-                _problem(each.problem) | {"ended": int(each.ended_s)} for each in self._health.ended
-            ],
+            "ended": [_problem(each) | {"ended": int(each.ended_s)} for each in self._health.ended],
             "disks": [
                 _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
             ],

@@ -1,5 +1,6 @@
 import gc
 import json
+import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-import structlog
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -36,7 +36,7 @@ def log() -> Iterator[StringIO]:
     stream = StringIO()
     configure("json", "info", stream)
     yield stream
-    structlog.reset_defaults()
+    logging.getLogger().handlers.clear()
 
 
 def lines(log: StringIO, event: str) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import structlog
 
 from chaos.demo.report import ConsoleReport, SafeConsole
 from chaos.node import NodeFailedError
@@ -99,7 +98,6 @@ def logged(log_format: str, say: Callable[[], None]) -> None:
     try:
         say()
     finally:
-        structlog.reset_defaults()
         logging.getLogger().handlers.clear()
 
 
@@ -207,7 +205,6 @@ def test_a_traceback_in_a_text_log_cannot_look_like_a_line_of_it() -> None:
         except ValueError:
             logging.getLogger("library").exception("x\n%s", forged)
     finally:
-        structlog.reset_defaults()
         logging.getLogger().handlers.clear()
     lines = written.getvalue().splitlines()
     assert any(forged in line for line in lines[1:])

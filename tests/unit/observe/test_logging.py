@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +27,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(observed, "_gate", FloodGate())
     yield io.StringIO()
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+    observed.request_context()
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -125,7 +123,7 @@ def test_a_log_that_cannot_be_written_stops_no_caller() -> None:
         observed.get_logger("a").info("x")
         observed.get_logger("a").error("y")
     finally:
-        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
 
 
 def test_the_default_is_standard_error() -> None:

@@ -86,7 +86,7 @@ def test_a_problem_that_is_over_is_shown_for_an_hour_unless_it_returns() -> None
         metrics.token_file_broken.set(value)
         now_s[0] += after_s
         problems.evaluate()
-        return [(each.problem.page, each.ended_s - START_S) for each in problems.ended]
+        return [(each.page, each.ended_s - START_S) for each in problems.ended]
 
     page = "token-file-broken"
     assert [ended(*each) for each in ((1, 0), (0, 60), (0, 180), (1, 10), (0, 10))] == [

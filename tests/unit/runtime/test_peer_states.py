@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from structlog.testing import capture_logs
+import pytest
 
 from store.domain.ports import PeerAddress
 from store.observe.metrics import Metrics
@@ -89,7 +89,9 @@ def test_a_session_that_the_peer_begins_ends_a_refusal() -> None:
         assert refusals() == (3 if failed else 0)
 
 
-def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> None:
+def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     metrics = Metrics("1.0")
     book = PeerStates((PEER,), metrics, lambda: 1)
     whole = done(SyncEnding.DONE, peer=None)
@@ -100,9 +102,8 @@ def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> Non
         replace(whole, equality=Equality.PARTLY_KEYED, hidden=hidden),
         replace(whole, ending=SyncEnding.FAILED, equality=Equality.KEYED, hidden=hidden),
     ]
-    with capture_logs() as lines:
-        for report in reports:
-            book.session_ended(report)
+    for report in reports:
+        book.session_ended(report)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
@@ -111,12 +112,10 @@ def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> Non
         assert value("storenode_sync_comparisons_total", equality=equality) == 1
     assert value("storenode_sync_modes_total", mode="base") == 3
     assert value("storenode_sync_hidden_differences_total") == 262
-    forged = [line for line in lines if line["event"] == "fingerprint_forged"]
+    forged = [record for record in caplog.records if record.msg == "fingerprint_forged"]
     assert len(forged) == 2
-    assert forged[0] == {
-        "component": "store.sync",
-        "event": "fingerprint_forged",
-        "log_level": "error",
+    assert (forged[0].name, forged[0].levelname) == ("store.sync", "ERROR")
+    assert vars(forged[0])["fields"] == {
         "peer": "b.example",
         "differences": 131,
         "first_timestamp": 5,

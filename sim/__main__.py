@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from sim.limits import MAX_GROUP
-from sim.run import KINDS, SimulationFailure, simulate
+from sim.run import KINDS, SimulationError, simulate
 from sim.scenario import MAX_NODES, MIN_NODES
 
 _SIZES: Final = {
@@ -26,7 +26,7 @@ def main() -> int:
         try:
             sink = print if options.trace else None
             summary = simulate(options.kind, seed, options.size, sink=sink)
-        except SimulationFailure as failure:
+        except SimulationError as failure:
             print(failure)
             failed += 1
         else:

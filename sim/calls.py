@@ -35,7 +35,7 @@ class Status(StrEnum):
     UNAVAILABLE = "unavailable"
 
 
-class Closed(Exception):
+class CallClosedError(Exception):
     """A call ended with an error."""
 
     def __init__(self, status: Status, sentence: str) -> None:
@@ -76,7 +76,7 @@ class Pipe:
         self._arrived: deque[Any] = deque()
         self._reader: Promise[Any] | None = None
         self._blocked: tuple[Any, Promise[None]] | None = None
-        self._error: Closed | None = None
+        self._error: CallClosedError | None = None
         self._last: Ended | None = None
         self._ignored = False
         self.on_end: Callable[[], None] = _nothing
@@ -117,7 +117,7 @@ class Pipe:
         self._hand_over()
         return self._reader
 
-    def lose(self, error: Closed) -> None:
+    def lose(self, error: CallClosedError) -> None:
         """Fail all reads and writes from now on."""
         if self._error is not None:
             return
@@ -210,13 +210,13 @@ class Pipe:
 class End:
     """An end of a call; ``there`` is the identity of the other end.
 
-    Every read and write fails with `Closed` once the call has ended with an error. ``on_lost`` is
-    then called too, once, for work that does not read or write at that moment.
+    Every read and write fails with `CallClosedError` once the call has ended with an error.
+    ``on_lost`` is then called too, once, for work that does not read or write at that moment.
     """
 
     def __init__(self, call: Call, inward: Pipe, outward: Pipe, there: Identity) -> None:
         self.there = there
-        self.on_lost: Callable[[Closed], None] | None = None
+        self.on_lost: Callable[[CallClosedError], None] | None = None
         self._call = call
         self._in = inward
         self._out = outward
@@ -254,7 +254,7 @@ class End:
         """Disconnect this end, which does not notice it."""
         self._in, self._out = self._in.without_sender(), self._out.without_reader()
 
-    def lose(self, error: Closed) -> None:
+    def lose(self, error: CallClosedError) -> None:
         """Notify this end that the call has ended with an error."""
         if self._lost:
             return
@@ -288,10 +288,10 @@ class Call:
         """Cancel the call: the caller receives nothing more, the callee is notified later."""
         if not self.over:
             self._over()
-            self.pipes[1].lose(Closed(Status.CANCELLED, "the caller has left"))
-            self._tell(self.callee, Closed(Status.CANCELLED, "the caller has left"))
+            self.pipes[1].lose(CallClosedError(Status.CANCELLED, "the caller has left"))
+            self._tell(self.callee, CallClosedError(Status.CANCELLED, "the caller has left"))
 
-    def refuse(self, error: Closed) -> None:
+    def refuse(self, error: CallClosedError) -> None:
         """Refuse the call; the caller is notified."""
         if not self.over:
             self._over()
@@ -301,27 +301,27 @@ class Call:
         """Break the call: frames on their way are lost, both ends are notified later."""
         if not self.over:
             self._over()
-            self._tell(self.caller, Closed(Status.UNAVAILABLE, LINE_LOST))
+            self._tell(self.caller, CallClosedError(Status.UNAVAILABLE, LINE_LOST))
             if self._network.is_silent():
                 self._network.counts[str(Mark.UNREPORTED)] += 1
                 self.callee.sever()
             else:
-                self._tell(self.callee, Closed(Status.UNAVAILABLE, LINE_LOST))
+                self._tell(self.callee, CallClosedError(Status.UNAVAILABLE, LINE_LOST))
 
     def drop(self, host: str) -> None:
         """End the call of a host that is gone; the other end is notified, if it lasts."""
         if not self.over:
             self._over()
             other = self.callee if host == self.hosts[0] else self.caller
-            self._tell(other, Closed(Status.UNAVAILABLE, LINE_LOST))
+            self._tell(other, CallClosedError(Status.UNAVAILABLE, LINE_LOST))
 
-    def _tell(self, end: End, error: Closed) -> None:
+    def _tell(self, end: End, error: CallClosedError) -> None:
         network = self._network
         pipe = self.pipes[0] if end is self.callee else self.pipes[1]
         delay_ns = network.notice_ns(pipe.sender, pipe.receiver)
         network.timeline.after(delay_ns, lambda: self._lose(end, error))
 
-    def _lose(self, end: End, error: Closed) -> None:
+    def _lose(self, end: End, error: CallClosedError) -> None:
         for pipe in self.pipes:
             pipe.lose(error)
         end.lose(error)

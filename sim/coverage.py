@@ -23,7 +23,7 @@ from store.domain.coverage import (
     replaced,
 )
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError
 from store.domain.view import Span
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def _ask_all(node: Node, process: Process, rng: Rng) -> None:
     try:
         for span in sorted(spans)[-_MOST_STEPS:]:
             await _ask_about(process, coverage, views, [span])
-    except (StoreBusy, StoreUnavailable):
+    except NotServingError:
         process.note("cannot say how complete it is")
 
 
@@ -127,7 +127,7 @@ async def ask_coverage(node: Node, process: Process, rng: Rng) -> None:
             await _ask_steps(process, coverage, views, rng)
         else:
             await _ask_messages(process, coverage, rng)
-    except (StoreBusy, StoreUnavailable):
+    except NotServingError:
         process.note("cannot say how complete it is")
 
 

@@ -25,7 +25,7 @@ from sim.timeline import Timeline
 from store.domain.claims import Claim, rank
 from store.domain.coverage import Statement
 from store.domain.hub import START, CommitRow, Place, WrittenIds
-from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.domain.unread import UnreadEvent
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
@@ -47,7 +47,7 @@ WriteListener = Callable[[int, RecordBatch, Sequence[bool], Source], None]
 """Receives a commit: its token (0: nothing is new), its batch, which messages are new, a source."""
 
 
-class Unavailable(StoreUnavailable):
+class DatabaseUnavailableError(StoreUnavailableError):
     """The database does not answer; what was written may be durable all the same."""
 
 
@@ -159,8 +159,8 @@ class Database:
     ) -> Promise[list[bool]]:
         """Store a batch; the promise is kept after the commit, per message True if it is new.
 
-        It fails with `Unavailable` if the outcome is unknown. ``asked``: so many other stores must
-        confirm the messages.
+        It fails with `DatabaseUnavailableError` if the outcome is unknown. ``asked``: so many
+        other stores must confirm the messages.
         """
         return self.change(client, lambda: self._write(client, batch, source, asked))
 
@@ -199,10 +199,10 @@ class Database:
         """Refuse a write now and then.
 
         Raises:
-            StoreBusy: too many wait already.
+            StoreBusyError: too many wait already.
         """
         if happens(self._rng, self.weather.busy):
-            raise StoreBusy("too many writes wait already")
+            raise StoreBusyError("too many writes wait already")
 
     def look(
         self,
@@ -224,7 +224,7 @@ class Database:
         def act() -> None:
             broken = since not in (None, self.outages)
             if not self.available or broken or happens(rng, self.weather.fails):
-                done.fail(Unavailable("the database does not answer"))
+                done.fail(DatabaseUnavailableError("the database does not answer"))
                 return
             value = work()
             self._later(lambda: done.keep(value), portions, rng)
@@ -373,7 +373,7 @@ class Database:
 
     def _commit(self, client: Client, work: Callable[[], _T], done: Promise[_T]) -> None:
         if not self.available or (not client.alive and self._rng.random() < 0.5):
-            done.fail(Unavailable("the database did not commit"))
+            done.fail(DatabaseUnavailableError("the database did not commit"))
             return
         value = work()
         if client.alive and happens(self._rng, self.weather.crashes):
@@ -384,7 +384,7 @@ class Database:
         if self.available:
             done.keep(value)
         else:
-            done.fail(Unavailable("the database went away before it answered"))
+            done.fail(DatabaseUnavailableError("the database went away before it answered"))
 
     def _later(self, action: Callable[[], None], portions: int = 1, rng: Rng | None = None) -> None:
         if happens(self._rng, self.weather.pauses):

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sim.calls import Closed, End, Ended, Status
+from sim.calls import CallClosedError, End, Ended, Status
 from sim.database import MAX_NEEDED, Database
 from sim.limits import NS_PER_MS
 from sim.process import Process
@@ -18,7 +18,7 @@ from sim.rng import happens
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.places import Caller
-from store.domain.ports import PeerAddress, PeerFailed, Source, StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError, PeerAddress, PeerError, Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase, GossipConnection
@@ -44,7 +44,7 @@ from store.gossip.events import (
 from store.gossip.machine import Gossip
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.messages.transfer import MalformedMessage
+from store.messages.transfer import MalformedMessageError
 from storenode.common.bounded import BoundedDict
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Frames:
             raise asyncio.CancelledError
         try:
             return await promise
-        except Closed as error:
+        except CallClosedError as error:
             raise _failure(error.status, error.sentence) from None
 
     def _judged(self, frame: object) -> FrameIn:
@@ -110,7 +110,7 @@ class Frames:
         admission = Admission(node.policy(), node.clock.unix_ns(), Source.GOSSIP)
         try:
             admission.admit(frame.messages)
-        except MalformedMessage as error:
+        except MalformedMessageError as error:
             raise FrameRejectedError(str(error)) from None
         published = admission.admitted
         refused = [
@@ -137,7 +137,7 @@ class Connector:
         node.world.gossip_checker.connects(node.name, peer.host)
         try:
             end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
-        except Closed as error:
+        except CallClosedError as error:
             raise _failure(error.status, error.sentence) from None
         self._answered[peer] = end.there.node_id
         try:
@@ -161,15 +161,15 @@ async def serve_gossip(node: Node, driver: GossipDriver, end: End) -> None:
         status, sentence = Status.ABORTED, str(error)
     except (TurnedAwayError, FrameRejectedError) as error:
         status, sentence = Status.FAILED_PRECONDITION, str(error)
-    except (StreamClosedError, PeerFailed) as error:
+    except (StreamClosedError, PeerError) as error:
         status, sentence = Status.UNAVAILABLE, str(error)
     finally:
         if process is not None and process.alive:
             end.finish(status, sentence)
 
 
-def _failure(status: Status, sentence: str) -> PeerFailed:
-    return _FAILURES.get(status, PeerFailed)(sentence)
+def _failure(status: Status, sentence: str) -> PeerError:
+    return _FAILURES.get(status, PeerError)(sentence)
 
 
 class Session:
@@ -192,7 +192,7 @@ class Session:
         try:
             self.database.admit_write()
             return await begin()
-        except (StoreBusy, StoreUnavailable):
+        except NotServingError:
             if self.process.alive:
                 self._world.gossip_checker.store_failed(self.process, name)
             raise

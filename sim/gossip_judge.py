@@ -20,7 +20,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
-from sim.calls import Closed, End, Ended, Identity
+from sim.calls import CallClosedError, End, Ended, Identity
 from sim.gossip import GOSSIP
 from sim.limits import NS_PER_S
 from sim.network import Caller
@@ -225,7 +225,7 @@ class Liar(Caller):
         while True:
             store_id = f"{LIAR}{self._number}/{next(self._lives)}"
             who = Identity(f"{LIAR}{self._number}", store_id)
-            with suppress(Closed):
+            with suppress(CallClosedError):
                 end = await world.network.call(self.name, victim, GOSSIP, who)
                 try:
                     await self._talk(end)

@@ -13,7 +13,7 @@ from reconcile.lattice import LatticeSum
 from reconcile.summaries.summary import Loaded, Needs, SummaryView
 from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
-from sim.database import Unavailable
+from sim.database import DatabaseUnavailableError
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
@@ -126,7 +126,7 @@ class SimFeed:
                     head = commits[-1].place if commits else head
                     await self._woken.wait()
                     self._woken.clear()
-            except Unavailable:
+            except DatabaseUnavailableError:
                 await asyncio.sleep(_RETRY_S)
 
     def _unfollow(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from sim.database import Unavailable
+from sim.database import DatabaseUnavailableError
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.marks import Mark
 from sim.messages import Message
@@ -50,7 +50,7 @@ async def publish(process: Process, sender: str, messages: Sequence[bytes]) -> t
     """Store what a client publishes, and return the verdict on each message.
 
     Raises:
-        Unavailable: it is stored or not.
+        DatabaseUnavailableError: it is stored or not.
     """
     admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
     admission.admit(messages)
@@ -70,7 +70,7 @@ async def publish(process: Process, sender: str, messages: Sequence[bytes]) -> t
 
 async def take(process: Process, sender: str, letter: Publish) -> None:
     """Store what a client publishes, and answer it."""
-    with suppress(Unavailable):
+    with suppress(DatabaseUnavailableError):
         verdicts = await publish(process, sender, letter.messages)
         process.network.post(process.name, sender, Results(letter.number, verdicts))
 

@@ -55,7 +55,7 @@ _NOTHING: Final = 0, bytes(HASH_BYTES)
 """The count and the XOR of no messages."""
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A rule is broken."""
 
 
@@ -93,7 +93,7 @@ class _Said:
 
 
 class Judge:
-    """A judge that fails the run if a rule is broken, even where a driver catches `Violation`.
+    """A judge that fails the run if a rule is broken, even where a driver catches `ViolationError`.
 
     ``fail_run`` ends the run at once with an error.
 
@@ -105,7 +105,7 @@ class Judge:
         forged: messages of sets that have one XOR.
     """
 
-    def __init__(self, fail_run: Callable[[Violation], None]) -> None:
+    def __init__(self, fail_run: Callable[[ViolationError], None]) -> None:
         self._fail_run = fail_run
         self.made: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
@@ -120,9 +120,9 @@ class Judge:
         """Fail the run, because of ``cause`` if that is known.
 
         Raises:
-            Violation: always.
+            ViolationError: always.
         """
-        violation = Violation(sentence)
+        violation = ViolationError(sentence)
         self._fail_run(violation)
         raise violation from cause
 
@@ -161,7 +161,7 @@ class Judge:
         """Verify that all that was acknowledged is still held (rule 2).
 
         Raises:
-            Violation: something is not.
+            ViolationError: something is not.
         """
         for digest, stores in self.acknowledged.items():
             for database in stores:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sim.calls import Call, Closed, End, Identity, Status
+from sim.calls import Call, CallClosedError, End, Identity, Status
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
 from sim.promise import Promise
 from sim.rng import Rng, happens
@@ -97,7 +97,7 @@ class Network:
         """Call a method; done when the callee's metadata have come.
 
         Raises:
-            Closed: it cannot be reached, or does not serve the method.
+            CallClosedError: it cannot be reached, or does not serve the method.
         """
         call = Call(self, caller, target, who)
         self.calls[call] = None
@@ -105,7 +105,7 @@ class Network:
         call.caller.on_lost = opened.fail
         delay_ns = self.delay_ns(caller, target)
         self.timeline.after(delay_ns, lambda: self._connect(call, method, opened))
-        late = Closed(Status.DEADLINE_EXCEEDED, f"{target} did not answer in time")
+        late = CallClosedError(Status.DEADLINE_EXCEEDED, f"{target} did not answer in time")
         timer = self.timeline.after(self.weather.connect_ns, lambda: opened.fail(late))
         try:
             call.caller.there = await opened
@@ -124,7 +124,7 @@ class Network:
             return
         identity = host.identity
         if identity is None or not host.serve(method, call.callee):
-            call.refuse(Closed(Status.UNAVAILABLE, f"{target} cannot be reached"))
+            call.refuse(CallClosedError(Status.UNAVAILABLE, f"{target} cannot be reached"))
             return
         self.timeline.after(self.delay_ns(target, caller), lambda: opened.keep(identity))
 

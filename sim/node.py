@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sim.calls import Closed, End, Identity
-from sim.database import Database, Unavailable
+from sim.calls import CallClosedError, End, Identity
+from sim.database import Database, DatabaseUnavailableError
 from sim.gossip import GOSSIP, Gossiping, serve_gossip
 from sim.intake import Publish, take
 from sim.limits import NS_PER_S
@@ -104,7 +104,7 @@ class Node:
         """Store what a client publishes.
 
         Raises:
-            Unavailable: it is stored or not.
+            DatabaseUnavailableError: it is stored or not.
         """
         if self.world.scenario.gossip is not None:
             await self.gossiping.store(process, batch)
@@ -141,7 +141,7 @@ class Node:
             return False
         serving = process.begin_task(method, served(process, end, method, work))
 
-        def lost(_: Closed) -> None:
+        def lost(_: CallClosedError) -> None:
             serving.cancel()
 
         end.on_lost = lost
@@ -181,7 +181,7 @@ async def keep(process: Process, age_ns: int) -> None:
         reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
         try:
             dropped = await database.look(partial(drop_old, process, policy, reading.time_ns))
-        except Unavailable:
+        except DatabaseUnavailableError:
             dropped = 0
         if dropped:
             process.note(f"drops {dropped}")

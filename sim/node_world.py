@@ -15,7 +15,7 @@ from sim.faults import FaultInjector
 from sim.gossip import SPREAD_S
 from sim.gossip_judge import GossipChecker, Liar
 from sim.intake import PUBSUB, Client, Publish, ask_nodes
-from sim.judge import Judge, Violation
+from sim.judge import Judge, ViolationError
 from sim.limits import (
     CHECK_EVERY_EVENTS,
     CHECK_EVERY_GOSSIP_EVENTS,
@@ -327,7 +327,7 @@ class NodeWorld(World):
             node.receive(node.name, Publish(0, (message.encoded,)))
         self.pass_for(int(SPREAD_S * NS_PER_S) + LOOK_EVERY_NS)
         if unanswered := self.gossip_checker.unanswered():
-            raise Violation(f"{unanswered} publishers are not answered in peace")
+            raise ViolationError(f"{unanswered} publishers are not answered in peace")
         self._wait_until_equal(int(SPREAD_S * NS_PER_S))
 
     def _stop_gossip(self) -> None:

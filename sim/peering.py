@@ -16,10 +16,10 @@ from sim.streams import EndStream, Handler
 from store.domain.places import Caller
 from store.domain.ports import (
     HistoryEntry,
+    NotServingError,
     PeerAddress,
     SdsLookup,
-    StoreBusy,
-    StoreUnavailable,
+    StoreUnavailableError,
     TopicFilter,
 )
 from store.sync.index.hot import HotIndex
@@ -118,7 +118,7 @@ class Peering:
         return self._process.begin_task("look-up", self._fetch(str(peer), request))
 
     async def _fetch(self, peer_name: str, request: SdsLookup) -> None:
-        with suppress(StoreBusy, StoreUnavailable):
+        with suppress(NotServingError):
             await self._synchronizer.fetch(peer_name, request)
 
     async def stop(self) -> None:
@@ -150,7 +150,7 @@ class Peering:
         while True:
             try:
                 await self._resumer.run()
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 # As the node's own background tasks: they are started again.
                 await asyncio.sleep(_RETRY_S)
 

@@ -18,12 +18,12 @@ from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
 from sim.scans import SCAN, Page, Scan
-from sim.streams import SimConnector, StatusReceived
+from sim.streams import SimConnector, StatusReceivedError
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
 from store.domain.coverage import Interval
 from store.domain.ports import (
-    CursorOutOfRange,
+    CursorOutOfRangeError,
     HistoryEntry,
     PeerAddress,
     SdsLookup,
@@ -34,7 +34,7 @@ from store.domain.view import OpenView
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import MalformedMessage, decode_message
+from store.messages.transfer import MalformedMessageError, decode_message
 from store.sync.errors import ProtocolBrokenError, TransferFault
 from store.sync.peers import FrameStream, ScannedPage
 from store.sync.session import exchange as shipped
@@ -296,10 +296,10 @@ class SimCaller:
                     yield ScannedPage(page.messages, page.hashes, page.cursor, page.reached_ns)
                 await stream.half_close()
                 whole = True
-        except StatusReceived as error:
+        except StatusReceivedError as error:
             if error.status is Status.OUT_OF_RANGE:
                 process.mark(Mark.LOST_PLACE)
-                raise CursorOutOfRange(str(error)) from error
+                raise CursorOutOfRangeError(str(error)) from error
             raise
         finally:
             if whole:
@@ -354,7 +354,7 @@ def _check_asked(asked: RequestedEntries, encoded: bytes) -> None:
     """
     try:
         payload = decode_message(encoded).payload
-    except MalformedMessage as error:
+    except MalformedMessageError as error:
         raise ProtocolBrokenError(str(error)) from None
     # No hint of a simulation names a message that cannot be read.
     if not asked.selects(payload, lambda: b""):

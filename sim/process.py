@@ -94,7 +94,7 @@ class SimLog:
         """Fail the run: no driver of a simulated node logs an error while it runs.
 
         Raises:
-            Violation: the node runs.
+            ViolationError: the node runs.
         """
         self._note(event, fields)
         if self._process.alive:

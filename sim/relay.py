@@ -24,7 +24,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from sim.judge import Violation
+from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.rng import Rng, happens
 from sim.world import World
@@ -239,7 +239,7 @@ class RelayJudge:
     def accepts(self, router: RelayRouter, message: GossipMessage) -> None:
         """Note that a router accepts a message that a peer sent."""
         if message in router.accepted:
-            raise Violation(f"{router.name} accepts a message twice")
+            raise ViolationError(f"{router.name} accepts a message twice")
         router.accepted.add(message)
         self._world.counts["accepted"] += 1
 
@@ -247,24 +247,24 @@ class RelayJudge:
         """Check an RPC that a router sends."""
         rpc, now_ns = parse_rpc(data), self._world.timeline.now_ns
         if router.is_leaf and (rpc.messages or rpc.ihave or rpc.graft):
-            raise Violation(f"the leaf {router.name} sends messages")
+            raise ViolationError(f"the leaf {router.name} sends messages")
         for message in rpc.messages:
             if message not in self.made:
-                raise Violation(f"{router.name} forwards what was never published")
+                raise ViolationError(f"{router.name} forwards what was never published")
             if router.sources.get(message) == peer and not self.is_wanted(router, peer, message):
-                raise Violation(f"{router.name} sends a message back to {peer}")
+                raise ViolationError(f"{router.name} sends a message back to {peer}")
             self._sent[router.life, peer, message] += 1
             if self._sent[router.life, peer, message] > 1 + MAX_SERVED:
-                raise Violation(f"{router.name} sends a message to {peer} without end")
+                raise ViolationError(f"{router.name} sends a message to {peer} without end")
         self._asked[router.name, peer] += len(rpc.iwant)
         if self._asked[router.name, peer] > MAX_IWANT_PER_HEARTBEAT:
-            raise Violation(f"{router.name} asks {peer} for too many messages")
+            raise ViolationError(f"{router.name} asks {peer} for too many messages")
         for topic in rpc.graft:
             ended_ns = self._stream_ended_ns.get((router.name, peer), -BACKOFF_S * NS_PER_S)
             if now_ns - ended_ns < BACKOFF_S * NS_PER_S:
-                raise Violation(f"{router.name} grafts {peer}, which remembers an earlier stream")
+                raise ViolationError(f"{router.name} grafts {peer}, which remembers an old stream")
             if now_ns < self._backoff_until_ns.get((router.name, peer, topic), 0):
-                raise Violation(f"{router.name} grafts {peer} within the back-off")
+                raise ViolationError(f"{router.name} grafts {peer} within the back-off")
 
     def is_wanted(self, router: RelayRouter, peer: str, message: GossipMessage) -> bool:
         """Return True if a peer has requested a message."""
@@ -293,7 +293,7 @@ class RelayJudge:
     def disconnects(self, router: RelayRouter, peer: str, reason: str) -> None:
         """Note that a router disconnects a peer."""
         if peer in self._world.routers:
-            raise Violation(f"{router.name} disconnects the honest {peer}: {reason}")
+            raise ViolationError(f"{router.name} disconnects the honest {peer}: {reason}")
         self.punished.add(peer)
         self._world.counts["punished"] += 1
 
@@ -309,14 +309,14 @@ class RelayJudge:
             each.name for each in self._world.routers.values() if message not in each.accepted
         ]
         if missing:
-            raise Violation(f"a message does not reach {', '.join(missing)}")
+            raise ViolationError(f"a message does not reach {', '.join(missing)}")
 
     def require_rest(self, router: RelayRouter) -> None:
         """Check that nothing is left of the messages of a run."""
         core = router.core
         left = (core._seen, core._cache, core._promises, core._penalties)
         if any(left):
-            raise Violation(f"{router.name} still keeps what is long over")
+            raise ViolationError(f"{router.name} still keeps what is long over")
 
 
 class Liar:
@@ -462,7 +462,7 @@ class RelayWorld(World):
         self._publish_and_wait()
         for liar in liars:
             if liar.trick in PUNISHED and liar.name not in self.judge.punished:
-                raise Violation(f"{liar.name} is never disconnected for {liar.trick}")
+                raise ViolationError(f"{liar.name} is never disconnected for {liar.trick}")
             liar.is_done = True
         for pair in [each for each in self._links if each[0] in self.liars]:
             self.unlink(*pair)

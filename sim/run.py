@@ -18,7 +18,7 @@ from sim.year import YEAR_DAYS, YearWorld
 Sink = Callable[[str], None]
 
 
-class SimulationFailure(AssertionError):
+class SimulationError(AssertionError):
     """A run failed; says how to repeat it."""
 
 
@@ -54,7 +54,7 @@ def simulate(kind: str, seed: int, size: int | None = None, *, sink: Sink | None
     """Run one of `KINDS` once; ``sink`` takes the trace.
 
     Raises:
-        SimulationFailure: A rule is broken.
+        SimulationError: A rule is broken.
     """
     world = KINDS[kind](random.Random(seed), size, sink)
     try:
@@ -62,7 +62,7 @@ def simulate(kind: str, seed: int, size: int | None = None, *, sink: Sink | None
     except Exception as error:
         tail = "\n".join(world.trace.tail)
         option = f" --size {size}" if size else ""
-        raise SimulationFailure(
+        raise SimulationError(
             f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{world.scenario}\n"
             f"repeat it with: python -m sim {kind} --seed {seed}{option} --trace"
         ) from error

@@ -10,7 +10,7 @@ from sim.limits import SCAN_PAGE_MESSAGES
 from sim.process import Process
 from sim.rng import happens
 from sim.streams import EndStream
-from store.domain.ports import CursorOutOfRange, StoreUnavailable
+from store.domain.ports import CursorOutOfRangeError, StoreUnavailableError
 from store.messages.cursor import ScanCursor
 from store.messages.transfer import transferred
 from store.sync.session.reconciliation import in_time
@@ -50,12 +50,12 @@ async def serve_scan(process: Process, stream: EndStream) -> None:
     silence_s = process.scenario.silence_ns / NS_PER_S
     request: Scan = await in_time(stream.read(), silence_s)
     if request.cursor and process.node.world.faulty and happens(process.rng, _LOST_PLACE):
-        raise CursorOutOfRange("this cursor cannot be served")
+        raise CursorOutOfRangeError("this cursor cannot be served")
     cursor = request.cursor
     while (page := await _read(process, request, cursor)) is not None:
         await in_time(stream.write(page), silence_s)
         if process.node.world.faulty and happens(process.rng, _BROKEN):
-            raise StoreUnavailable("the database does not answer")
+            raise StoreUnavailableError("the database does not answer")
         cursor = page.cursor
 
 

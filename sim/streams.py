@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
-from sim.calls import Closed, End, Ended, Identity, Status
+from sim.calls import CallClosedError, End, Ended, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
 from store.domain.ports import (
-    CursorOutOfRange,
+    CursorOutOfRangeError,
     PeerAddress,
-    PeerFailed,
-    StoreBusy,
-    StoreUnavailable,
+    PeerError,
+    StoreBusyError,
+    StoreUnavailableError,
 )
 from store.sync.errors import (
     CallFailedError,
@@ -48,8 +48,8 @@ _FAULTS: Final = {
     TransferFault.LOST: Status.UNAVAILABLE,
 }
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
-    (StoreUnavailable, Status.UNAVAILABLE),
-    (StoreBusy, Status.RESOURCE_EXHAUSTED),
+    (StoreUnavailableError, Status.UNAVAILABLE),
+    (StoreBusyError, Status.RESOURCE_EXHAUSTED),
     (MalformedPayloadError, Status.INVALID_ARGUMENT),
     (PayloadLimitError, Status.RESOURCE_EXHAUSTED),
     (ProtocolBrokenError, Status.INVALID_ARGUMENT),
@@ -58,15 +58,15 @@ _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (TooManyCallsError, Status.RESOURCE_EXHAUSTED),
     (SessionUnknownError, Status.FAILED_PRECONDITION),
     (GaveWayError, Status.ABORTED),
-    (CursorOutOfRange, Status.OUT_OF_RANGE),
-    (PeerFailed, Status.UNAVAILABLE),
+    (CursorOutOfRangeError, Status.OUT_OF_RANGE),
+    (PeerError, Status.UNAVAILABLE),
 )
 
 FramesListener = Callable[[bytes], None]
 Handler = Callable[["EndStream"], Awaitable[None]]
 
 
-class StatusReceived(CallFailedError):
+class StatusReceivedError(CallFailedError):
     """A call ended with another status than OK."""
 
     def __init__(self, status: Status, sentence: str) -> None:
@@ -121,7 +121,7 @@ class EndStream:
             return item
         self._over = True
         if item.status is not Status.OK:
-            raise self._failed(Closed(item.status, item.sentence))
+            raise self._failed(CallClosedError(item.status, item.sentence))
         return None
 
     async def write(self, frame: Any) -> None:  # noqa: ANN401 - bytes, or the pages of a scan
@@ -144,13 +144,13 @@ class EndStream:
     async def _kept(self, promise: Any) -> Any:  # noqa: ANN401 - whatever it is kept with
         try:
             return await promise
-        except Closed as error:
+        except CallClosedError as error:
             raise self._failed(error) from None
 
-    def _failed(self, error: Closed) -> StatusReceived:
+    def _failed(self, error: CallClosedError) -> StatusReceivedError:
         if self.failed_ns is None:
             self.failed_ns = self._process.timeline.now_ns
-        return StatusReceived(error.status, error.sentence)
+        return StatusReceivedError(error.status, error.sentence)
 
 
 class SimConnector:
@@ -175,8 +175,8 @@ class SimConnector:
         process = self._process
         try:
             end = await process.network.call(process.name, peer.host, method, process.identity)
-        except Closed as error:
-            raise StatusReceived(error.status, error.sentence) from None
+        except CallClosedError as error:
+            raise StatusReceivedError(error.status, error.sentence) from None
         self._names[peer] = end.there.node_id
         stream = EndStream(process, end, calls=True, identified=identified)
         if method == TRANSFER:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sim.bridge import TimelineLoop
-from sim.judge import Violation
+from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, START_NS
 from sim.network import Host, Network
 from sim.rng import Rng
@@ -67,7 +67,7 @@ class World(ABC):
         """Run from the beginning to the end.
 
         Raises:
-            Violation: something that must hold does not.
+            ViolationError: something that must hold does not.
             AssertionError: a machine's invariant, or a bound, is broken.
         """
         with self.loop.running():
@@ -122,12 +122,12 @@ class World(ABC):
         """Run events until ``unsettled`` returns an empty string.
 
         Raises:
-            Violation: That takes longer; it says ``sentence`` and what is unsettled.
+            ViolationError: That takes longer; it says ``sentence`` and what is unsettled.
         """
         deadline_ns = self.timeline.now_ns + patience_ns
         while reason := unsettled():
             if self.timeline.now_ns > deadline_ns:
-                raise Violation(f"{sentence}: {reason}")
+                raise ViolationError(f"{sentence}: {reason}")
             self.pass_for(LOOK_EVERY_NS)
 
     def wait_for(self, task: asyncio.Task[_T]) -> _T:

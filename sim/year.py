@@ -22,7 +22,7 @@ from sim.bridge import TimelineLoop
 from sim.calls import Identity
 from sim.database import Database
 from sim.intake import Client
-from sim.judge import Judge, Violation
+from sim.judge import Judge, ViolationError
 from sim.limits import NS_PER_S
 from sim.network import Network
 from sim.node import Node
@@ -118,7 +118,7 @@ class YearWorld(NodeWorld):
             after = statistics.median(counts[-quarter:])
             allowed = _ALLOWANCES.get(name.partition(" ")[0], _ALLOWANCE)
             if after > _SHARE * before + allowed:
-                raise Violation(f"{name} grows with the days: from {before:.0f} to {after:.0f}")
+                raise ViolationError(f"{name} grows by the day, {before:.0f} to {after:.0f}")
 
     def _replace(self, node: Node) -> None:
         """Put an empty store in the place of one that all others have equalled."""
@@ -154,7 +154,7 @@ class YearWorld(NodeWorld):
         for digest in self.judge.acknowledged:
             is_due = self.judge.made[digest].timestamp_ns >= horizon_ns
             if is_due and not all(digest in each for each in stored):
-                raise Violation(f"a store lacks {digest.hex()}, which was acknowledged")
+                raise ViolationError(f"a store lacks {digest.hex()}, which was acknowledged")
 
 
 def objects_of(roots: Iterable[object]) -> int:

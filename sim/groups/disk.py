@@ -86,7 +86,7 @@ class SimState(SqliteState):
 
         Raises:
             StateError: it may have been written or not.
-            StateTaken: the participant that writes is one of the past.
+            StateTakenError: the participant that writes is one of the past.
         """
         member, disk = self._member, self._member.disk
         faults, rng = member.world.faults_now, member.world.rng

@@ -41,7 +41,7 @@ from typing import Final
 from sim.groups.disk import Disk
 from sim.groups.store import SCAN
 from sim.groups.view import View
-from sim.judge import Violation
+from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, NS_PER_S
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.state import StateBatch
@@ -94,7 +94,7 @@ class Wrong:
 
 
 class GroupJudge:
-    """Looks on, and raises `Violation`.
+    """Looks on, and raises `ViolationError`.
 
     Attributes:
         made: every message with content that was broadcast, by ID.
@@ -380,7 +380,7 @@ class GroupJudge:
         """Verify the whole of a participant (rules 2, 8, 16 and 17, and its bounds).
 
         Raises:
-            Violation: something does not hold.
+            ViolationError: something does not hold.
             AssertionError: an invariant of the channel is broken.
         """
         channel, now_ns = participant.core, self._now_ns()
@@ -572,4 +572,4 @@ def _check_bounds(participant: Participant) -> None:
 
 def _demand(holds: bool, sentence: str) -> None:
     if not holds:
-        raise Violation(sentence)
+        raise ViolationError(sentence)

@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
-from sim.calls import Closed, End, Ended, Identity, Status
+from sim.calls import CallClosedError, End, Ended, Identity, Status
 from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
@@ -164,7 +164,7 @@ class GroupLink(Link):
                 yield end
             finally:
                 end.cancel()
-        except Closed as error:
+        except CallClosedError as error:
             refused = error.status is Status.OUT_OF_RANGE
             raise (FeedCursorRefusedError if refused else TransportError)(error.sentence) from None
         except TimeoutError:
@@ -207,7 +207,7 @@ async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a p
     """Return the next page of a call; None after the last.
 
     Raises:
-        Closed: the call ended with an error.
+        CallClosedError: the call ended with an error.
         TimeoutError: nothing came in time.
     """
     async with asyncio.timeout(timeout_s):
@@ -215,5 +215,5 @@ async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a p
     if not isinstance(item, Ended):
         return item
     if item.status is not Status.OK:
-        raise Closed(item.status, item.sentence)
+        raise CallClosedError(item.status, item.sentence)
     return None

@@ -22,7 +22,7 @@ from sim.groups.view import View
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from sim.timeline import Clock
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.participant import Participant
@@ -166,14 +166,14 @@ class Member(Caller):
             message_id = await channel.send(content, name)
         except ChannelFullError:
             self.world.counts["a channel was full"] += 1
-        except ClientClosed:
+        except ClientClosedError:
             self.world.counts["something was said too late"] += 1
         else:
             self.view.promised.add(message_id)
 
     async def _read(self, channel: Channel) -> None:
         await asyncio.sleep(self.world.rng.uniform(0, _LATEST_READER_S))
-        with suppress(ClientClosed):
+        with suppress(ClientClosedError):
             async for change in channel.changes():
                 with self.world.judging():
                     if isinstance(change, Withdrawn):

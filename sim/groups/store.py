@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sim.calls import Closed, End, Status
-from sim.database import Database, Unavailable
+from sim.calls import CallClosedError, End, Status
+from sim.database import Database, DatabaseUnavailableError
 from sim.intake import publish
 from sim.lookups import claims_for, selected
 from sim.messages import Message, message_of
@@ -83,7 +83,7 @@ class StoreNode(Node):
         }
         task = process.begin_task(method, _served(works[method], end))
 
-        def lost(_: Closed) -> None:
+        def lost(_: CallClosedError) -> None:
             task.cancel()
 
         end.on_lost = lost
@@ -196,8 +196,8 @@ def _entries(entries: Iterable[Entry]) -> tuple[HistoryEntry, ...]:
 
 
 async def _served(work: Callable[[End], Awaitable[None]], end: End) -> None:
-    with suppress(Closed):
+    with suppress(CallClosedError):
         try:
             await work(end)
-        except Unavailable as error:
+        except DatabaseUnavailableError as error:
             end.finish(Status.UNAVAILABLE, str(error))

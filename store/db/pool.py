@@ -28,7 +28,7 @@ from store.db.errors import NO_CONNECTION, Failure, HostRefusedError, find_failu
 from store.db.primary import PrimaryGuard
 from store.db.schema.migrate import APPLICATION_NAME
 from store.db.statements import SQL
-from store.domain.ports import Outlet, StoreBusy, StoreUnavailable
+from store.domain.ports import Outlet, StoreBusyError, StoreUnavailableError
 from storenode.common.backoff import Backoff
 
 MAX_WAITING_PAGES: Final = 40_000
@@ -221,14 +221,14 @@ class Turns:
         """Wait for the call's turn, and hold it in the block.
 
         Raises:
-            StoreBusy: too many calls wait already.
+            StoreBusyError: too many calls wait already.
         """
         for waiting, most in (
             (self._counts[caller], self._most_waiting // 2),
             (self._counts.total(), self._most_waiting),
         ):
             if waiting >= most:
-                raise StoreBusy(f"{most} {self._what} are waiting already; retry with backoff")
+                raise StoreBusyError(f"{most} {self._what} are waiting already; retry with backoff")
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, {}).setdefault(connection, deque()).append(turn)
         self._counts[caller] += 1
@@ -328,7 +328,7 @@ class Database:
         """Connect and read the database's identity; without a guard any server is used.
 
         Raises:
-            StoreUnavailable: no connection within the settings' patience.
+            StoreUnavailableError: no connection within the settings' patience.
             ValueError: the URL cannot be read.
         """
         database = cls(url, settings or PoolSettings(), guard)
@@ -337,7 +337,7 @@ class Database:
         try:
             row = await database.read(fetch_row, SQL.stores.read_store)
             if row is None:
-                raise StoreUnavailable(
+                raise StoreUnavailableError(
                     "the table storenode.store is empty; restore the database from a backup,"
                     " or create a new one with `storenode db upgrade`"
                 )
@@ -394,7 +394,7 @@ class Database:
         """Run a read on a connection of a pool, again where the connection breaks.
 
         Raises:
-            StoreUnavailable: the database did not serve within the settings' patience.
+            StoreUnavailableError: the database did not serve within the settings' patience.
         """
         patience = RetryPatience(self.settings.read_patience_s)
         while True:
@@ -417,7 +417,7 @@ class Database:
         """Read what one statement selects.
 
         Raises:
-            StoreUnavailable: as `read`.
+            StoreUnavailableError: as `read`.
         """
         return await self.read(fetch_rows, statement, parameters, pool=pool)
 
@@ -429,14 +429,14 @@ class Database:
         What it is for makes claims, such as until when the node was online; fewer do no harm.
 
         Raises:
-            StoreUnavailable: the database did not serve; whether it was done is not known then.
+            StoreUnavailableError: the database did not serve; whether it was done is not known.
         """
         try:
             async with self.connection(self.write_pool) as connection, connection.transaction():
                 await connection.execute("set local synchronous_commit = off")
                 return await work(connection, *given)
         except (psycopg.Error, PoolTimeout) as error:
-            raise StoreUnavailable(sentence(error)) from error
+            raise StoreUnavailableError(sentence(error)) from error
 
     async def read_page(
         self, work: Callable[[Connection], Awaitable[_Result]], outlet: Outlet
@@ -444,31 +444,31 @@ class Database:
         """Read a page of a stream, callers by turns.
 
         Raises:
-            StoreUnavailable: as `read`.
-            StoreBusy: too many pages wait to be read.
+            StoreUnavailableError: as `read`.
+            StoreBusyError: too many pages wait to be read.
         """
         async with self._pages.turn(outlet.caller, outlet.connection):
             return await self.read(work, pool=self.bulk_pool)
 
-    def unavailable(self, failure: Failure) -> StoreUnavailable:
+    def unavailable(self, failure: Failure) -> StoreUnavailableError:
         """Return the error that callers are given."""
         if failure is NO_CONNECTION and self.connect_failure is not None:
             failure = self.connect_failure
-        return StoreUnavailable(failure.sentence)
+        return StoreUnavailableError(failure.sentence)
 
     @asynccontextmanager
     async def connection(self, pool: Pool) -> AsyncIterator[Connection]:
         """Lend a connection of a pool.
 
         Raises:
-            StoreUnavailable: the node is stopping.
+            StoreUnavailableError: the node is stopping.
             PoolTimeout: none became free in time, or none could be made.
             HostRefusedError: its server was replaced meanwhile.
         """
         try:
             connection, owner = await self._lend(pool)
         except PoolClosed as error:
-            raise StoreUnavailable("the node is stopping; ask another one") from error
+            raise StoreUnavailableError("the node is stopping; ask another one") from error
         try:
             async with connection:
                 yield connection

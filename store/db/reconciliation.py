@@ -50,7 +50,7 @@ from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.db.summaries.lattices import added, sum_of_time
 from store.domain.hub import CommitRow, Place
 from store.domain.partitioning import UNBOUNDED_HIGH
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.domain.view import Newest, Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
@@ -265,7 +265,7 @@ class SnapshotView:
         """Read what the view needs, with one statement.
 
         Raises:
-            StoreUnavailable: the database does not serve, or the view's time has passed.
+            StoreUnavailableError: the database does not serve, or the view's time has passed.
         """
         return await self._in_time(partial(self._load, needs))
 
@@ -280,13 +280,13 @@ class SnapshotView:
 
     async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         if asyncio.get_running_loop().time() >= self.deadline_s:
-            raise StoreUnavailable(_EXPIRED)
+            raise StoreUnavailableError(_EXPIRED)
         try:
             with translated_errors():
                 async with asyncio.timeout_at(self.deadline_s):
                     return await work()
         except TimeoutError:
-            raise StoreUnavailable(_EXPIRED) from None
+            raise StoreUnavailableError(_EXPIRED) from None
 
     async def _load(self, needs: Needs) -> Loaded:
         match needs:
@@ -320,7 +320,7 @@ async def cold_view(database: Database) -> AsyncIterator[SnapshotView]:
     """Open a view of what is held now, for `MAX_VIEW_S` at most.
 
     Raises:
-        StoreUnavailable: the database does not serve.
+        StoreUnavailableError: the database does not serve.
     """
     deadline_s = asyncio.get_running_loop().time() + MAX_VIEW_S
     with translated_errors():
@@ -341,7 +341,7 @@ def translated_errors() -> Iterator[None]:
     """Translate errors of the database in this block.
 
     Raises:
-        StoreUnavailable: that is so.
+        StoreUnavailableError: that is so.
     """
     try:
         yield
@@ -349,7 +349,7 @@ def translated_errors() -> Iterator[None]:
         failure = find_failure(error)
         if failure is None:
             raise
-        raise StoreUnavailable(failure.sentence) from error
+        raise StoreUnavailableError(failure.sentence) from error
 
 
 @contextmanager

@@ -52,11 +52,11 @@ class TokenFileError(ValueError):
     """The token file cannot be used; the text names the line or the entry."""
 
 
-class Denied(Exception):
+class CallDeniedError(Exception):
     """A caller is not let in, for the reason that the sentence names."""
 
 
-class Unauthenticated(Denied):
+class UnauthenticatedError(CallDeniedError):
     """A caller sent no token, or an unknown one."""
 
 
@@ -121,16 +121,16 @@ class Access:
         on loopback.
 
         Raises:
-            Denied: a caller that is not known, or lacks the right.
+            CallDeniedError: a caller that is not known, or lacks the right.
         """
         if self._entries is None:
             if right is Right.ADMIN and not open_admin:
-                raise Denied(_ADMIN_ELSEWHERE)
+                raise CallDeniedError(_ADMIN_ELSEWHERE)
             rights = _OPERATOR if open_admin else _EVERYBODY
             return Principal(stranger, rights, limits=self._stranger_limits)
         client = self._identify(authorization)
         if right not in client.rights:
-            raise Denied(
+            raise CallDeniedError(
                 f"client {client.name} lacks the right `{right}`: ask the operator of the node for"
                 " it"
             )
@@ -138,14 +138,14 @@ class Access:
 
     def _identify(self, authorization: str | None) -> Principal:
         if authorization is None:
-            raise Unauthenticated(
+            raise UnauthenticatedError(
                 "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
             )
         token = authorization[len(_BEARER) :].strip()
         if authorization[: len(_BEARER)].lower() != _BEARER or not 0 < len(token) <= (
             MAX_TOKEN_CHARS
         ):
-            raise Unauthenticated(
+            raise UnauthenticatedError(
                 "the metadata `authorization` is not of the form `Bearer TOKEN`: correct it"
             )
         digest = sha256(token.encode()).digest()
@@ -154,7 +154,7 @@ class Access:
             if hmac.compare_digest(known, digest):
                 return client
         hmac.compare_digest(_NO_DIGEST, digest)
-        raise Unauthenticated(
+        raise UnauthenticatedError(
             "the token is not known to this node: check it, or ask the operator for a new one"
         )
 

@@ -39,15 +39,9 @@ from typing import Final, NamedTuple
 from store.domain.access import Principal
 from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.conflicts import StoreResult
-from store.messages.record import (
-    RecordBatch,
-    begin_frame,
-    index_batch,
-    pubsub_suffix,
-    split_frame,
-)
+from store.messages.record import RecordBatch, begin_frame, index_batch, pubsub_suffix, split_frame
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
-from store.messages.transfer import DecodedMessage, MalformedMessage, decode_message
+from store.messages.transfer import DecodedMessage, MalformedMessageError, decode_message
 from storenode.message.hashing import (
     content_digest,
     content_digests,
@@ -291,7 +285,7 @@ class Admission:
         """Judge the next message by all rules, one after the other."""
         try:
             item = decode_message(message)
-        except MalformedMessage as error:
+        except MalformedMessageError as error:
             self._reject(error.refusal, error.message_hash)
             return
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)

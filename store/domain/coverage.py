@@ -467,7 +467,7 @@ def _runs(step: Span, statements: Iterable[Statement]) -> Iterator[_Run]:
 
 
 class Statements(Protocol):
-    """The store of statements. Both methods raise `StoreUnavailable` or `StoreBusy`."""
+    """The store of statements. Both methods raise `NotServingError`."""
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Persist them in place of older ones about the same time."""
@@ -479,7 +479,7 @@ class Statements(Protocol):
 class Coverage:
     """The reads of ``GetCoverage``, and of answers with their completeness.
 
-    All methods raise `StoreUnavailable` or `StoreBusy` where the database does not serve.
+    All methods raise `NotServingError` where the database does not serve.
     """
 
     def __init__(

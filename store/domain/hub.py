@@ -93,7 +93,7 @@ class Delivery:
     place: Place
 
 
-class Queued:
+class _QueuedBytes:
     """Frames that wait for subscribers, each counted once however many it waits for."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Subscriber:
     lagging: bool = False
     queue: deque[Delivery] = field(default_factory=deque)
     queued_bytes: int = 0
-    everything: Queued = field(default_factory=Queued)
+    everything: _QueuedBytes = field(default_factory=_QueuedBytes)
 
     def put(self, delivery: Delivery) -> None:
         """Queue a delivery, or cut the subscriber off when it is too far behind."""
@@ -183,7 +183,7 @@ class Hub:
         self._wide: set[Subscriber] = set()
         self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
         self._names = BoundedDict[bytes, TopicName](MAX_NAMED_TOPICS)
-        self._queued = Queued()
+        self._queued = _QueuedBytes()
 
     def __len__(self) -> int:
         """Count the subscribers."""

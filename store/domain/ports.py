@@ -4,8 +4,7 @@
 Message bytes travel as *frames* (see ``messages.record``): field 1 of a page, holding one
 ``WakuMessageKeyValue``, spliced and never decoded.
 
-Errors that any method may raise: :class:`StoreUnavailable` (the database cannot be reached now;
-retry with backoff), :class:`StoreBusy` (a bounded queue is full).
+Any method may raise `NotServingError`.
 """
 
 from __future__ import annotations
@@ -58,15 +57,19 @@ class Outlet(Protocol):
         """Return room for reading a page in advance; None while there is little."""
 
 
-class StoreUnavailable(Exception):
-    """The database cannot be reached or refuses to serve; the caller may retry with backoff."""
+class NotServingError(Exception):
+    """The database does not serve now; the caller may retry with backoff."""
 
 
-class StoreBusy(Exception):
-    """A bounded queue or pool is full; the caller may retry with backoff."""
+class StoreUnavailableError(NotServingError):
+    """The database cannot be reached or refuses to serve."""
 
 
-class CursorOutOfRange(Exception):
+class StoreBusyError(NotServingError):
+    """A bounded queue or pool is full."""
+
+
+class CursorOutOfRangeError(Exception):
     """A readable cursor that this database cannot serve: another store, or commits were lost."""
 
 
@@ -300,7 +303,7 @@ class Feed(Protocol):
     def follow(self, request: FollowRequest, outlet: Outlet) -> AsyncIterator[FollowPage]:
         """Yield the backlog from a cursor on, then live. The first page comes at once.
 
-        Raises :class:`CursorOutOfRange`.
+        Raises :class:`CursorOutOfRangeError`.
         """
 
     def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
@@ -357,5 +360,5 @@ class PeerAddress:
         return f"{self.node_id}@{self.target}" if self.node_id else self.target
 
 
-class PeerFailed(Exception):
+class PeerError(Exception):
     """A call of a peer failed; one sentence. Another peer, or a later attempt, may do better."""

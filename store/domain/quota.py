@@ -72,7 +72,7 @@ class ClientLimits:
     message_bytes: int | None = None
 
 
-class Exceeded(Exception):
+class QuotaExceededError(Exception):
     """A refusal, whose text says what was too much, the limit and what to do.
 
     A retry may pass after ``retry_after_ns`` (0: when a call under way has ended).
@@ -107,7 +107,7 @@ class Bucket:
         """Take ``amount`` tokens.
 
         Raises:
-            Exceeded: there are not so many; nothing was taken.
+            QuotaExceededError: there are not so many; nothing was taken.
         """
         if self.rate is None:
             return
@@ -115,7 +115,7 @@ class Bucket:
         cost_ns = -(-amount * NS_PER_S // self.rate)
         wait_ns = due_ns - now_ns - _BURST_NS + min(cost_ns, _BURST_NS)
         if wait_ns > 0:
-            raise Exceeded(f"{self._what} per second", self.rate, wait_ns)
+            raise QuotaExceededError(f"{self._what} per second", self.rate, wait_ns)
         self._due_ns = due_ns + cost_ns
 
     def is_full(self, now_ns: int) -> bool:
@@ -152,16 +152,16 @@ class Account:
         """Count a call that begins, and its request; `end` must follow once.
 
         Raises:
-            Exceeded: it may not begin, and `end` does not follow.
+            QuotaExceededError: it may not begin, and `end` does not follow.
         """
         running, of_all = self._running, self._quota.running
         limits = self.limits
         allowed = limits.concurrent_calls if kind is CallKind.CALL else limits.concurrent_streams
         if running[kind] >= allowed:
-            raise Exceeded(f"{kind} of one client", allowed)
+            raise QuotaExceededError(f"{kind} of one client", allowed)
         allowed = self._quota.allowed[kind]
         if of_all[kind] >= allowed:
-            raise Exceeded(f"{kind} of this node", allowed)
+            raise QuotaExceededError(f"{kind} of this node", allowed)
         self.requests.take(1, now_ns)
         running[kind] += 1
         of_all[kind] += 1

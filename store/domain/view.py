@@ -50,15 +50,15 @@ class OpenView(Protocol):
         long.
 
         Raises:
-            StoreUnavailable: the database does not serve, or the view was open for too long.
-            StoreBusy: too many views read from the database already.
+            StoreUnavailableError: the database does not serve, or the view was open for too long.
+            StoreBusyError: too many views read from the database already.
         """
 
     async def listed(self, span: Span, limit: int) -> SyncIds | None:
         """Return the IDs of a range of time with their content digests; None: more than ``limit``.
 
         Raises:
-            StoreUnavailable, StoreBusy: as `lattices`.
+            NotServingError: as `lattices`.
         """
 
     async def contents(self, ids: SyncIds) -> SyncIds:
@@ -101,7 +101,7 @@ class ColdView(Protocol):
         """Read what the view needs.
 
         Raises:
-            StoreUnavailable: the database does not serve, or the view was open for too long.
+            StoreUnavailableError: the database does not serve, or the view was open for too long.
         """
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
@@ -121,7 +121,7 @@ class Newest:
 
 
 class StoredIds(Protocol):
-    """The IDs that the database holds. All methods raise `StoreUnavailable` where it is away."""
+    """The IDs that the database holds. All methods raise `StoreUnavailableError` without it."""
 
     def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
         """Open a view of everything that is stored now."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.quota import Bucket, Exceeded
+from store.domain.quota import Bucket, QuotaExceededError
 from store.gateway.faults import RefusalError
 from store.gateway.limits import (
     CLIENT_QUERIES,
@@ -58,7 +58,7 @@ def charge(rate: Bucket, now_ns: int, reason: str, sentence: str) -> None:
     """Count one in a rate; raise RefusalError above it."""
     try:
         rate.take(1, now_ns)
-    except Exceeded:
+    except QuotaExceededError:
         raise RefusalError(reason, sentence) from None
 
 

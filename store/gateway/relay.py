@@ -20,19 +20,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from store.domain.quota import Bucket, Exceeded
+from store.domain.quota import Bucket, QuotaExceededError
 from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.feed import FollowedMessage, NodeFeed
-from store.gateway.gossipsub import (
-    Arrived,
-    Disconnect,
-    Router,
-    RouterEffect,
-    SeenMessages,
-    SendRpc,
-)
+from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, SeenMessages, SendRpc
 from store.gateway.gossipsub_wire import GossipMessage
 from store.gateway.limits import (
     MAX_DELAYED_MESSAGES,
@@ -270,7 +263,7 @@ async def _wait_for_room(bucket: Bucket, count: int) -> None:
     while True:
         try:
             bucket.take(count, time.monotonic_ns())
-        except Exceeded:
+        except QuotaExceededError:
             await asyncio.sleep(_PAUSE_S)
         else:
             return

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from store.domain.access import Denied, Principal
+from store.domain.access import CallDeniedError, Principal
 from store.http.exchange import JSON, HttpError, HttpExchange, refuse, translate
 from store.observe.logging import get_logger, request_context
 from store.serving.call import Call, Method
@@ -98,7 +98,7 @@ class _HttpCall(Call):
         assert right is not None, "every operation needs a right"
         try:
             return self.node.access().authorize(token, right, self.remote.name)
-        except Denied as denied:
+        except CallDeniedError as denied:
             # What gRPC calls metadata is a header here.
             raise type(denied)(str(denied).replace("metadata", "header")) from None
 

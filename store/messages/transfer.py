@@ -26,7 +26,7 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 _HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
 
 
-class MalformedMessage(ValueError):
+class MalformedMessageError(ValueError):
     """The bytes of an encoded message are no ``WakuMessageAndTopic``.
 
     ``message_hash`` is empty where the bytes have none.
@@ -67,7 +67,7 @@ def decode_message(encoded: bytes) -> DecodedMessage:
     """Decode one message of a request.
 
     Raises:
-        MalformedMessage: it cannot be decoded.
+        MalformedMessageError: it cannot be decoded.
     """
     try:
         item = WakuMessageAndTopic.FromString(encoded)
@@ -89,14 +89,14 @@ def decode_message(encoded: bytes) -> DecodedMessage:
     )
 
 
-def _malformed(encoded: bytes) -> MalformedMessage:
+def _malformed(encoded: bytes) -> MalformedMessageError:
     try:
         item = RawMessageAndTopic.FromString(encoded)
     except DecodeError:
-        return MalformedMessage(MALFORMED)
+        return MalformedMessageError(MALFORMED)
     message = item.message
     if not message.timestamp:
-        return MalformedMessage(TOPIC_NOT_UTF8)
+        return MalformedMessageError(TOPIC_NOT_UTF8)
     stamp = pack_timestamp(message.timestamp)
     parts = (item.pubsub_topic, message.payload, message.content_topic, message.meta, stamp)
-    return MalformedMessage(TOPIC_NOT_UTF8, *message_hashes((parts,)))
+    return MalformedMessageError(TOPIC_NOT_UTF8, *message_hashes((parts,)))

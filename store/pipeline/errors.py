@@ -33,7 +33,7 @@ _STORE_CAUSES: Final = (
     ),
     (
         re.compile(
-            r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFail"
+            r"AccessDeniedError|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFail"
             r"|\b40[13]\b|Unauthorized|Forbidden|permission denied",
             re.IGNORECASE,
         ),

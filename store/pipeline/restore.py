@@ -27,16 +27,10 @@ from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
-from store.domain.ports import Source, StoreBusy, StoreUnavailable
-from store.messages.transfer import MalformedMessage
+from store.domain.ports import NotServingError, Source
+from store.messages.transfer import MalformedMessageError
 from store.pipeline.columns import NAMES
-from store.pipeline.database import (
-    FOREVER,
-    connected,
-    lock,
-    read_store,
-    restored_since,
-)
+from store.pipeline.database import FOREVER, connected, lock, read_store, restored_since
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import (
     SPARK_ERRORS,
@@ -111,7 +105,7 @@ async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> int:
         async with _writer(url) as writer:
             portions = (rows for batch in batches for rows in _portions(batch))
             return sum([await _store_batch(writer, rows) for rows in portions])
-    except (StoreUnavailable, StoreBusy) as error:
+    except NotServingError as error:
         raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
     except psycopg.Error as error:
         raise of_database(error) from error
@@ -141,7 +135,7 @@ async def _store_batch(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> in
     admission = Admission(POLICY, time.time_ns(), Source.RESTORE)
     try:
         admission.admit([encoded(row) for row in rows])
-    except (MalformedMessage, ValueError) as error:
+    except (MalformedMessageError, ValueError) as error:
         raise PipelineError(f"A row of the archive is no message: {error}.") from error
     published = admission.admitted
     for place, row in enumerate(rows):

@@ -18,7 +18,7 @@ from reconcile.errors import MalformedPayloadError
 from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.places import Caller
-from store.domain.ports import PeerFailed
+from store.domain.ports import PeerError
 from store.domain.quota import ClientLimits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import (
@@ -45,14 +45,7 @@ from store.rpc.identity import (
     refuse_client,
 )
 from store.rpc.request_memory import IncompleteRequests
-from store.serving.call import (
-    REQUEST_IDS,
-    Call,
-    Method,
-    StreamMethod,
-    UnaryMethod,
-    is_request_id,
-)
+from store.serving.call import REQUEST_IDS, Call, Method, StreamMethod, UnaryMethod, is_request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.drain import Endable
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
@@ -91,7 +84,7 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (DriverFailedError, Code.INTERNAL),
     (NodeStoppingError, Code.UNAVAILABLE),
     (PeerStalledError, Code.DEADLINE_EXCEEDED),
-    (PeerFailed, Code.UNAVAILABLE),
+    (PeerError, Code.UNAVAILABLE),
     (EmptyWindowError, Code.INVALID_ARGUMENT),
     (UnknownPeerError, Code.INVALID_ARGUMENT),
     (NoPeersError, Code.FAILED_PRECONDITION),
@@ -297,7 +290,7 @@ class RpcCall(Call):
 
         Raises:
             CallError: it is too large, or has not come in time.
-            Exceeded: too much was sent lately.
+            QuotaExceededError: too much was sent lately.
         """
         node, self._is_reading = self.node, True
         slots = node.open_requests if self.method.right is None else node.requests
@@ -346,16 +339,16 @@ class RpcCall(Call):
         try:
             return await self.next_request()
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
-            raise PeerFailed(_GONE) from None
+            raise PeerError(_GONE) from None
         except CallError as gave_way:
-            raise PeerFailed(gave_way.sentence) from None
+            raise PeerError(gave_way.sentence) from None
 
     async def write(self, frame: bytes) -> None:
         """Send a frame to the caller."""
         try:
             await self.send(frame)
         except CallerGoneError:
-            raise PeerFailed(_GONE) from None
+            raise PeerError(_GONE) from None
 
     async def half_close(self) -> None:
         """Leave the end to the status of the call, since this side is the callee."""

@@ -35,7 +35,7 @@ from google.protobuf.message import DecodeError, Message
 
 from reconcile.ids import SyncId
 from store.domain.claims import RequestedEntries
-from store.domain.ports import CursorOutOfRange, HistoryEntry, PeerAddress
+from store.domain.ports import CursorOutOfRangeError, HistoryEntry, PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.rpc.listeners import MAX_PEER_FRAME_BYTES
@@ -452,8 +452,8 @@ class PeerReader:
         """Yield what a peer stores of a time range, in ascending order.
 
         Raises:
-            PeerFailed: the call failed, or the peer does not keep to its rules.
-            CursorOutOfRange: the peer does not serve this cursor.
+            PeerError: the call failed, or the peer does not keep to its rules.
+            CursorOutOfRangeError: the peer does not serve this cursor.
         """
         request = store_pb2.ScanRequest(
             time_start=start_ns,
@@ -479,7 +479,7 @@ class PeerReader:
                     yield ScannedPage(_join(page), hashes, page.cursor, last[0])
         except PeerCallError as error:
             if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
-                raise CursorOutOfRange(str(error)) from error
+                raise CursorOutOfRangeError(str(error)) from error
             raise
 
     async def lookup(
@@ -488,7 +488,7 @@ class PeerReader:
         """Yield pages of encoded ``WakuMessageAndTopic`` that the entries select at a peer.
 
         Raises:
-            PeerFailed: the call failed, or the peer does not keep to its rules.
+            PeerError: the call failed, or the peer does not keep to its rules.
         """
         request = store_pb2.GetSdsMessagesRequest(
             channel_id=channel_id.decode(),

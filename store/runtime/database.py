@@ -18,7 +18,7 @@ from store.db.errors import HostRefusedError, SchemaError, is_login_refused, sen
 from store.db.pool import Database, complete_url
 from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
 from store.db.schema import migrate
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
 from store.observe.logging import get_logger
@@ -233,7 +233,7 @@ class HostWatch:
     async def end(self) -> None:
         """Keep what was seen up to the end, as far as the database still answers."""
         patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
-        with contextlib.suppress(psycopg.Error, StoreUnavailable, TimeoutError):
+        with contextlib.suppress(psycopg.Error, StoreUnavailableError, TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._database.read(self._guard.reach)
         await asyncio.to_thread(self._guard.keep)

@@ -27,7 +27,7 @@ from store.db.connection import Connection, fetch_rows
 from store.db.errors import NO_CONNECTION, UNREACHABLE, Failure, find_failure, sentence
 from store.db.locks import read_stall
 from store.db.pool import Database
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError, StoreUnavailableError
 from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.monitor")
@@ -340,7 +340,7 @@ class WriteCanary:
             if failure is None:
                 failure = Failure((), "", f"the database refuses a small write: {sentence(error)}")
             cause = str(self._database.unavailable(failure))
-        except (StoreUnavailable, StoreBusy) as error:
+        except NotServingError as error:
             cause = self._cause or str(error)
         else:
             cause = ""
@@ -352,7 +352,7 @@ class WriteCanary:
         database = self._database
         try:
             found = await database.read(read_stall)
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             return str(error)
         if found is None and database.connect_failure is not None:
             found = database.connect_failure.sentence

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.embedded.process import is_full_disk
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
@@ -136,7 +136,7 @@ class NodeRuntime:
             raise WrongConfigurationError(str(error)) from error
         except BindError as error:
             raise NodeFailedError(str(error)) from error
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             raise UnreachableError(ended(f"The database does not serve: {error}")) from error
         _LOG.info("ended")
 

@@ -69,7 +69,7 @@ class PolicySource:
         """Settle the brake, show what it holds, and log where that has changed.
 
         Raises:
-            StoreUnavailable: The database does not serve.
+            StoreUnavailableError: The database does not serve.
         """
         before = self.brake.excess
         await database.read(self.brake.settle, self._now_ns())

@@ -20,7 +20,7 @@ from store.config.node import NodeConfig
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.retention import review
 from store.db.schema import migrate
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
 from store.embedded.binaries import choose
 from store.embedded.datadir import DataDir
@@ -99,7 +99,7 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
         return [] if url is None or config.read_only else await _retention_problems(config, url)
     except _FAULTS as error:
         return [str(error)]
-    except (SchemaError, StoreUnavailable) as error:
+    except (SchemaError, StoreUnavailableError) as error:
         return [as_sentence(error)]
     except psycopg.Error as error:
         return [f"The database could not be read ({sentence(error)}): check that Postgres runs."]

@@ -32,7 +32,7 @@ from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, Place, WrittenIds
-from store.domain.ports import PUBLISHED, PeerAddress, Services, Source, StoreBusy, StoreUnavailable
+from store.domain.ports import PUBLISHED, NotServingError, PeerAddress, Services, Source
 from store.domain.unread import Confirmations, GossipPeerState
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
@@ -118,7 +118,7 @@ class NodeParts:
         """Open the pools and start what lives on them.
 
         Raises:
-            StoreUnavailable: The database does not serve.
+            StoreUnavailableError: The database does not serve.
         """
         config, metrics, stack = self.config, self.metrics, self._stack
         database = self.database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
@@ -304,7 +304,7 @@ class NodeParts:
             tasks.start(name, work)
 
     async def _sweep_unread(self) -> None:
-        with suppress(StoreUnavailable, StoreBusy):
+        with suppress(NotServingError):
             await self.unread.sweep()
 
     def gossip_peers(self) -> Sequence[GossipPeerState]:
@@ -359,7 +359,7 @@ class SharedConfirmations(ConfirmationWaits):
     ) -> str:
         if not lacking or await self._is_shared():
             return await super()._hopeless(lacking, stored, min_confirms)
-        with suppress(StoreUnavailable, StoreBusy):
+        with suppress(NotServingError):
             await self._unread.expire(sorted(lacking))
         return "this node exchanges no read confirmations"
 

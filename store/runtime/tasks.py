@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError
 from store.observe.logging import get_logger
 from store.serving.tasks import Work
 
@@ -90,7 +90,7 @@ class SingleFlightCache(Generic[_T]):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._value = await self._read()
             self._read_at_s = self._clock()
-        except (StoreUnavailable, StoreBusy):
+        except NotServingError:
             began_s = self._clock()  # what waited for a database has cost it nothing
         except TimeoutError:
             pass

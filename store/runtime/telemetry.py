@@ -11,7 +11,7 @@ from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.maintenance.condition import StoreCondition, read_condition
-from store.domain.ports import StoreBusy, StoreSummary, StoreUnavailable
+from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total
 from store.runtime.services import NodeParts
@@ -97,14 +97,14 @@ class Telemetry:
 
     async def read_summary(self) -> StoreSummary:
         """Return what the database holds; from one that is away, what was read last."""
-        with contextlib.suppress(StoreUnavailable, StoreBusy):
+        with contextlib.suppress(NotServingError):
             await self._read_summary()
         return self.summary
 
     async def follow(self) -> None:
         """Read the horizon of the store, and if retention is held."""
         await self.read_summary()
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreUnavailableError):
             if not self._config.read_only:
                 await self._policy.settle_retention(self._parts.database, self._metrics)
 

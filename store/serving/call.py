@@ -100,7 +100,7 @@ class Call(ABC):
         """Return the caller, by the rules in force.
 
         Raises:
-            Denied: it is not known, or lacks the right.
+            CallDeniedError: it is not known, or lacks the right.
             CallError: it does not say who it is as it should.
         """
 
@@ -108,7 +108,7 @@ class Call(ABC):
         """Identify the caller, and admit the call by the quotas of its caller and of the node.
 
         Raises:
-            Exceeded: too many calls are under way, or too many came lately.
+            QuotaExceededError: too many calls are under way, or too many came lately.
             Exception: as `identify` does.
         """
         client, now_ns = self.identify(), self.node.monotonic_ns()
@@ -156,7 +156,7 @@ class Call(ABC):
 
         Raises:
             CallError: it is too large, or `check_rights` fails.
-            Exceeded: too much was sent lately.
+            QuotaExceededError: too much was sent lately.
         """
         if self.access is not self.node.access():
             self.check_rights()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from store.domain.access import Denied, Unauthenticated
-from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
+from store.domain.access import CallDeniedError, UnauthenticatedError
+from store.domain.ports import CursorOutOfRangeError, StoreBusyError, StoreUnavailableError
 from store.domain.query import LimitError, RequestError
-from store.domain.quota import Exceeded
+from store.domain.quota import QuotaExceededError
 from store.messages.cursor import CursorError
 
 
@@ -67,17 +67,17 @@ def unready(sentence: str) -> CallError:
 
 
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
-    (StoreUnavailable, Code.UNAVAILABLE),
-    (StoreBusy, Code.RESOURCE_EXHAUSTED),
-    (Exceeded, Code.RESOURCE_EXHAUSTED),
-    (Unauthenticated, Code.UNAUTHENTICATED),
-    (Denied, Code.PERMISSION_DENIED),
-    (CursorOutOfRange, Code.OUT_OF_RANGE),
+    (StoreUnavailableError, Code.UNAVAILABLE),
+    (StoreBusyError, Code.RESOURCE_EXHAUSTED),
+    (QuotaExceededError, Code.RESOURCE_EXHAUSTED),
+    (UnauthenticatedError, Code.UNAUTHENTICATED),
+    (CallDeniedError, Code.PERMISSION_DENIED),
+    (CursorOutOfRangeError, Code.OUT_OF_RANGE),
     (CursorError, Code.INVALID_ARGUMENT),
     (LimitError, Code.RESOURCE_EXHAUSTED),
     (RequestError, Code.INVALID_ARGUMENT),
 )
-_RETRYABLE: Final = (StoreUnavailable, StoreBusy, Exceeded)
+_RETRYABLE: Final = (StoreUnavailableError, StoreBusyError, QuotaExceededError)
 
 
 def expected(error: Exception) -> CallError | None:

@@ -26,7 +26,7 @@ from store.domain.coverage import (
     stated,
 )
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError
 from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import THREADED_ROWS
@@ -129,7 +129,7 @@ class StatementBuffer:
             if written.waiting:
                 try:
                     await self._statements.note(store_id, written.waiting, written.noted_ns)
-                except (StoreUnavailable, StoreBusy):
+                except NotServingError:
                     return
                 written.waiting = ()
 

@@ -6,14 +6,14 @@ from enum import StrEnum
 from typing import Final
 
 from reconcile.errors import MalformedPayloadError as MalformedPayload
-from reconcile.errors import PayloadLimitError as LimitExceeded
-from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
+from reconcile.errors import PayloadLimitError
+from store.domain.ports import NotServingError, PeerError
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
 
-class CallFailedError(PeerFailed):
+class CallFailedError(PeerError):
     """A call ended with an error; one sentence for the operator.
 
     ``aborted``: the peer lets another session go first.
@@ -22,11 +22,11 @@ class CallFailedError(PeerFailed):
     aborted = False
 
 
-class PeerSilentError(PeerFailed):
+class PeerSilentError(PeerError):
     """The peer says nothing, or the session takes too long."""
 
 
-class ProtocolBrokenError(PeerFailed):
+class ProtocolBrokenError(PeerError):
     """The peer did what the protocol does not allow."""
 
 
@@ -34,11 +34,11 @@ class MalformedFrameError(ProtocolBrokenError):
     """The bytes are not such a frame."""
 
 
-class FrameTooLargeError(PeerFailed):
+class FrameTooLargeError(PeerError):
     """A frame has more entries than a node decodes."""
 
 
-class TooManyCallsError(PeerFailed):
+class TooManyCallsError(PeerError):
     """The error of a call when too many wait for their first frame; retry later."""
 
 
@@ -46,11 +46,11 @@ class SeatLostError(TooManyCallsError):
     """A session that only waited has given its place to another peer."""
 
 
-class SessionUnknownError(PeerFailed):
+class SessionUnknownError(PeerError):
     """The error of a transfer without a session."""
 
 
-class GaveWayError(PeerFailed):
+class GaveWayError(PeerError):
     """The end of a session that yields to another with the same peer."""
 
 
@@ -70,7 +70,7 @@ class TransferFault(StrEnum):
     LOST = "lost"
 
 
-class TransferFailedError(PeerFailed):
+class TransferFailedError(PeerError):
     """A transfer ended before its end; ``fault`` says whose doing it was."""
 
     def __init__(self, fault: TransferFault, sentence: str) -> None:
@@ -78,7 +78,7 @@ class TransferFailedError(PeerFailed):
         self.fault = fault
 
 
-EXPECTED: Final = (PeerFailed, MalformedPayload, LimitExceeded, StoreUnavailable, StoreBusy)
+EXPECTED: Final = (PeerError, MalformedPayload, PayloadLimitError, NotServingError)
 """Errors whose sentence says what happened."""
 
 

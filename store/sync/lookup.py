@@ -20,7 +20,7 @@ from store.domain.environment import Environment
 from store.domain.ports import (
     HistoryEntry,
     PeerAddress,
-    PeerFailed,
+    PeerError,
     SdsLookup,
     SdsLookups,
     Source,
@@ -95,7 +95,7 @@ class Fetcher:
                 async for page in pages:
                     for start in range(0, len(page), ADMITTED_AT_ONCE):
                         await self._take(page[start : start + ADMITTED_AT_ONCE], taken)
-        except PeerFailed as failed:
+        except PeerError as failed:
             error = str(failed)
         left, _ = await self._missing(request.channel_id, wanted)
         refused = tuple(

@@ -43,8 +43,8 @@ class PeerCaller(Protocol):
         an empty one begins at the start.
 
         Raises:
-            PeerFailed: the call failed.
-            CursorOutOfRange: the peer does not serve this cursor.
+            PeerError: the call failed.
+            CursorOutOfRangeError: the peer does not serve this cursor.
         """
 
     def lookup(
@@ -53,7 +53,7 @@ class PeerCaller(Protocol):
         """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
 
         Raises:
-            PeerFailed: the call failed, or the peer does not keep to its rules.
+            PeerError: the call failed, or the peer does not keep to its rules.
         """
 
     def node_id(self, peer: PeerAddress) -> str:
@@ -63,7 +63,7 @@ class PeerCaller(Protocol):
 class FrameStream(Protocol):
     """Frames to and from a peer; one reader and one writer at a time.
 
-    Every method raises `PeerFailed` when the call has failed.
+    Every method raises `PeerError` when the call has failed.
     """
 
     async def read(self) -> bytes | None:

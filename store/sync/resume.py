@@ -27,12 +27,12 @@ from store.domain.admission import Admission
 from store.domain.coverage import Interval
 from store.domain.environment import Environment
 from store.domain.ports import (
-    CursorOutOfRange,
+    CursorOutOfRangeError,
+    NotServingError,
     PeerAddress,
-    PeerFailed,
+    PeerError,
     Source,
-    StoreBusy,
-    StoreUnavailable,
+    StoreUnavailableError,
     Writer,
 )
 from store.sync.errors import PeerSilentError, ProtocolBrokenError
@@ -97,14 +97,14 @@ class OnlineTimes(Protocol):
         """Return when the store was last online, in Unix nanoseconds; 0: never.
 
         Raises:
-            StoreUnavailable: the database does not answer.
+            StoreUnavailableError: the database does not answer.
         """
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``.
 
         Raises:
-            StoreUnavailable: the database did not take it.
+            StoreUnavailableError: the database did not take it.
         """
 
     async def record(self, interval: Interval) -> None:
@@ -248,8 +248,8 @@ class Resumer:
             async with aclosing(pages):
                 async for page in pages:
                     await self._take(peer, page)
-        except (CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable) as error:
-            if isinstance(error, CursorOutOfRange):
+        except (CursorOutOfRangeError, PeerError, NotServingError) as error:
+            if isinstance(error, CursorOutOfRangeError):
                 self._cursor = b""
             self._log.warning("resume_broken", peer=str(peer), error=str(error))
             self._failed(peer, f"resume: {error}")
@@ -263,7 +263,7 @@ class Resumer:
         """Store one page; it counts as fetched only when all that may be stored is durable.
 
         Raises:
-            PeerFailed: what the peer sends is not what it names, or takes too long.
+            PeerError: what the peer sends is not what it names, or takes too long.
         """
         messages, environment, progress = page.messages, self._environment, self._progress
         admission = Admission(self._policy(), environment.now_ns(), Source.RESUME)
@@ -306,13 +306,13 @@ class Resumer:
         if 0 < last_ns < reached_ns:
             try:
                 await self._online.record(Interval(last_ns, reached_ns, resumed=True))
-            except StoreUnavailable as error:
+            except StoreUnavailableError as error:
                 self._log.debug("online_not_noted", error=str(error))
 
     async def _note(self, online_ns: int) -> None:
         try:
             await self._online.note(online_ns, self._environment.now_ns())
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             # The time stays as it was, and the next resume fetches a little more.
             self._log.debug("online_not_noted", error=str(error))
 
@@ -352,6 +352,6 @@ class OnlineRecorder:
         self._end_ns = now_ns
         try:
             await self._online.record(Interval(self._start_ns, now_ns, resumed=False))
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             self._environment.log.debug("online_not_noted", error=str(error))
             self._end_ns = 0

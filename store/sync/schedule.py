@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.environment import Environment
-from store.domain.ports import PeerAddress, SdsLookup, StoreBusy
+from store.domain.ports import PeerAddress, SdsLookup, StoreBusyError
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import FetchDone, Fetcher
 from store.sync.peers import PeerCaller
@@ -205,7 +205,7 @@ class Synchronizer:
         await asyncio.gather(*self._sessions, return_exceptions=True)
         for request in self._unanswered:
             if not request.done.done():
-                request.done.set_exception(StoreBusy(_STOPPING))
+                request.done.set_exception(StoreBusyError(_STOPPING))
         self._waiting.clear()
 
     async def synchronize(
@@ -219,10 +219,10 @@ class Synchronizer:
             UnknownPeerError: The peer is not configured.
             NoPeersError: None is.
             EmptyWindowError: It would end where it begins, or before.
-            StoreBusy: Too many wait already, or the node is stopping.
+            StoreBusyError: Too many wait already, or the node is stopping.
         """
         if self._stopped:
-            raise StoreBusy(_STOPPING)
+            raise StoreBusyError(_STOPPING)
         peer = self._find(peer_name)
         future: asyncio.Future[SessionReport] = asyncio.get_running_loop().create_future()
         found = None if peer is None else self._peers[peer]
@@ -234,7 +234,7 @@ class Synchronizer:
                 "is empty: give both time_start and time_end, the first before the second"
             )
         if len(self._waiting) >= MAX_WAITING:
-            raise StoreBusy(f"{MAX_WAITING} sessions wait already; retry later")
+            raise StoreBusyError(f"{MAX_WAITING} sessions wait already; retry later")
         self._waiting.append(request)
         self._unanswered.add(request)
         try:
@@ -251,10 +251,10 @@ class Synchronizer:
         Raises:
             UnknownPeerError: The peer is not configured.
             NoPeersError: None is.
-            StoreBusy, StoreUnavailable: The database takes nothing now.
+            NotServingError: The database takes nothing now.
         """
         if self._stopped:
-            raise StoreBusy(_STOPPING)
+            raise StoreBusyError(_STOPPING)
         peer = self._find(peer_name)
         if peer is None:
             raise UnknownPeerError(f"name the peer to ask: one of {self._known()}")

@@ -1,61 +1,65 @@
 """The client of store nodes: publish, query, scan, follow, SDS lookups; asyncio and blocking.
 
 `AsyncClient` and `Client` have the same methods; `AsyncAdmin` and `Admin` call a node's admin
-listener. Everything that they raise derives from `StorenodeError`. Modules of this package hold the
-calls on the schema's own classes (`storenode.client.node`), on which these stand.
+listener. They raise `StorenodeError`. `storenode.client.node` has calls on the schema's classes.
 """
 
 from storenode.client.asynchronous import AsyncAdmin, AsyncClient
 from storenode.client.blocking_client import Admin, Client, Publisher
-from storenode.client.errors import MessageRejected, NotConfirmed, PositionError, PublishError
+from storenode.client.errors import (
+    MessageRejectedError,
+    NotConfirmedError,
+    PositionError,
+    PublishError,
+)
 from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
 from storenode.client.positions import Position
 from storenode.client.publisher import AsyncPublisher
 from storenode.client.retry import Retry
-from storenode.common.errors import ArgumentError, ClientClosed, StorenodeError
+from storenode.common.errors import ArgumentError, ClientClosedError, StorenodeError
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import (
-    AccessDenied,
-    CallTimeout,
+    AccessDeniedError,
+    CallTimeoutError,
     ClientOptionError,
-    ConnectionLost,
-    CursorRefused,
-    InvalidRequest,
-    LimitExceeded,
-    NodeDraining,
+    ConnectionLostError,
+    CursorRefusedError,
+    InvalidRequestError,
+    LimitExceededError,
+    NodeDrainingError,
     NodeError,
-    NodeUnavailable,
-    NodeUnreachable,
-    NotAuthenticated,
-    NotServed,
+    NodeUnavailableError,
+    NodeUnreachableError,
+    NotAuthenticatedError,
+    NotServedError,
     TlsHandshakeError,
     WrongProtocolError,
 )
 
 __all__ = [
-    "AccessDenied",
+    "AccessDeniedError",
     "Admin",
     "ArgumentError",
     "AsyncAdmin",
     "AsyncClient",
     "AsyncPublisher",
-    "CallTimeout",
+    "CallTimeoutError",
     "Client",
-    "ClientClosed",
+    "ClientClosedError",
     "ClientOptionError",
-    "ConnectionLost",
-    "CursorRefused",
-    "InvalidRequest",
-    "LimitExceeded",
+    "ConnectionLostError",
+    "CursorRefusedError",
+    "InvalidRequestError",
+    "LimitExceededError",
     "Message",
-    "MessageRejected",
-    "NodeDraining",
+    "MessageRejectedError",
+    "NodeDrainingError",
     "NodeError",
-    "NodeUnavailable",
-    "NodeUnreachable",
-    "NotAuthenticated",
-    "NotConfirmed",
-    "NotServed",
+    "NodeUnavailableError",
+    "NodeUnreachableError",
+    "NotAuthenticatedError",
+    "NotConfirmedError",
+    "NotServedError",
     "Outcome",
     "Page",
     "Position",

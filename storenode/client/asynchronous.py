@@ -140,8 +140,8 @@ class AsyncClient(_Connected):
             ```
 
         Raises:
-            MessageRejected: The node does not take the message.
-            NotConfirmed: The node holds it, but too few other stores confirmed it in time.
+            MessageRejectedError: The node does not take the message.
+            NotConfirmedError: The node holds it, but too few other stores confirmed it in time.
             NodeError: No node served the call.
         """
         (result,) = await self.publish_many(
@@ -257,7 +257,7 @@ class AsyncClient(_Connected):
             ```
 
         Raises:
-            CursorRefused: The node does not know the cursor.
+            CursorRefusedError: The node does not know the cursor.
             NodeError: The node refused the request, or no node served the call.
         """
         _check_paging(limit, cursor)
@@ -437,8 +437,8 @@ class AsyncClient(_Connected):
             ```
 
         Raises:
-            CursorRefused: By the stream: the cursor is another store's, or the store lost commits
-                since. Scan the time that is in question, and follow without a cursor.
+            CursorRefusedError: By the stream: the cursor is another store's, or the store lost
+                commits since. Scan the time that is in question, and follow without a cursor.
         """
         _check_paging(None, cursor)
         wanted, is_first = content_filter(pubsub_topic, content_topics), True

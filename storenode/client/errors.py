@@ -24,9 +24,9 @@ class PublishError(StorenodeError):
         self.sentence = sentence
 
 
-class MessageRejected(PublishError):
+class MessageRejectedError(PublishError):
     """The node will never accept this message; the sentence says why."""
 
 
-class NotConfirmed(PublishError):
+class NotConfirmedError(PublishError):
     """The node holds the message, but too few other stores confirmed it in time."""

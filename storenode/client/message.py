@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storenode.client.errors import MessageRejected, NotConfirmed
+from storenode.client.errors import MessageRejectedError, NotConfirmedError
 from storenode.client.messages import outcome_name
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.errors import ArgumentError
@@ -185,13 +185,13 @@ class Published:
         """Return the answer itself; raise if it is a refusal.
 
         Raises:
-            MessageRejected: The node does not take the message.
-            NotConfirmed: Too few other stores confirmed it in time.
+            MessageRejectedError: The node does not take the message.
+            NotConfirmedError: Too few other stores confirmed it in time.
         """
         if self.outcome is Outcome.REJECTED:
-            raise MessageRejected(message, self, f"The message was rejected: {self.reason}.")
+            raise MessageRejectedError(message, self, f"The message was rejected: {self.reason}.")
         if self.outcome is Outcome.UNCONFIRMED:
-            raise NotConfirmed(message, self, f"The message is not confirmed: {self.reason}.")
+            raise NotConfirmedError(message, self, f"The message is not confirmed: {self.reason}.")
         return self
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.connection.arguments import check_kind
 from storenode.connection.channel import (
     MAX_RESPONSE_BYTES,
@@ -72,13 +72,13 @@ class Nodes:
         """Check that calls can be made from the running event loop.
 
         Raises:
-            ClientClosed: The client was closed, or belongs to another event loop.
+            ClientClosedError: The client was closed, or belongs to another event loop.
         """
         if self.is_closed:
-            raise ClientClosed("The client is closed: make a new one.")
+            raise ClientClosedError("The client is closed: make a new one.")
         self._loop = self._loop or asyncio.get_running_loop()
         if self._loop is not asyncio.get_running_loop():
-            raise ClientClosed(
+            raise ClientClosedError(
                 "The client belongs to the event loop of its first call: make one in each loop."
             )
 

@@ -16,7 +16,7 @@ import grpc
 from storenode.client.nodes import Node, Nodes
 from storenode.client.retry import HEDGE_DELAY_S, Attempts, Retry
 from storenode.connection.call_status import Ending, cancelled
-from storenode.connection.errors import CallTimeout, NodeError, silent_node
+from storenode.connection.errors import CallTimeoutError, NodeError, silent_node
 
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
@@ -82,7 +82,7 @@ class PublishPipeline:
                     if failure is None:
                         break
                     await attempts.failed(node, failure)
-                except CallTimeout as error:
+                except CallTimeoutError as error:
                     if self._is_patient(patience_s):
                         await attempts.failed(node, error)
                     else:
@@ -102,7 +102,7 @@ class PublishPipeline:
         """Return the next answer; None at the end of the stream.
 
         Raises:
-            CallTimeout: The node has not answered in time what was sent to it.
+            CallTimeoutError: The node has not answered in time what was sent to it.
         """
         clock = asyncio.get_running_loop().time
         following = asyncio.ensure_future(anext(answers, None))

@@ -12,7 +12,7 @@ from storenode.client.errors import PublishError
 from storenode.client.message import Message, Published, encode_message
 from storenode.client.messages import publish_requests
 from storenode.client.node import NodeClient
-from storenode.common.errors import ArgumentError, ClientClosed
+from storenode.common.errors import ArgumentError, ClientClosedError
 from storenode.connection.arguments import check_kind
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -94,13 +94,13 @@ class AsyncPublisher:
 
         Raises:
             NodeError: Publishing failed for good; unacknowledged futures have the same error.
-            ClientClosed: The block was left already.
+            ClientClosedError: The block was left already.
         """
         encoded = encode_message(message)
         await self._room.acquire()
         if self._task is None or self._closing or self._task.done():
             self._room.release()
-            raise self._failure or ClientClosed("The publisher is closed: make a new one.")
+            raise self._failure or ClientClosedError("The publisher is closed: make a new one.")
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
         self._waiting.append(_Item(message, encoded, answer))

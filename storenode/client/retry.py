@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from storenode.client.nodes import Node, Nodes
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.connection.channel import explain_failure
 from storenode.connection.errors import (
-    CallTimeout,
-    ConnectionLost,
-    CursorRefused,
-    LimitExceeded,
+    CallTimeoutError,
+    ConnectionLostError,
+    CursorRefusedError,
+    LimitExceededError,
     NodeError,
     silent_node,
 )
@@ -84,7 +84,7 @@ class Attempts:
         self._warned = False
         self._rounds = 0
         self._errors: list[NodeError] = []
-        self._refused: CursorRefused | None = None
+        self._refused: CursorRefusedError | None = None
         self._deadline_s = self._next_deadline_s()
 
     def progressed(self) -> None:
@@ -132,7 +132,7 @@ class Attempts:
         """Wait for an answer until the time is up.
 
         Raises:
-            CallTimeout: The node was silent for too long.
+            CallTimeoutError: The node was silent for too long.
         """
         try:
             async with asyncio.timeout(self._left_s()):
@@ -178,7 +178,7 @@ class Attempts:
                         errors.append(self._judge(node, await _explain(error, node)))
                     except asyncio.CancelledError:
                         # Closing a channel cancels its calls.
-                        raise ClientClosed("The client is closed: make a new one.") from None
+                        raise ClientClosedError("The client is closed: make a new one.") from None
                     else:
                         self._nodes.use(node)
                         return node, result
@@ -208,9 +208,9 @@ class Attempts:
 
     def _judge(self, node: Node, error: NodeError) -> NodeError:
         """Turn to the next node; raise an error that another attempt cannot heal."""
-        if isinstance(error, CursorRefused):
+        if isinstance(error, CursorRefusedError):
             self._refused = error
-        elif not isinstance(error, CallTimeout) and not error.retryable:
+        elif not isinstance(error, CallTimeoutError) and not error.retryable:
             _log.info("node %s refused the call: %s", node.address, printable(error.sentence))
             raise error
         self._nodes.failed(node)
@@ -294,7 +294,7 @@ async def stream(
                 following = anext(pages, None)
                 try:
                     page = await (following if is_endless else attempts.bounded(node, following))
-                except (grpc.aio.AioRpcError, CallTimeout) as error:
+                except (grpc.aio.AioRpcError, CallTimeoutError) as error:
                     failure = await _explain(error, node)
                     attempts.progressed()
                     break
@@ -304,9 +304,9 @@ async def stream(
             call.cancel()
         if cursor_of is None:
             raise failure
-        if isinstance(failure, LimitExceeded):
+        if isinstance(failure, LimitExceededError):
             # The node needed the memory of pages that were not taken for long.
-            failure = ConnectionLost(failure.code, failure.sentence)
+            failure = ConnectionLostError(failure.code, failure.sentence)
         sentence = printable(failure.sentence)
         _log.info("the stream from %s broke and continues: %s", node.address, sentence)
         await attempts.failed(node, failure)
@@ -330,7 +330,7 @@ async def _ping(node: Node) -> None:
 
 
 def _is_for_the_moment(error: NodeError) -> bool:
-    return error.code == _UNSERVED or isinstance(error, LimitExceeded)
+    return error.code == _UNSERVED or isinstance(error, LimitExceededError)
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:

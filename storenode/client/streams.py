@@ -13,7 +13,7 @@ from storenode.client.message import Message, Page
 from storenode.client.positions import Position
 from storenode.common.bounded import BoundedDict
 from storenode.common.errors import ArgumentError
-from storenode.connection.errors import CursorRefused, InvalidRequest
+from storenode.connection.errors import CursorRefusedError, InvalidRequestError
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
@@ -132,7 +132,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
             async with aclosing(open_pages(cursor)) as pages:
                 async for page in pages:
                     yield page
-        except (CursorRefused, InvalidRequest) as error:
+        except (CursorRefusedError, InvalidRequestError) as error:
             if self._position is None or not cursor:
                 raise
             sentence = f"{error.sentence} The position is kept in {self._position}."
@@ -206,7 +206,7 @@ async def followed_across(
                     cursor = page.cursor or cursor
                     yield _fresh(known, page.messages, cursor, live=page.live)
                     caught_up_ns = time.time_ns() - round(overlap_s * NS_PER_S)
-        except CursorRefused:
+        except CursorRefusedError:
             if caught_up_ns is None or not cursor:
                 raise
             cursor = b""

@@ -9,5 +9,5 @@ class ArgumentError(StorenodeError, ValueError, TypeError):
     """An argument has a wrong type or value; the sentence says what to pass."""
 
 
-class ClientClosed(StorenodeError):  # noqa: N818 - a public name
+class ClientClosedError(StorenodeError):
     """The client, stream or channel was closed: make a new one."""

@@ -13,7 +13,7 @@ from storenode.connection.arguments import check_bytes, check_text, is_loopback
 from storenode.connection.errors import (
     ClientOptionError,
     NodeError,
-    NodeUnreachable,
+    NodeUnreachableError,
     TlsHandshakeError,
     node_error,
 )
@@ -146,7 +146,7 @@ async def explain_failure(
 ) -> NodeError:
     """Return the error of a call as the caller sees it, with the cause of a closed connection."""
     failure = node_error(error, address) if isinstance(error, grpc.RpcError) else error
-    is_closed = isinstance(failure, NodeUnreachable) and failure.is_closed
+    is_closed = isinstance(failure, NodeUnreachableError) and failure.is_closed
     if is_closed and tls is None and await _speaks_tls(address):
         return TlsHandshakeError(
             failure.code, f"The node at {address} demands TLS: give its certificate authority."

@@ -30,7 +30,6 @@ _BROKEN: Final = (
 )
 """How gRPC's own sentences on a connection that broke begin; a node's sentences do not."""
 
-
 _TLS_FAILURES: Final = ("ls handshake failed", "sl handshake failed", "verification check failed")
 _FOREIGN_PROTOCOLS: Final = ("Failed parsing HTTP/2", "http1.x server")
 """Parts of gRPC's own sentences on connections that another attempt does not make."""
@@ -62,87 +61,84 @@ class NodeError(StorenodeError):
     @property
     def unreachable(self) -> bool:
         """True when the node or its database could not be reached; trying again may help."""
-        return isinstance(self, NodeUnavailable)
+        return isinstance(self, NodeUnavailableError)
 
 
-class NodeUnavailable(NodeError):
+class NodeUnavailableError(NodeError):
     """The node did not serve the call, for example because its database is away."""
 
     retryable = True
 
 
-class NodeUnreachable(NodeUnavailable):
+class NodeUnreachableError(NodeUnavailableError):
     """An error for a node to which no connection could be made."""
 
     is_closed = False
     """True when the listener closed the connection without a reason."""
 
 
-class TlsHandshakeError(NodeUnreachable):
+class TlsHandshakeError(NodeUnreachableError):
     """The TLS options do not fit the node; another attempt cannot help."""
 
     retryable = False
 
 
-class WrongProtocolError(NodeUnreachable):
+class WrongProtocolError(NodeUnreachableError):
     """The listener at this address does not speak gRPC; another attempt cannot help."""
 
     retryable = False
 
 
-class ConnectionLost(NodeUnavailable):
+class ConnectionLostError(NodeUnavailableError):
     """The connection broke before the call had ended."""
 
 
-class NodeDraining(NodeUnavailable):
+class NodeDrainingError(NodeUnavailableError):
     """The node is shutting down and ended the call."""
 
 
-class CallTimeout(NodeError):
+class CallTimeoutError(NodeError):
     """The node did not answer within the call's time limit."""
 
 
-class CursorRefused(NodeError):
+class CursorRefusedError(NodeError):
     """The node cannot go on from this cursor: it belongs to another store, or commits were lost."""
 
 
-class InvalidRequest(NodeError):
+class InvalidRequestError(NodeError):
     """The request is malformed, or its parts do not go together."""
 
 
-class NotAuthenticated(NodeError):
+class NotAuthenticatedError(NodeError):
     """The call has no token, or one that the node does not know."""
 
 
-class AccessDenied(NodeError):
+class AccessDeniedError(NodeError):
     """The token does not give the right that the call needs."""
 
 
-class LimitExceeded(NodeError):
+class LimitExceededError(NodeError):
     """The request exceeds a limit of the node or of the token; the sentence names it.
 
     ``retryable`` is true where that is so for the moment: too much is requested at the same time.
     """
 
 
-class NotServed(NodeError):
+class NotServedError(NodeError):
     """The listener at this address does not serve the call."""
 
 
 _BY_CODE: Final[dict[str, type[NodeError]]] = {
-    "CANCELLED": ConnectionLost,
-    "DEADLINE_EXCEEDED": CallTimeout,
-    "INVALID_ARGUMENT": InvalidRequest,
-    "OUT_OF_RANGE": CursorRefused,
-    "PERMISSION_DENIED": AccessDenied,
-    "RESOURCE_EXHAUSTED": LimitExceeded,
-    "UNAUTHENTICATED": NotAuthenticated,
-    "UNAVAILABLE": NodeUnavailable,
-    "UNIMPLEMENTED": NotServed,
-    "QUERY_400": InvalidRequest,
-    "QUERY_404": CursorRefused,
-    "QUERY_429": LimitExceeded,
-    "QUERY_503": NodeUnavailable,
+    "DEADLINE_EXCEEDED": CallTimeoutError,
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "OUT_OF_RANGE": CursorRefusedError,
+    "PERMISSION_DENIED": AccessDeniedError,
+    "RESOURCE_EXHAUSTED": LimitExceededError,
+    "UNAUTHENTICATED": NotAuthenticatedError,
+    "QUERY_400": InvalidRequestError,
+    "QUERY_404": CursorRefusedError,
+    "QUERY_429": LimitExceededError,
+    "QUERY_503": NodeUnavailableError,
 }
 
 
@@ -155,11 +151,11 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     if code == "UNAVAILABLE":
         return _unavailable(details, address)
     if code == "CANCELLED":
-        return ConnectionLost(
+        return ConnectionLostError(
             code, f"The node at {address} ended the call before its end: make it again."
         )
     if code == "UNIMPLEMENTED":
-        return NotServed(
+        return NotServedError(
             code,
             f"The node does not serve this call at {address}: name the listener that serves it, "
             "or a node of a newer version.",
@@ -173,7 +169,7 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     return failure
 
 
-def _unavailable(details: str, address: str) -> NodeUnavailable:
+def _unavailable(details: str, address: str) -> NodeUnavailableError:
     code = "UNAVAILABLE"
     if details.lower().startswith(_NOT_CONNECTED):
         cause = details
@@ -190,15 +186,15 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
                 "gRPC: check the port.",
             )
         sentence = f"No node could be reached at {address} ({cause}): check the address, "
-        failure = NodeUnreachable(code, sentence + "that the node runs, and the TLS options.")
+        failure = NodeUnreachableError(code, sentence + "that the node runs, and the TLS options.")
         failure.is_closed = "Socket closed" in details
         return failure
     if details.startswith(DRAINING):
-        return NodeDraining(code, details)
+        return NodeDrainingError(code, details)
     if details and not details.lower().startswith(_BROKEN):
-        return NodeUnavailable(code, details)
+        return NodeUnavailableError(code, details)
     cause = f" ({details})" if details else ""
-    return ConnectionLost(
+    return ConnectionLostError(
         code, f"The connection to the node at {address} broke{cause}: make the call again."
     )
 
@@ -223,9 +219,9 @@ def _handshake_sentence(details: str, address: str, cause: str) -> str:
     )
 
 
-def silent_node(address: str, limit_s: float | None) -> CallTimeout:
+def silent_node(address: str, limit_s: float | None) -> CallTimeoutError:
     """Return the error of a call that the node has not answered in time."""
-    return CallTimeout(
+    return CallTimeoutError(
         "DEADLINE_EXCEEDED",
         f"The node at {address} did not answer within {limit_s or 0:g} s: check that it runs, or "
         "allow more time.",

@@ -26,7 +26,15 @@ from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.calls.conftest import CLIENTS, access_of, caller
-from tests.calls.transports import TRANSPORTS, Command, Connect, Grpc, Library, Refused, Transport
+from tests.calls.transports import (
+    TRANSPORTS,
+    Command,
+    Connect,
+    Grpc,
+    Library,
+    RefusedError,
+    Transport,
+)
 from tests.integration.rpc.harness import Node, within
 from tests.support.forged import claiming, genuine, genuine_id
 
@@ -308,7 +316,7 @@ async def test_what_a_client_may_not_read_is_not_there(
             [hidden, seen],
             [seen, hidden],
         )
-    with pytest.raises(Refused, match=kind.code_of("NOT_FOUND")):
+    with pytest.raises(RefusedError, match=kind.code_of("NOT_FOUND")):
         await app.call("Query", StoreQueryRequest(pagination_cursor=hidden))
     await app.call("Query", StoreQueryRequest(pagination_cursor=seen))
     for method, asked in (
@@ -348,14 +356,14 @@ async def test_limits_of_the_token_file_are_named_when_they_are_passed(
     guarded_node: Node, kind: type[Transport], topic: str
 ) -> None:
     small = caller(guarded_node, kind, f"small-{kind.__name__}")
-    with pytest.raises(Refused, match="at most 2,000") as refused:
+    with pytest.raises(RefusedError, match="at most 2,000") as refused:
         await publish(small, new_message(bytes(3_000), topic, PUBSUB, NOW_NS))
     assert refused.value.code == kind.code_of("RESOURCE_EXHAUSTED")
     (result,) = await publish(small, new_message(bytes(300), topic, PUBSUB, NOW_NS))
     assert (result.outcome, "at most 300" in result.reason) == (Result.REJECTED, True)
     await publish(small, *made(9, topic))
     if kind not in (Library, Command):  # which wait until the rate allows more
-        with pytest.raises(Refused, match="10 messages per second") as refused:
+        with pytest.raises(RefusedError, match="10 messages per second") as refused:
             await publish(small, *made(1, topic))
         assert refused.value.code == "RESOURCE_EXHAUSTED"
 
@@ -383,7 +391,7 @@ async def test_a_changed_token_file_ends_a_follower(
             others["everything"] += '\ncontent_topics = ["/app/", "/test/"]'
         guarded_node.rules.access = access_of(**others)
         await publish(publisher, *made(1, topic, NOW_NS + 9))
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             await within(anext(pages))
     if change == "revoked":
         assert refused.value.code == "UNAUTHENTICATED"

@@ -32,7 +32,7 @@ from tests.calls.transports import (
     Grpc,
     Json,
     Library,
-    Refused,
+    RefusedError,
     Transport,
 )
 from tests.integration.rpc.harness import Node
@@ -229,7 +229,7 @@ async def test_a_wrong_request_has_one_status_over_every_transport(
 ) -> None:
     _, method, request, code, sentence, on = row
     for kind in on:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             await caller(open_node, kind).call(method, request)
         assert refused.value.code == kind.code_of(code), (kind, refused.value)
         assert sentence in refused.value.sentence, kind
@@ -250,7 +250,7 @@ async def test_requests_of_other_implementations(open_node: Node, kind: type[Tra
         try:
             (page,) = await to.call("Query", bytes.fromhex(case["bytes"]))
             request_id = page.request_id
-        except Refused as refused:
+        except RefusedError as refused:
             request_id = refused.request_id
             assert is_refused, case["name"]
         else:
@@ -261,7 +261,7 @@ async def test_requests_of_other_implementations(open_node: Node, kind: type[Tra
 
 async def test_a_long_request_id_is_echoed_in_part(open_node: Node) -> None:
     to = caller(open_node, Grpc)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         await to.call("Query", StoreQueryRequest(request_id="é" * 600))
     assert refused.value.request_id == "é" * 512
     (page,) = await to.call("Query", StoreQueryRequest(request_id="é" * 512))
@@ -292,7 +292,7 @@ async def test_every_method_needs_a_token_and_its_right(
     expected = dict.fromkeys(others, ("PERMISSION_DENIED", "lacks the right"))
     expected |= {"nobody": ("UNAUTHENTICATED", "is not known")}
     for client, (code, sentence) in [*expected.items(), (None, ("UNAUTHENTICATED", "no token"))]:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             await caller(guarded_node, kind, client).call(method, request)
         assert refused.value.code == kind.code_of(code), client
         assert sentence in refused.value.sentence
@@ -306,7 +306,7 @@ async def test_a_node_that_is_not_ready_serves_no_call(
 ) -> None:
     open_node.rules.unready = "the database does not answer: retry with backoff"
     try:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             await caller(open_node, kind).call(method, REQUESTS[method])
     finally:
         open_node.rules.unready = None
@@ -325,7 +325,7 @@ async def test_calls_beyond_the_limit_of_the_node_are_refused(
     before = dict(allowed)
     allowed.update(dict.fromkeys(allowed, 0))
     try:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             await caller(open_node, kind).call(method, REQUESTS[method])
     finally:
         allowed.update(before)
@@ -342,6 +342,6 @@ async def test_a_query_beyond_the_rate_of_bytes_has_the_status_of_the_protocol(
 ) -> None:
     to, asked = caller(guarded_node, Grpc, "slow"), StoreQueryRequest(request_id="r" * 100)
     await to.call("Query", asked)
-    with pytest.raises(Refused, match="10 received bytes per second") as refused:
+    with pytest.raises(RefusedError, match="10 received bytes per second") as refused:
         await to.call("Query", asked)
     assert (refused.value.code, refused.value.request_id) == (LIMIT, "r" * 100)

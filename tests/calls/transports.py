@@ -55,7 +55,7 @@ END: Final = 2
 _QUERY_CODES: Final = {404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The status and the sentence that a call ended with."""
 
     def __init__(self, code: str, sentence: str, request_id: str = "") -> None:
@@ -69,7 +69,7 @@ def check_query(page: Message) -> Message:
     """Return a page, unless it is an error of the store protocol."""
     if isinstance(page, StoreQueryResponse) and page.status_code != 200:
         code = _QUERY_CODES.get(page.status_code, "INVALID_ARGUMENT")
-        raise Refused(code, page.status_desc, page.request_id)
+        raise RefusedError(code, page.status_desc, page.request_id)
     return page
 
 
@@ -92,7 +92,7 @@ class Transport(ABC):
 
     @abstractmethod
     def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
-        """Yield the pages of an answer; raise `Refused` where it ends with an error."""
+        """Yield the pages of an answer; raise `RefusedError` where it ends with an error."""
 
     async def call(self, method: str, request: Message | bytes) -> list[Any]:
         """Return all pages of an answer; of a follower, those up to the first live one."""
@@ -137,7 +137,7 @@ class Grpc(Transport):
                 async for each in call(request, metadata=metadata):
                     yield page.FromString(each)
         except grpc.aio.AioRpcError as error:
-            raise Refused(error.code().name, error.details() or "") from None
+            raise RefusedError(error.code().name, error.details() or "") from None
         finally:
             await channel.close(None)
 
@@ -212,7 +212,7 @@ class Json(Transport):
         async with self.client() as client, client.stream(verb, path, **given) as response:
             if response.status_code != 200:
                 error = json.loads(await response.aread())["error"]
-                raise Refused(error["code"], error["message"])
+                raise RefusedError(error["code"], error["message"])
             if method == "Follow":
                 async for each in _events(response):
                     yield each
@@ -247,7 +247,7 @@ class Library(Transport):
                 code = error.code.removeprefix("QUERY_")
                 if code != error.code:
                     code = _QUERY_CODES.get(int(code), "INVALID_ARGUMENT")
-                raise Refused(code, error.sentence) from None
+                raise RefusedError(code, error.sentence) from None
 
 
 COMMANDS: Final = {
@@ -308,11 +308,11 @@ class Command(Transport):
             )
         error = ended.exception
         if isinstance(error, click.ClickException):
-            raise Refused("2", usage_sentence(error))
+            raise RefusedError("2", usage_sentence(error))
         if isinstance(error, CliError):
             # A command fails too where the node has answered that a message was not taken.
             if method != "Publish" or "{" not in ended.stdout:
-                raise Refused(str(error.code), error.sentence)
+                raise RefusedError(str(error.code), error.sentence)
         elif error is not None:
             raise error
         # The node of this process writes its log there too.
@@ -413,8 +413,8 @@ def _called(client: NodeClient, method: str, asked: Any) -> Any:  # noqa: ANN401
     return calls[method](**given)  # type: ignore[operator]
 
 
-def _connect_error(error: dict[str, str]) -> Refused:
-    return Refused(error["code"].upper(), error["message"])
+def _connect_error(error: dict[str, str]) -> RefusedError:
+    return RefusedError(error["code"].upper(), error["message"])
 
 
 def framed(message: bytes, flags: int = 0) -> bytes:

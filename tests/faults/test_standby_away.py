@@ -25,7 +25,7 @@ from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.coverage import MINUTE_NS, Interval, Statement
-from store.domain.ports import Source, StoreUnavailable
+from store.domain.ports import Source, StoreUnavailableError
 from store.messages.record import RecordBatch
 from storenode.client.messages import new_message, new_request
 from storenode.message.rules import Policy
@@ -93,7 +93,7 @@ async def stuck(
         await until(lambda: server.ask(COMMITTING) or storing.done())  # noqa: B023 - awaited here
         if not storing.done():
             return batch, storing
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(StoreUnavailableError):
             await storing
     raise AssertionError
 
@@ -102,7 +102,7 @@ async def stored(writer: DatabaseWriter, batch: RecordBatch) -> Sequence[bool]:
     """Store a batch for certain: a slow machine may need longer than the writer is patient."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreUnavailableError):
                 return await writer.store(batch, Source.CLIENT)
 
 
@@ -112,9 +112,9 @@ async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterS
         await stored(writer, judged(-1))
         with missing_standby(server):
             batch, storing = await stuck(writer, server)
-            with pytest.raises(StoreUnavailable, match="has not committed within 2 s"):
+            with pytest.raises(StoreUnavailableError, match="has not committed within 2 s"):
                 await storing
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailableError):
                 await writer.store(batch, Source.CLIENT)
             # A wait that was cut short would show a message that the standby lacks.
             assert server.ask(STORED, batch.hashes[0]) == [(0,)]

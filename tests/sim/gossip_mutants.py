@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from store.domain.environment import Environment
-from store.domain.ports import PeerFailed
+from store.domain.ports import PeerError
 from store.gossip.driver import database as database_module
 from store.gossip.driver import driver as driver_module
 from store.gossip.driver import streams
@@ -172,7 +172,7 @@ def _silent(name: str) -> Plant:
     async def run(self: PeerStream, user: GossipDriver) -> None:
         try:
             await work(self, user)
-        except PeerFailed:
+        except PeerError:
             await asyncio.Event().wait()
 
     return replace_with(PeerStream, name, run)
@@ -183,7 +183,7 @@ DRIVER_MUTANTS = {
         replace_with(driver_module, "answer", _answer_before_persist), LOST
     ),
     "loses failed answers": Mutant(
-        replace_with(database_module, "DATABASE_AWAY", ()),
+        replace_with(database_module, "NotServingError", ()),
         "has failed|request_failed",
         first_seed=1,
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sim.run import SimulationFailure, simulate
+from sim.run import SimulationError, simulate
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -38,7 +38,7 @@ class Mutant:
         for seed in range(self.first_seed, self.first_seed + runs):
             try:
                 simulate(kind, seed, self.size)
-            except SimulationFailure as failure:
+            except SimulationError as failure:
                 first, *others = str(failure).splitlines()
                 found.append(first)
                 if re.search(self.finding, first):

@@ -161,8 +161,8 @@ TRANSFERS = {
     "never reports a broken stream": Mutant(
         in_transfer(
             "_read",
-            "except PeerFailed as error:\n",
-            "except PeerFailed as error:\n        await asyncio.Event().wait()\n",
+            "except PeerError as error:\n",
+            "except PeerError as error:\n        await asyncio.Event().wait()\n",
         ),
         "after its stream has failed|names of sessions are kept",
         7,

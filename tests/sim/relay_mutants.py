@@ -48,7 +48,7 @@ RELAY_MUTANTS = {
     ),
     "a peer is grafted at once": Mutant(
         in_router("join", "self._stay_quiet(topic, key, QUIET_S)", "pass"),
-        "which remembers an earlier stream",
+        "which remembers an old stream",
     ),
     "the back-off of a peer is ignored": Mutant(
         in_router("_take_control", "self._back_off(prune.topic, key, backoff_s)", "pass"),

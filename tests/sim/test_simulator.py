@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from sim.bridge import Life, TimelineLoop
-from sim.calls import Closed, End, Ended, Identity
+from sim.calls import CallClosedError, End, Ended, Identity
 from sim.database import Database
 from sim.judge import Judge
 from sim.limits import START_NS
@@ -50,7 +50,7 @@ class World:
     def _take(self, method: str, end: End) -> bool:
         task = self.spawn(self._serve(end))
 
-        def lost(_: Closed) -> None:
+        def lost(_: CallClosedError) -> None:
             task.cancel()
 
         end.on_lost = lost

@@ -32,7 +32,7 @@ UV = str(Path(sys.executable).with_name("uv"))
 """The installer."""
 
 
-class NodeFailed(Exception):
+class NodeStartError(Exception):
     """The node ended, or did not get ready in time; the text holds the end of its log."""
 
 
@@ -144,7 +144,7 @@ class NodeProcess:
         """Start and wait for the ready line.
 
         Raises:
-            NodeFailed: it ended first or took longer; the process is gone then.
+            NodeStartError: it ended first or took longer; the process is gone then.
         """
         self.launch()
         self.wait_ready(timeout_s)
@@ -157,7 +157,9 @@ class NodeProcess:
         if not line.endswith(b"\n"):
             code = self.process.poll()
             self.kill()
-            raise NodeFailed(f"no ready line (exit code {code}); the log ends:\n{self.log_tail()}")
+            raise NodeStartError(
+                f"no ready line (exit code {code}); the log ends:\n{self.log_tail()}"
+            )
         self.ready = json.loads(line)
 
     def signal(self, number: signal.Signals) -> None:

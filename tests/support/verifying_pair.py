@@ -19,7 +19,7 @@ from reconcile.session import Result, Role, SessionConfig
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import START
-from store.domain.ports import PeerFailed
+from store.domain.ports import PeerError
 from store.domain.view import Span
 from store.sync.frames import parse_reconcile
 from store.sync.session.agreement import Agreement
@@ -168,7 +168,7 @@ async def reconcile(
 async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # noqa: ANN401
     try:
         side.result = await work
-    except (PeerFailed, ValueError) as error:
+    except (PeerError, ValueError) as error:
         side.error = error
     finally:
         await outbox.put(None)

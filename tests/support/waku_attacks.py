@@ -30,7 +30,7 @@ from tests.support.waku_client import (
     STORE_QUERY,
     YAMUX,
     RawClient,
-    Reset,
+    StreamResetError,
     WakuClient,
     delimited,
     line,
@@ -60,7 +60,7 @@ async def require_reset(client: WakuClient, message: bytes) -> None:
     """Check that a stream with this in place of a query is reset."""
     try:
         await client.ask(STORE_QUERY, message)
-    except Reset:
+    except StreamResetError:
         return
     raise AssertionError("the stream was not reset")
 

@@ -30,7 +30,7 @@ _YAMUX_HEADER: Final = struct.Struct(">BBHII")
 _MAX_NOISE_BYTES: Final = 65_535 - 16
 
 
-class Reset(Exception):
+class StreamResetError(Exception):
     """The gateway gave the stream up."""
 
 
@@ -181,7 +181,7 @@ class WakuClient:
         """Send a message on a stream of its own; all that comes back on it.
 
         Raises:
-            Reset: The gateway gave the stream up.
+            StreamResetError: The gateway gave the stream up.
         """
         number = self.open()
         self.raw.send(self.data(number, line(_MULTISTREAM) + line(protocol) + message))
@@ -213,7 +213,7 @@ class WakuClient:
             if stream != number:
                 continue
             if flag == "reset":
-                raise Reset
+                raise StreamResetError
             if data and self.multiplexer == YAMUX:
                 self.raw.send(_YAMUX_HEADER.pack(0, 1, 0, number, len(data)))
             if data or flag == "close":

@@ -49,12 +49,12 @@ from store.domain.hub import (
     at_most,
 )
 from store.domain.ports import (
-    CursorOutOfRange,
+    CursorOutOfRangeError,
     Ephemeral,
     FollowPage,
     FollowRequest,
     Outlet,
-    StoreUnavailable,
+    StoreUnavailableError,
 )
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
@@ -221,7 +221,7 @@ class DatabaseFeed:
                         await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
                     await self._tail_on(connection)
-            except (psycopg.Error, StoreUnavailable, TimeoutError):
+            except (psycopg.Error, StoreUnavailableError, TimeoutError):
                 pass
             except Exception as error:  # noqa: BLE001 - followers would wait without a word
                 if self._on_failed is not None:
@@ -425,11 +425,11 @@ class DatabaseFeed:
                 return FeedPosition(START if request.from_beginning else await newest(connection))
             place = (cursor.position, cursor.token)
             if cursor.store_id != self._database.store_id:
-                raise CursorOutOfRange(FOREIGN)
+                raise CursorOutOfRangeError(FOREIGN)
             # Looked at first: what a standby replays meanwhile is found after it, and not lost.
             is_ahead = self._read_only and place[0] > (await newest(connection))[0]
             if not await is_served(connection, place):
-                raise StoreUnavailable(BEHIND) if is_ahead else CursorOutOfRange(LOST)
+                raise StoreUnavailableError(BEHIND) if is_ahead else CursorOutOfRangeError(LOST)
             return FeedPosition(
                 place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
             )

@@ -80,7 +80,7 @@ class RecentBodies:
 
 
 class GossipReads:
-    """Reads; each raises `store.domain.ports.StoreUnavailable` when the database does not serve."""
+    """Reads; each raises `StoreUnavailableError` when the database does not serve."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

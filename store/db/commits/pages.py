@@ -24,7 +24,7 @@ from store.db.reading.messages import (
 from store.db.statements import SQL
 from store.domain.hub import START, CommitRow, Place, at_most
 from store.domain.hub import Row as LiveRow
-from store.domain.ports import CursorOutOfRange, TopicFilter
+from store.domain.ports import CursorOutOfRangeError, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_PAGE_MESSAGES: Final = 4_000
@@ -131,10 +131,10 @@ async def read_feed_page(
     topics are committed before the first message on them.
 
     Raises:
-        CursorOutOfRange: the commit that the position names was lost.
+        CursorOutOfRangeError: the commit that the position names was lost.
     """
     if not await is_served(connection, after.place):
-        raise CursorOutOfRange(LOST)
+        raise CursorOutOfRangeError(LOST)
     head = await newest(connection)
     topics = await resolve(connection, wanted)
     first = after.place[0] if after.inside else after.place[0] + 1

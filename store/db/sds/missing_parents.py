@@ -71,7 +71,7 @@ async def count_missing_parents(
     """Count the parents that messages of a channel name in each span and that are not stored.
 
     As of some seconds ago. A parent that retention has dropped is not missing to messages that
-    named it before. Raises `StoreUnavailable` or `StoreBusy`.
+    named it before. Raises `NotServingError`.
     """
     parameters = {
         "channel": UUID(bytes=channel_key(channel_id)),

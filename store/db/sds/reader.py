@@ -329,8 +329,8 @@ class DatabaseSdsReader:
         """Return the missing entries, and those whose ID could be a proof and proves nothing here.
 
         Raises:
-            StoreUnavailable: the database does not serve.
-            StoreBusy: too many calls are waiting already.
+            StoreUnavailableError: the database does not serve.
+            StoreBusyError: too many calls are waiting already.
         """
         async with self._lookups.turn("", ""):
             lookup = await self._look_up(request)

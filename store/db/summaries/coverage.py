@@ -71,7 +71,7 @@ class DatabaseStatements:
         """Keep statements, ascending, in place of older ones about the same time.
 
         Raises:
-            StoreUnavailable: the database does not serve.
+            StoreUnavailableError: the database does not serve.
         """
         if statements:
             await self._database.write(_note, store_id, statements, now_ns)
@@ -80,7 +80,7 @@ class DatabaseStatements:
         """Return those that overlap a range, by store, ascending; at most `MAX_READ`.
 
         Raises:
-            StoreUnavailable: the database does not serve.
+            StoreUnavailableError: the database does not serve.
         """
         rows = await self._database.rows(SQL.stores.read_coverage, (start_ns, end_ns, MAX_READ))
         by_store = groupby(rows, lambda row: str(row[0]))

@@ -75,9 +75,8 @@ def _track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
 class UnreadRows:
     """The unread events of a database; ``count`` is how many this node last counted.
 
-    Every method raises
-    `store.domain.ports.StoreUnavailable` when the database does not serve; to do again what was
-    done does no harm.
+    Every method raises `StoreUnavailableError` when the database does not serve; to do again what
+    was done does no harm.
     """
 
     def __init__(self, database: Database, max_confirms: int = 0) -> None:

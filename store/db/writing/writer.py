@@ -54,7 +54,7 @@ from store.db.writing.insert import (
 )
 from store.db.writing.unread import ConfirmationTracker
 from store.domain.hub import WrittenIds
-from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
@@ -219,7 +219,7 @@ class DatabaseWriter:
         while self._queue:
             waiting, _ = self._queue.popitem(last=False)
             if not waiting.answer.done():
-                waiting.answer.set_exception(StoreBusy(_STOPPING))
+                waiting.answer.set_exception(StoreBusyError(_STOPPING))
         self._queued_bytes = self._queued_messages = 0
 
     @property
@@ -231,14 +231,14 @@ class DatabaseWriter:
         """Store a batch durably (see `store.domain.ports.Writer`).
 
         Raises:
-            StoreBusy: too much waits already, or the node is stopping.
-            StoreUnavailable: the database did not take it in time; whether it was stored is
+            StoreBusyError: too much waits already, or the node is stopping.
+            StoreUnavailableError: the database did not take it in time; whether it was stored is
                 then unknown, and publishing again is safe.
         """
         if not batch.hashes:
             return StoreResult()
         if self._stopped:
-            raise StoreBusy(_STOPPING)
+            raise StoreBusyError(_STOPPING)
         self._require_writable()
         return await self._enqueue(batch, source, min_confirms)
 
@@ -248,18 +248,18 @@ class DatabaseWriter:
         Raises:
             psycopg.Error: the database did not take it.
             PoolTimeout: no connection became free.
-            StoreBusy, StoreUnavailable: as `store`.
+            NotServingError: as `store`.
         """
         await self._enqueue(RecordBatch(), Source.CLIENT, 0)
 
     async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
         if self._is_disk_full():
-            raise StoreUnavailable(DISK_FULL.sentence)
+            raise StoreUnavailableError(DISK_FULL.sentence)
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
         ):
-            raise StoreBusy(
+            raise StoreBusyError(
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
         loop = asyncio.get_running_loop()
@@ -278,7 +278,7 @@ class DatabaseWriter:
             async with asyncio.timeout(patience_s):
                 return await answer
         except TimeoutError:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"the database has not committed within {patience_s:g} s, as when its synchronous"
                 " standby is down: the messages may be stored or not; publish them again"
             ) from None
@@ -375,7 +375,7 @@ class DatabaseWriter:
         try:
             await self._write_until_known(group)
         except asyncio.CancelledError:
-            self._fail(group, StoreBusy(_STOPPING))
+            self._fail(group, StoreBusyError(_STOPPING))
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
@@ -396,7 +396,7 @@ class DatabaseWriter:
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
-        known = isinstance(error, StoreUnavailable) or find_failure(error) is not None
+        known = isinstance(error, StoreUnavailableError) or find_failure(error) is not None
         if known or len(group.members) == 1:
             self._fail(group, error)
             return
@@ -405,7 +405,7 @@ class DatabaseWriter:
                 await self._serve(_Group([member]))
         finally:
             # When the node stops in between, some were not served at all.
-            self._fail(group, StoreBusy(_STOPPING))
+            self._fail(group, StoreBusyError(_STOPPING))
 
     def _fail(self, group: _Group, error: Exception) -> None:
         failure = find_failure(error)
@@ -417,10 +417,10 @@ class DatabaseWriter:
                 member.answer.set_exception(known or error)
 
     def _require_writable(self) -> None:
-        """Raise `StoreUnavailable` if the database is known to take no writes."""
+        """Raise `StoreUnavailableError` if the database is known to take no writes."""
         failure = self._database.write_failure
         if failure is not None:
-            raise StoreUnavailable(failure.sentence)
+            raise StoreUnavailableError(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> None:
         patience = RetryPatience(self._database.settings.write_patience_s)

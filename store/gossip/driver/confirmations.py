@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from store.domain.ports import NotServingError
 from store.domain.unread import Confirmation
-from store.gossip.driver.database import DATABASE_AWAY
 from store.gossip.driver.ports import UnreadTable
 from storenode.common.bounded import BoundedDict
 
@@ -157,7 +157,7 @@ class ConfirmationWaits:
     async def _is_shared(self) -> bool:
         try:
             return await self._table.is_shared()
-        except DATABASE_AWAY:
+        except NotServingError:
             return True
 
     async def _wait(self, lacking: set[bytes], min_confirms: int) -> str:
@@ -218,7 +218,7 @@ class ConfirmationWaits:
                 {each for wait in self._open if wait.began_s <= oldest_s for each in wait.lacking}
             )
             if lacking:
-                with contextlib.suppress(*DATABASE_AWAY):
+                with contextlib.suppress(NotServingError):
                     await self._ask(lacking)
 
     async def _ask(self, hashes: Sequence[bytes]) -> None:

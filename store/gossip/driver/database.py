@@ -10,17 +10,10 @@ from typing import Final
 
 from store.domain.environment import Environment, EventLog
 from store.domain.hub import CommitRow, at_most
-from store.domain.ports import PUBLISHED, Source, StoreBusy, StoreUnavailable
+from store.domain.ports import PUBLISHED, NotServingError, Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.driver.ports import DriverDatabase, UnreadTable
-from store.gossip.events import (
-    Committed,
-    Confirm,
-    Expire,
-    LoadBodies,
-    LookUp,
-    PersistBatch,
-)
+from store.gossip.events import Committed, Confirm, Expire, LoadBodies, LookUp, PersistBatch
 from store.gossip.graph import graph_events
 from store.gossip.machine import Gossip
 from storenode.message.rules import Reason
@@ -47,8 +40,6 @@ Answer = Callable[[Gossip], None]
 
 Write = Confirm | Expire
 
-DATABASE_AWAY: Final = (StoreUnavailable, StoreBusy)
-
 
 async def answer(database: DriverDatabase, environment: Environment, request: Request) -> Answer:
     """Run a request of the machine, and return its answer."""
@@ -69,7 +60,7 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
                 is_stored = [digest is not None for digest in digests]
                 known = [digest or b"" for digest in digests]
                 return lambda machine: machine.looked_up(request.token, is_stored, known)
-    except DATABASE_AWAY:
+    except NotServingError:
         pass
     except Exception as error:
         environment.log.error(
@@ -108,7 +99,7 @@ class WriteBehind:
             self._under_way = self._under_way or self._take_first_of_a_kind()
             try:
                 await self._write(self._under_way)
-            except DATABASE_AWAY:
+            except NotServingError:
                 await asyncio.sleep(WRITE_RETRY_S)
                 continue
             self._under_way = ()
@@ -197,7 +188,7 @@ class CommitReader:
             await self._arrived.wait()
             try:
                 await self._read_foreign()
-            except DATABASE_AWAY:
+            except NotServingError:
                 await asyncio.sleep(RETRY_S)
 
     def _describe(self, own: OwnBatch) -> Committed:

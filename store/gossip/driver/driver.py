@@ -27,16 +27,10 @@ from typing import Concatenate, Final, ParamSpec
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow
 from store.domain.places import FREE, Caller, Places, Standing
-from store.domain.ports import PeerAddress
+from store.domain.ports import NotServingError, PeerAddress
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.driver.confirmations import ConfirmationWaits
-from store.gossip.driver.database import (
-    DATABASE_AWAY,
-    CommitReader,
-    Request,
-    WriteBehind,
-    answer,
-)
+from store.gossip.driver.database import CommitReader, Request, WriteBehind, answer
 from store.gossip.driver.ports import DriverDatabase, GossipConnector, GossipStream
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -196,7 +190,7 @@ class GossipDriver:
             try:
                 newest = await self._database.messages.newest(DEFAULT_LIMITS.catch_up_ids)
                 unread = await self._database.unread.newest(DEFAULT_LIMITS.max_unread)
-            except DATABASE_AWAY:
+            except NotServingError:
                 await asyncio.sleep(LOAD_RETRY_S)
                 continue
             self._needs_loading.clear()
@@ -221,7 +215,7 @@ class GossipDriver:
                 await self._database.unread.sweep()
                 if self._is_awake:
                     await self._compare()
-            except DATABASE_AWAY:
+            except NotServingError:
                 continue
 
     @property
@@ -278,7 +272,7 @@ class GossipDriver:
         """Pass the frames of a stream on that a peer began, until it ends.
 
         Raises:
-            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
+            PeerError, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
         """
         peer, now_ns = caller.node_id, self._steady_ns()
         await self._run_stream(
@@ -289,7 +283,7 @@ class GossipDriver:
         """Begin a stream, and pass its frames on until it ends.
 
         Raises:
-            PeerFailed, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
+            PeerError, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
         """
         async with self._connector.connect(peer, self._greeting) as made:
             await self._run_stream(
@@ -324,7 +318,7 @@ class GossipDriver:
         """Return an announcement of the newest messages; see `GossipConnector.connect`."""
         try:
             newest = await self._database.messages.newest(GREETING_IDS)
-        except DATABASE_AWAY:
+        except NotServingError:
             return Inventory(())
         return Inventory(newest.ids, newest.content_digests)
 

@@ -1,7 +1,7 @@
 """The protocols behind the driver of gossip, which the edges and the simulator implement.
 
-Methods of the database raise `store.domain.ports.StoreUnavailable` or `StoreBusy` while it does not
-serve; to do again what was done does no harm.
+Methods of the database raise `NotServingError` while it does not serve;
+to do again what was done does no harm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from store.messages.record import RecordBatch
 class GossipStream(Protocol):
     """Frames to and from a peer; one reader and one writer at a time.
 
-    Every method raises `store.domain.ports.PeerFailed` when the stream has failed.
+    Every method raises `store.domain.ports.PeerError` when the stream has failed.
     """
 
     async def read(self) -> FrameIn | None:
@@ -58,7 +58,8 @@ class GossipConnector(Protocol):
         ``greeting`` makes a frame for a peer that says who it is in its first answer only.
 
         Raises:
-            PeerFailed: it cannot be reached, or refuses (`PeerRefusedError`, `PeerHasStreamError`).
+            PeerError: it cannot be reached, or refuses (`PeerRefusedError`,
+                `PeerHasStreamError`).
         """
 
     def node_id(self, peer: PeerAddress) -> str:

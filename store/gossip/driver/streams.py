@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from store.domain.environment import Environment
 from store.domain.places import Caller
-from store.domain.ports import PeerAddress, PeerFailed
+from store.domain.ports import PeerAddress, PeerError
 from store.gossip.driver.ports import GossipStream
 from store.gossip.events import Bodies, FrameIn, FrameOut
 from store.gossip.limits import LARGE_FRAME_IDS
@@ -35,15 +35,15 @@ STEADY_S: Final = 10.0
 """A stream that has lasted for so long makes the next pause the first again."""
 
 
-class PeerStalledError(PeerFailed):
+class PeerStalledError(PeerError):
     """The peer takes no frames: it hangs, or the connection is dead."""
 
 
-class PeerRefusedError(PeerFailed):
+class PeerRefusedError(PeerError):
     """The peer will not exchange messages with this node, now or at all."""
 
 
-class PeerHasStreamError(PeerFailed):
+class PeerHasStreamError(PeerError):
     """The peer keeps another stream with this node."""
 
 
@@ -115,7 +115,7 @@ class PeerStream:
         """Pass frames on until the peer ends the stream, or this side does.
 
         Raises:
-            PeerFailed: the stream broke, or the peer takes no frames.
+            PeerError: the stream broke, or the peer takes no frames.
             FrameRejectedError: what the peer sends cannot be read.
             StreamClosedError: the reason that `close` was given.
         """
@@ -241,7 +241,7 @@ class PeerConnection:
             self._is_refused = True
             self._log(str(error))
             return REFUSED_PAUSE_S
-        except (PeerFailed, StreamClosedError) as error:
+        except (PeerError, StreamClosedError) as error:
             self._is_refused = False
             self._log(str(error))
             return 0.0

@@ -24,7 +24,7 @@ from store.domain.coverage import (
     intake_of,
 )
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError, PageRequest, QueryPage
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.domain.view import Span
 from store.serving.call import Call
@@ -141,7 +141,7 @@ class AnswerReport:
         if not isinstance(known, str):
             try:
                 lost, horizon_ns = await self.reads.lost_since(known.places)
-            except (StoreBusy, StoreUnavailable) as error:
+            except NotServingError as error:
                 known = str(error)
         if self.all_kept:
             start_ns = max(start_ns, horizon_ns)
@@ -174,7 +174,7 @@ async def open_report(
     try:
         async with call.node.coverage_turn:
             known: KnownCoverage | str = await reads.known(start_ns, end_ns)
-    except (StoreBusy, StoreUnavailable) as error:
+    except NotServingError as error:
         known = str(error)
     return AnswerReport(reads, (start_ns, end_ns), known, all_kept)
 

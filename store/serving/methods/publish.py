@@ -78,7 +78,7 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
 
     Raises:
         CallError: it cannot be read or holds too many messages, or the node only reads.
-        Exceeded: too many messages lately.
+        QuotaExceededError: too many messages lately.
     """
     node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
     most = node.limits.batch_messages

@@ -29,7 +29,7 @@ from reconcile.view import Spans
 from reconcile.view import ViewRead as Read
 from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.domain.view import ColdView, StoredIds
 from store.sync.index.view_reads import worked_through
 from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
@@ -251,7 +251,7 @@ class HotIndex:
         while self._waiting and not self._lost.is_set():
             try:
                 await self._insert()
-            except StoreUnavailable:
+            except StoreUnavailableError:
                 await asyncio.sleep(self._limits.backoff_s)
 
     async def _insert(self) -> None:
@@ -300,7 +300,7 @@ class HotIndex:
         dropped, offers = self._written_ids.dropped, self._written_ids.tokens
         try:
             newest = await self._stored.newest(self._place)
-        except StoreUnavailable:
+        except StoreUnavailableError:
             return
         async with self._changing:
             if self._index is None or not newest.served:
@@ -349,7 +349,7 @@ async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, C
     Return the index, its floor in nanoseconds, and the view that it was read from, now closed.
 
     Raises:
-        StoreUnavailable: the database does not serve.
+        StoreUnavailableError: the database does not serve.
         SummaryMismatch: the summaries do not match the messages.
     """
     async with stored.open_cold() as cold:

@@ -22,7 +22,7 @@ async def worked_through(
 
     Raises:
         SummaryMismatch: what was loaded contradicts itself.
-        StoreUnavailable: ``load`` failed.
+        StoreUnavailableError: ``load`` failed.
     """
     reading = view.reading(read)
     found = await in_thread_if(asks_much(read), proceed, reading)

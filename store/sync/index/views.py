@@ -26,16 +26,11 @@ from reconcile.view import Spans
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from store.domain.hub import Place
-from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.ports import StoreBusyError, StoreUnavailableError
 from store.domain.view import ColdView, Span, StoredIds
 from store.sync.index.hot import HotIndex, HotView, at
 from store.sync.index.view_reads import asks_much, in_thread_if, worked_through
-from store.sync.limits import (
-    MAX_COLD_VIEWS,
-    THREADED_PAYLOAD_BYTES,
-    THREADED_ROWS,
-    IndexLimits,
-)
+from store.sync.limits import MAX_COLD_VIEWS, THREADED_PAYLOAD_BYTES, THREADED_ROWS, IndexLimits
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
@@ -69,8 +64,8 @@ class IndexedReconcilable:
         """Return a view of what is stored in a range (see `store.domain.view.Reconcilable`).
 
         Raises:
-            StoreUnavailable: the database does not serve.
-            StoreBusy: too many views read from the database already.
+            StoreUnavailableError: the database does not serve.
+            StoreBusyError: too many views read from the database already.
         """
         async with AsyncExitStack() as stack:
             hot = await self._hot.recent_view() if recent else None
@@ -90,7 +85,7 @@ class IndexedReconcilable:
             async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
         except TimeoutError:
-            raise StoreBusy(
+            raise StoreBusyError(
                 f"{MAX_COLD_VIEWS} reconciliations read from the database already; retry later"
             ) from None
         try:
@@ -206,9 +201,9 @@ class StoredView:
         """Return the answers to a batch of questions.
 
         Raises:
-            StoreUnavailable: the database does not serve, the view was open for too long, or the
-                summaries are wrong.
-            StoreBusy: too many views read from the database already.
+            StoreUnavailableError: the database does not serve, the view was open for too long,
+                or the summaries are wrong.
+            StoreBusyError: too many views read from the database already.
         """
         if read.direct is not None:
             return await self._directly(read.direct)
@@ -220,7 +215,7 @@ class StoredView:
         try:
             return await worked_through(cold.view, read, cold.load)
         except SummaryMismatch as error:
-            raise StoreUnavailable(str(error)) from error
+            raise StoreUnavailableError(str(error)) from error
 
     async def _directly(self, asked: Direct) -> Answer:
         if self._hot is None:
@@ -233,5 +228,7 @@ class StoredView:
         if self._cold is None:
             cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())
             if at(cold.horizon_ns) != self.horizon:
-                raise StoreUnavailable("messages were dropped since the view was opened; try again")
+                raise StoreUnavailableError(
+                    "messages were dropped since the view was opened; try again"
+                )
         return self._cold

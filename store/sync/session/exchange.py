@@ -31,14 +31,14 @@ from typing import Any, Final
 from reconcile.algorithm.plan import Tuning
 from reconcile.compact.keys import NONCE_BYTES
 from reconcile.errors import MalformedPayloadError as MalformedPayload
-from reconcile.errors import PayloadLimitError as LimitExceeded
+from reconcile.errors import PayloadLimitError
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from store.domain.coverage import Comparison, Statements, Sums
 from store.domain.environment import Environment
 from store.domain.places import Caller
-from store.domain.ports import PeerAddress, PeerFailed, StoreBusy, StoreUnavailable
+from store.domain.ports import NotServingError, PeerAddress, PeerError
 from store.domain.view import OpenView, Reconcilable
 from store.sync.coverage import comparison_of, measure, statements_of
 from store.sync.errors import (
@@ -277,13 +277,13 @@ class Exchange:
                 return SyncEnding.REFUSED, str(error)
             case CallFailedError():
                 sentence = str(error)
-            case (
-                MalformedPayload() | LimitExceeded() | MalformedFrameError() | FrameTooLargeError()
-            ):
+            case MalformedPayload() | PayloadLimitError() | MalformedFrameError():
                 sentence = f"what the peer at {peer} sends is refused: {error}"
-            case PeerFailed():
+            case FrameTooLargeError():
+                sentence = f"what the peer at {peer} sends is refused: {error}"
+            case PeerError():
                 sentence = f"the session with {peer} failed: {error}"
-            case StoreUnavailable() | StoreBusy():
+            case NotServingError():
                 sentence = f"the database of this node does not serve: {error}"
                 return SyncEnding.UNAVAILABLE, sentence
             case _:
@@ -297,9 +297,10 @@ class Exchange:
         """Serve ``Reconcile`` of this caller.
 
         Raises:
-            PeerFailed: the peer failed, or must wait; `GaveWayError`: another session goes first.
-            MalformedPayload, LimitExceeded: what it sent is refused.
-            StoreUnavailable, StoreBusy: the database does not serve.
+            PeerError: the peer failed, or must wait.
+            GaveWayError: another session goes first.
+            MalformedPayloadError, PayloadLimitError: what it sent is refused.
+            NotServingError: the database does not serve.
         """
         steady_ns = self.environment.steady_ns
         report = SessionReport(
@@ -503,7 +504,7 @@ class Exchange:
         found = comparison_of(report, result, side.conflicts)
         try:
             sums = await measure(view, result, found, self.environment.now_ns())
-        except (StoreUnavailable, StoreBusy) as error:
+        except NotServingError as error:
             self.environment.log.warning("coverage_not_measured", reason=str(error))
             return None
         return None if sums is None else (found, sums)
@@ -514,7 +515,7 @@ class Exchange:
         made = await statements_of(report, found, measured)
         try:
             await self.work.statements.note(report.store_id, made, self.environment.now_ns())
-        except (StoreUnavailable, StoreBusy) as error:
+        except NotServingError as error:
             self.environment.log.warning(
                 "coverage_not_kept", peer_store_id=report.store_id, reason=str(error)
             )

@@ -33,7 +33,7 @@ from reconcile.compact.session import CompactInitiator as Initiator
 from reconcile.compact.session import CompactResponder as Responder
 from reconcile.compact.session import CompactResult as Found
 from reconcile.errors import MalformedCompactError as MalformedCompact
-from reconcile.errors import PayloadLimitError as LimitExceeded
+from reconcile.errors import PayloadLimitError
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds, less, ordered
 from reconcile.limits import CodecLimits
 from reconcile.session import (
@@ -159,9 +159,9 @@ class Reconciliation:
 
         Raises:
             MalformedPayload: the peer sent what is none.
-            LimitExceeded: the peer sent too much.
-            PeerFailed: the peer left, or broke the protocol.
-            StoreUnavailable, StoreBusy: the database does not serve.
+            PayloadLimitError: the peer sent too much.
+            PeerError: the peer left, or broke the protocol.
+            NotServingError: the database does not serve.
         """
         agreement = self.agreement
         side = None if agreement is None else self._compact_initiator(agreement)
@@ -364,7 +364,7 @@ class Reconciliation:
         async with self._turn(compact_bytes(self._extension)):
             try:
                 step = await in_thread_if(side.own_count > THREADED_ROWS, side.receive, frame)
-            except (MalformedCompact, LimitExceeded) as error:
+            except (MalformedCompact, PayloadLimitError) as error:
                 step = CompactStep(FAILED, FallBack(str(error)))
         match step.outcome:
             case Found(to_send, to_receive) if len(to_send) + len(to_receive) > limit:
@@ -592,7 +592,7 @@ async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, Sync
 
     Raises:
         MalformedPayload: it is no payload.
-        LimitExceeded: it is too large.
+        PayloadLimitError: it is too large.
     """
     large = len(payload) > THREADED_PAYLOAD_BYTES
     return asked_about((await in_thread_if(large, decode, payload, limits)).ranges)

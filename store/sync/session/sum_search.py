@@ -175,7 +175,7 @@ class Search:
         """Return the digest of the sum of all; empty: it is not known.
 
         Raises:
-            StoreUnavailable, StoreBusy: the database does not serve.
+            NotServingError: the database does not serve.
         """
         sums = await self._view.lattices([self._whole])
         if sums is None:
@@ -204,7 +204,7 @@ class Search:
 
         Raises:
             ProtocolBrokenError: the step is none that may come now.
-            StoreUnavailable, StoreBusy: the database does not serve.
+            NotServingError: the database does not serve.
         """
         lists = self._read(step)
         self.complete = self.complete and not step.more

@@ -48,7 +48,7 @@ from typing import Any, Final, Protocol, TypeVar
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission
 from store.domain.environment import Environment
-from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, Writer
+from store.domain.ports import NotServingError, PeerError, Source, StoreBusyError, Writer
 from store.messages.record import RecordBatch
 from store.sync.errors import FrameTooLargeError, ProtocolBrokenError, TransferFault
 from store.sync.frames import Piece, pieces
@@ -249,7 +249,7 @@ class Transfer:
 
     async def _close(self) -> None:
         """Close this side, and wait for the other to do the same; nothing depends on it."""
-        with suppress(PeerFailed):
+        with suppress(PeerError):
             await self._stream.half_close()
         # Who is called ends the call, and waits with that for the caller's half-close: a call that
         # ends while the last frame is on its way makes that frame seem to have failed.
@@ -276,7 +276,7 @@ class Transfer:
             await work
         except PeerFaultError as error:
             self._end(error.fault, error.sentence)
-        except (StoreUnavailable, StoreBusy) as error:
+        except NotServingError as error:
             self._lose(TransferFault.LOST, f"the database of this node does not serve: {error}")
         except Exception as error:  # noqa: BLE001 - who runs the transfer is told
             if not self._ended.done():
@@ -300,7 +300,7 @@ class Transfer:
         try:
             while await self._read_frame():
                 continue
-        except PeerFailed as error:
+        except PeerError as error:
             fault = TransferFault.LOST
             if isinstance(error, ProtocolBrokenError):
                 fault = TransferFault.PROTOCOL
@@ -388,7 +388,7 @@ class Transfer:
     async def _write(self, frame: RawTransferFrame) -> None:
         try:
             await self._stream.write(frame.SerializeToString())
-        except PeerFailed as error:
+        except PeerError as error:
             # What the peer has said before it left is heard first; the reader also knows why.
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
             self._lose(TransferFault.LOST, str(error))
@@ -430,13 +430,13 @@ async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
     """Run work that a busy store refuses until it takes it: others fill it for moments.
 
     Raises:
-        StoreBusy: it was busy for `BUSY_PATIENCE_S`.
+        StoreBusyError: it was busy for `BUSY_PATIENCE_S`.
     """
     waited_s, backoff = 0.0, Backoff(FIRST_BUSY_PAUSE_S, LONGEST_BUSY_PAUSE_S)
     while True:
         try:
             return await work()
-        except StoreBusy:
+        except StoreBusyError:
             if waited_s >= BUSY_PATIENCE_S:
                 raise
         waited_s += backoff.pause_s

@@ -122,7 +122,7 @@ class AsyncChannel:
         Raises:
             TimeoutError: it did not within the time.
             NodeError: a node refuses for good: a wrong token, right, port or certificate.
-            StateTaken: another process took the state; the channel has ended.
+            StateTakenError: another process took the state; the channel has ended.
         """
         self._check_loop()
         if not callable(condition):
@@ -156,7 +156,7 @@ class AsyncChannel:
         Raises:
             ValueError: the content is empty or too large, or the ID is unfit or was used before.
             ChannelFullError: too many own messages are unacknowledged.
-            StateTaken: another process took the state.
+            StateTakenError: another process took the state.
         """
         self._check_loop()
         check_bytes("content", content, ".encode()")
@@ -195,7 +195,7 @@ class AsyncChannel:
 
         Raises:
             ValueError: the content is empty or too large.
-            ClientClosed: the channel was left.
+            ClientClosedError: the channel was left.
         """
         self._check_loop()
         check_bytes("content", content, ".encode()")
@@ -314,7 +314,7 @@ class Channels:
         - ``places``: as in `AsyncChannel.join`.
         - ``open_states``: state files that are open at the same time, each with two descriptors. A
           file is locked while it is open only: a process that opens it meanwhile takes the state,
-          and here the channel ends with `StateTaken` before it sends anything.
+          and here the channel ends with `StateTakenError` before it sends anything.
 
         Raises:
             ValueError: an address or a number is none that can be used.

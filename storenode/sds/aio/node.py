@@ -21,17 +21,9 @@ import grpc
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.retry import Retry
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
+from storenode.connection import errors
 from storenode.connection.channel import TlsIdentity
-from storenode.connection.errors import (
-    AccessDenied,
-    CursorRefused,
-    NodeError,
-    NotAuthenticated,
-    NotServed,
-    TlsHandshakeError,
-    WrongProtocolError,
-)
 from storenode.message.hashing import message_hash
 from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.transport import (
@@ -77,7 +69,13 @@ _STORED = frozenset(
 )
 
 
-_FINAL = (NotAuthenticated, AccessDenied, NotServed, TlsHandshakeError, WrongProtocolError)
+_FINAL = (
+    errors.NotAuthenticatedError,
+    errors.AccessDeniedError,
+    errors.NotServedError,
+    errors.TlsHandshakeError,
+    errors.WrongProtocolError,
+)
 """Errors that another attempt cannot heal."""
 
 
@@ -139,12 +137,12 @@ class _Connection:
         """Translate failures of calls into `TransportError`."""
         try:
             yield
-        except NodeError as error:
+        except errors.NodeError as error:
             sentence = error.sentence[:MAX_REASON_CHARS]
-            if isinstance(error, CursorRefused):
+            if isinstance(error, errors.CursorRefusedError):
                 raise FeedCursorRefusedError(sentence) from error
             raise TransportError(sentence, error if isinstance(error, _FINAL) else None) from error
-        except (ClientClosed, grpc.aio.UsageError) as error:
+        except (ClientClosedError, grpc.aio.UsageError) as error:
             raise TransportError(f"The link to {self.name} is closed.") from error
 
 

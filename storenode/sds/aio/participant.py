@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
 
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds.aio.cipher import CipherError, Clear
@@ -178,7 +178,7 @@ class Participant:
         finally:
             saving.cancel()
             await asyncio.wait({saving})
-            left = ClientClosed("The channel was left: join it again.")
+            left = ClientClosedError("The channel was left: join it again.")
             self.saver.fail(left)
             self.hub.end()
             self.hub.fail(left)

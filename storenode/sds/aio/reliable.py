@@ -391,7 +391,7 @@ class ReliableChannel:
         Raises:
             ValueError: it is too large for 255 segments.
             ChannelFullError: too many own segments are unacknowledged.
-            StateTaken: another process took the state.
+            StateTakenError: another process took the state.
         """
         config = self._segmentation
         segments = await asyncio.to_thread(split, content, config.segment_bytes, config.revision)

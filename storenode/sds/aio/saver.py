@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
-from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTaken
+from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTakenError
 from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S
 
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ class Saver:
         """Save whenever something has changed.
 
         Raises:
-            StateTaken: another process took the state.
+            StateTakenError: another process took the state.
         """
         while not self._stopping or self._ledger.dirty:
             await self._wake.wait()
@@ -123,7 +123,7 @@ class Saver:
         while True:
             try:
                 await self.in_thread(self.state.commit, batch)
-            except StateTaken:
+            except StateTakenError:
                 raise
             except StateError as error:
                 if self.state.in_memory:

@@ -89,7 +89,7 @@ class StateError(StorenodeError):
     """The state cannot be used, now or at all; the text is one sentence."""
 
 
-class StateTaken(StateError):
+class StateTakenError(StateError):
     """An error for a state that another process uses."""
 
 
@@ -139,7 +139,7 @@ class SqliteState:
         """Connect, lock, and make what is not there; return the participant's row.
 
         Raises:
-            StateTaken: Another process has it.
+            StateTakenError: Another process has it.
         """
         with self._transaction() as database:
             if database.execute(_EXISTS).fetchone() is None:
@@ -166,7 +166,7 @@ class SqliteState:
         """Write a batch; nothing happens when it was written before.
 
         Raises:
-            StateTaken: Another process took the state.
+            StateTakenError: Another process took the state.
             StateError: The database failed; the same batch may be tried again.
         """
         try:
@@ -305,8 +305,8 @@ class SqliteState:
             raise self._taken()
         return False
 
-    def _taken(self) -> StateTaken:
-        return StateTaken(
+    def _taken(self) -> StateTakenError:
+        return StateTakenError(
             f"The state {self.shown} is in use by another process: end that one, or give "
             "this one a state of its own."
         )

@@ -3,11 +3,7 @@
 import pytest
 
 from storenode.connection.channel import TlsIdentity, open_channel, parse_address
-from storenode.connection.errors import (
-    ClientOptionError,
-    NodeUnavailable,
-    query_error,
-)
+from storenode.connection.errors import ClientOptionError, NodeUnavailableError, query_error
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
 
@@ -51,7 +47,7 @@ def test_a_certificate_needs_its_key(cert: bytes | None, key: bytes | None) -> N
 
 
 def test_errors_say_whether_another_attempt_may_help() -> None:
-    assert NodeUnavailable("UNAVAILABLE", "away").unreachable
+    assert NodeUnavailableError("UNAVAILABLE", "away").unreachable
     assert query_error(503, "not ready").unreachable
     assert not query_error(404, "").unreachable
     assert str(query_error(404, "unknown cursor")) == "unknown cursor (QUERY_404)"

@@ -22,9 +22,9 @@ from storenode.client import (
     AsyncClient,
     AsyncPublisher,
     Client,
-    ClientClosed,
+    ClientClosedError,
     Message,
-    MessageRejected,
+    MessageRejectedError,
     Outcome,
     Published,
     Publisher,
@@ -197,7 +197,7 @@ async def test_a_publisher_batches_and_waits_for_room(either: Either, topic: str
             await publisher.flush()
             assert publisher.acknowledged == len(messages)
         results: list[Published] = [answer.result() for answer in answers]
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosedError):
             await publisher.send(messages[0])
     else:
         results = await asyncio.to_thread(_publish_blocking, either.client, messages)
@@ -227,7 +227,7 @@ async def test_a_publisher_reports_rejected_messages(
 
     async with AsyncClient(node.listen) as client:
         if strict:
-            with pytest.raises(MessageRejected) as caught:
+            with pytest.raises(MessageRejectedError) as caught:
                 await publish(client)
             assert caught.value.message is bad
         else:

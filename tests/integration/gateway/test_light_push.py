@@ -17,7 +17,7 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
 from tests.support.gateway import GENEROUS, running_gateway
 from tests.support.node import running_node
-from tests.support.waku_client import MPLEX, YAMUX, Reset, WakuClient
+from tests.support.waku_client import MPLEX, YAMUX, StreamResetError, WakuClient
 
 TOPIC: Final = "/push/1/a/proto"
 HOUR_NS: Final = 3_600 * 10**9
@@ -82,13 +82,13 @@ async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[
                     inner = number_field(1, 1) + bytes_field(2, b"OK")
                     answer = delimited(bytes_field(1, b"r") + bytes_field(3, inner))
                     assert await client.ask(LEGACY_LIGHT_PUSH, old) == answer
-                    with pytest.raises(Reset):
+                    with pytest.raises(StreamResetError):
                         await client.ask(LIGHT_PUSH, delimited(bytes(300 * 1024)))
                     assert (await status_of(client, request(message(payloads[2]))))[1] == 200
         with running_gateway(tmp_path, node.listen, "--no-light-push", "--no-filter") as gateway:
             async with WakuClient.connected(gateway.address("tcp")) as client:
                 for protocol in (LIGHT_PUSH, LEGACY_LIGHT_PUSH, FILTER_SUBSCRIBE):
-                    with pytest.raises((Reset, AssertionError)):
+                    with pytest.raises((StreamResetError, AssertionError)):
                         await client.ask(protocol, delimited(request(message())))
         with Client([node.listen]) as reader:
             assert sorted(each.payload for each in reader.scan()) == sorted(expected)

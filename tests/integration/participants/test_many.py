@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from storenode.sds.aio.channel import Channel, Channels
-from storenode.sds.aio.state import StateTaken
+from storenode.sds.aio.state import StateTakenError
 from tests.support.node import NodeProcess, running_node
 
 PATIENCE_S = 90.0
@@ -112,7 +112,7 @@ async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_on
             node.listen, f"{room}-0", "alice", state=tmp_path / "0.db"
         ) as taker:
             await taker.send(b"mine")
-            with pytest.raises(StateTaken):
+            with pytest.raises(StateTakenError):
                 await first.send(b"no longer mine")
             await taker.wait_for(lambda status: status.synced)
             assert [message.content for message in await taker.log()] == [b"mine"]

@@ -12,7 +12,7 @@ import pytest
 
 from store.db.pool import Database
 from store.db.summaries.coverage import DatabaseOnlineTimes
-from store.messages.transfer import MalformedMessage, decode_message
+from store.messages.transfer import MalformedMessageError, decode_message
 from store.serving.tasks import BackgroundTasks
 from store.sync.session.report import SyncEnding, Window
 from storenode.message.varint import delimited, varint
@@ -140,7 +140,7 @@ async def test_a_bad_message_in_a_page_of_a_resume_keeps_no_other_out(first: Pee
     start_ns = NOW_NS - HOUR_NS // 2
     good = [item(number, timestamp=start_ns + number) for number in range(8)]
     body = good[0].message.SerializeToString()
-    with pytest.raises(MalformedMessage) as caught:
+    with pytest.raises(MalformedMessageError) as caught:
         decode_message(entry(body.replace(b"/", b"\xff")))
     not_utf8 = caught.value
     bad = [

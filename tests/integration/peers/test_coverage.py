@@ -10,14 +10,10 @@ import psycopg
 import pytest
 
 from store.domain.coverage import AnswerState
-from storenode.client import AsyncClient, LimitExceeded
+from storenode.client import AsyncClient, LimitExceededError
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
-from storenode.wire.storenode.v1.store_pb2 import (
-    CoverageStep,
-    GetCoverageRequest,
-    StoreCoverage,
-)
+from storenode.wire.storenode.v1.store_pb2 import CoverageStep, GetCoverageRequest, StoreCoverage
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.peers.harness import PeerNode, item
 
@@ -67,7 +63,7 @@ async def test_a_session_confirms_hours_and_a_late_message_withdraws_its_own(
 async def test_what_is_asked_for_is_bounded_and_counts_need_every_topic(first: PeerNode) -> None:
     await first.hold([item(1, timestamp=HOUR + 1)])
     async with AsyncClient(first.listener.address) as client:
-        with pytest.raises(LimitExceeded, match="at most 10,000"):
+        with pytest.raises(LimitExceededError, match="at most 10,000"):
             await anext(client.coverage(start=0))
         (step,) = [step async for step in client.coverage("/other", start=HOUR, end=HOUR + 1)]
     assert not step.HasField("messages")

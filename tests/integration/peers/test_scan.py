@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
+from store.domain.ports import CursorOutOfRangeError, PeerAddress, PeerError
 from store.rpc import peer_calls
 from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from store.sync.peers import ScannedPage
@@ -67,13 +67,13 @@ async def test_an_answer_without_messages_says_whose_it_is(first: PeerNode, flee
 
 async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) -> None:
     second.rules.unready = "the database is away"
-    with pytest.raises(PeerFailed, match="the database is away"):
+    with pytest.raises(PeerError, match="the database is away"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b""))
     second.rules.unready = None
-    with pytest.raises(CursorOutOfRange, match="cursor"):
+    with pytest.raises(CursorOutOfRangeError, match="cursor"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b"no cursor"))
     await second.listener.stop(0)
-    with pytest.raises(PeerFailed, match="could not be reached"):
+    with pytest.raises(PeerError, match="could not be reached"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b""))
 
 
@@ -135,7 +135,7 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
 )
 async def test_pages_that_break_the_rules(first: PeerNode, pages: list[bytes], words: str) -> None:
     async with hostile_server(Scripts(scan=sends(*pages))) as peer:
-        with pytest.raises(PeerFailed, match=words):
+        with pytest.raises(PeerError, match=words):
             await read(first.caller.scan(peer, START_NS, END_NS, b""))
 
 
@@ -157,12 +157,12 @@ async def test_a_cursor_that_is_not_served(first: PeerNode, code: grpc.StatusCod
         context.set_details("too old")
 
     async with hostile_server(Scripts(scan=refuse)) as peer:
-        with pytest.raises(CursorOutOfRange, match="too old"):
+        with pytest.raises(CursorOutOfRangeError, match="too old"):
             await read(first.caller.scan(peer, START_NS, END_NS, b"cursor"))
 
 
 async def test_a_node_does_not_resume_from_itself(first: PeerNode) -> None:
-    with pytest.raises(PeerFailed, match="this node itself"):
+    with pytest.raises(PeerError, match="this node itself"):
         await read(first.caller.scan(first.address, START_NS, END_NS, b""))
-    with pytest.raises(PeerFailed, match="--insecure peer"):
+    with pytest.raises(PeerError, match="--insecure peer"):
         await read(first.caller.scan(PeerAddress("192.0.2.1", 1), START_NS, END_NS, b""))

@@ -5,7 +5,7 @@ import grpc
 import pytest
 
 from store.db.writing.writer import DatabaseWriter
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.serving.methods.publish import RETRY_NS
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
@@ -33,7 +33,7 @@ async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late
     early, other = item(b"early", timestamp=NOW_NS), item(b"other", timestamp=NOW_NS)
 
     async def away(*_: object) -> None:
-        raise StoreUnavailable("the database does not answer: retry with backoff")
+        raise StoreUnavailableError("the database does not answer: retry with backoff")
 
     with monkeypatch.context() as patch:
         patch.setattr(DatabaseWriter, "store", away)

@@ -11,7 +11,7 @@ import pytest
 from store.db.maintenance.retention import prune
 from store.db.sds import reader as sds
 from store.db.sds.reader import DatabaseSdsReader, SdsPages
-from store.domain.ports import HistoryEntry, SdsPage, StoreBusy
+from store.domain.ports import HistoryEntry, SdsPage, StoreBusyError
 from store.domain.retention import RetentionPolicy
 from store.messages.frames import sds_stored_message
 from tests.integration.sds.channel import Channel, look_up, walk_from
@@ -147,7 +147,9 @@ async def test_walks_wait_for_their_turn_and_are_refused_beyond(
     walks = [asyncio.ensure_future(walk_from(reader, head_of(channel))) for _ in range(3)]
     done, waiting = await asyncio.wait(walks, return_when=asyncio.FIRST_COMPLETED)
     assert done == {walks[2]}
-    with pytest.raises(StoreBusy, match="1 causal walks are waiting already; retry with backoff"):
+    with pytest.raises(
+        StoreBusyError, match="1 causal walks are waiting already; retry with backoff"
+    ):
         await walks[2]
     assert [len((await walk).ids) for walk in waiting] == [100, 100]
 

@@ -20,7 +20,13 @@ from store.db.locks import NODES
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
 from store.domain.hub import CommitRow, Place, Row
-from store.domain.ports import CursorOutOfRange, Ephemeral, FollowRequest, TopicFilter, TopicRights
+from store.domain.ports import (
+    CursorOutOfRangeError,
+    Ephemeral,
+    FollowRequest,
+    TopicFilter,
+    TopicRights,
+)
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
@@ -323,7 +329,7 @@ async def refused(node: Node, request: FollowRequest) -> str:
     """Return the error of a follower that cannot be served."""
     async with following(node.feed, request) as [follower]:
         error = await follower.end()
-        assert isinstance(error, CursorOutOfRange), error
+        assert isinstance(error, CursorOutOfRangeError), error
         assert not follower.pages
         return str(error)
 
@@ -371,7 +377,7 @@ async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
         await disconnect(node)
         for follower in moved:
             error = await follower.end()
-            assert isinstance(error, CursorOutOfRange)
+            assert isinstance(error, CursorOutOfRangeError)
             assert "lost" in str(error)
         assert node.lost == [((reached.position, reached.token), (left.position, left.token))]
         # Who has seen nothing of what was lost goes on.

@@ -10,7 +10,7 @@ import pytest
 from psycopg_pool import AsyncConnectionPool
 
 from store.db.connection import Connection
-from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, TopicFilter
+from store.domain.ports import PageRequest, ScanRequest, StoreUnavailableError, TopicFilter
 from tests.integration.storage.node import SETTINGS, running
 from tests.integration.storage.world import NOW, random_batch
 from tests.support.outlet import WideOutlet
@@ -25,7 +25,7 @@ async def test_scans_without_a_connection_fail_and_delay_no_other_call(
     async with running(database_url, ONE_FOR_SCANS) as node:
         batch = random_batch(random.Random(1), 20, [NOW])
         async with node.database.bulk_pool.connection():
-            with node.impatient(), pytest.raises(StoreUnavailable, match="became free"):
+            with node.impatient(), pytest.raises(StoreUnavailableError, match="became free"):
                 await anext(node.reader.scan(wanted, WideOutlet()))
             assert all(await node.store(batch))
             request = PageRequest(

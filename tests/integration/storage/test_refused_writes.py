@@ -15,7 +15,7 @@ from psycopg import conninfo, sql
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import PoolSettings
 from store.db.schema.partitions import ensure_ahead
-from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
+from store.domain.ports import PageRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import NOW, random_batch
@@ -102,12 +102,12 @@ async def test_a_database_that_refuses_writes_refuses_publishing_alone(
     node = watched.node
     assert await watched.publish() == [True]
     watched.alter(*refuse)
-    with pytest.raises(StoreUnavailable, match=sentence):
+    with pytest.raises(StoreUnavailableError, match=sentence):
         await watched.publish()
     await watched.canary._attempt()
     assert str(watched.reasons[-1]).startswith(sentence)
     assert (await watched.monitor.check()).is_up
-    with pytest.raises(StoreUnavailable, match=sentence):
+    with pytest.raises(StoreUnavailableError, match=sentence):
         await watched.publish()
     assert (await node.reader.query(REQUEST)).count == 1
     watched.alter(*allow)

@@ -21,7 +21,7 @@ from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
 from store.db.summaries.buckets import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
 from store.sync.index.view_reads import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -130,7 +130,7 @@ async def test_a_broken_connection_says_that_the_database_does_not_serve(node: N
     await store(node, random.Random(8))
     async with cold_view(node.database) as cold:
         assert await node.value(TERMINATE_OTHERS) != 0
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             await cold.load(NeedIds(EVERYTHING, 10))
 
 
@@ -143,7 +143,7 @@ async def test_who_keeps_everybody_from_reading_is_not_waited_for_long(
     connection = await node.database.connect()
     async with connection, connection.transaction():
         await connection.execute("lock table storenode.messages in access exclusive mode")
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailableError):
             async with cold_view(node.database):
                 pass
 
@@ -168,7 +168,7 @@ async def test_a_view_ends_when_its_time_has_passed(node: Node, leap: Callable[[
         connection = await node.database.connect()
         async with connection, connection.transaction():
             await connection.execute("lock table storenode.messages in access exclusive mode")
-        with pytest.raises(StoreUnavailable, match="open for too long"):
+        with pytest.raises(StoreUnavailableError, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))
 
 
@@ -184,5 +184,5 @@ async def test_a_statement_ends_when_the_views_time_has_passed(
 
     monkeypatch.setattr(reconciliation, "ids_in", slow)
     async with cold_view(node.database) as cold:
-        with pytest.raises(StoreUnavailable, match="open for too long"):
+        with pytest.raises(StoreUnavailableError, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))

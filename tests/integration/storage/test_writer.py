@@ -18,15 +18,10 @@ from store.db.commits import feed as feed_module
 from store.db.reading.messages import frame_of, locate, rows_of_hashes
 from store.db.writing import insert as insert_module
 from store.db.writing import writer as writer_module
-from store.domain.ports import Source, StoreBusy
+from store.domain.ports import Source, StoreBusyError
 from store.messages.record import RecordBatch
 from storenode.sds.codec import encode
-from tests.integration.storage.followers import (
-    LongTransaction,
-    commit_order,
-    following,
-    from_now,
-)
+from tests.integration.storage.followers import LongTransaction, commit_order, following, from_now
 from tests.integration.storage.node import WORKERS, Node
 from tests.integration.storage.world import (
     DAY,
@@ -198,14 +193,14 @@ async def test_the_queue_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch)
 
     async with node.blocked() as plugged:
         small = [await queue(40) for _ in range(20)]
-        with pytest.raises(StoreBusy, match="retry with backoff"):
+        with pytest.raises(StoreBusyError, match="retry with backoff"):
             await node.store(random_batch(rng, 1, [NOW]))
         for task in small[5:]:
             task.cancel()
         await asyncio.wait(small[5:])
         large = await queue(90_000)
         assert 90_000 < node.writer.queued_bytes < 100_000
-        with pytest.raises(StoreBusy):
+        with pytest.raises(StoreBusyError):
             await node.store(random_batch(rng, 1, [NOW], size=20_000))
     assert all(map(all, await asyncio.gather(*plugged, *small[:5], large)))
     assert node.writer.queued_bytes == 0
@@ -237,8 +232,8 @@ async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
         await asyncio.sleep(0)
         await node.writer.stop()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(error, StoreBusy)
-        with pytest.raises(StoreBusy, match="stopping"):
+            assert isinstance(error, StoreBusyError)
+        with pytest.raises(StoreBusyError, match="stopping"):
             await node.store(random_batch(rng, 1, [NOW]))
     assert node.writer.queued_bytes == 0
     assert await node.value(STORED) == 0
@@ -264,7 +259,7 @@ async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_eve
         await node.writer.stop()
         async with asyncio.timeout(90):
             errors = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(error) for error in errors] == [StoreBusy] * 3
+    assert [type(error) for error in errors] == [StoreBusyError] * 3
 
 
 @HOWEVER_STORED

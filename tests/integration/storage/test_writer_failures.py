@@ -13,7 +13,7 @@ from store.db.schema.partitions import PartitionMap
 from store.db.writing.insert import join
 from store.db.writing.unread import ConfirmationTracker, UnreadRows
 from store.db.writing.writer import DatabaseWriter
-from store.domain.ports import PageRequest, Source, StoreUnavailable, TopicFilter
+from store.domain.ports import PageRequest, Source, StoreUnavailableError, TopicFilter
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
 from tests.integration.storage.followers import TERMINATE_OTHERS, LongTransaction, commit_order
@@ -148,7 +148,7 @@ async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     errors = [answers.pop(place) for place in (4, 2, 1)]
     assert answers == [[True] * 10] * 3
-    assert not any(isinstance(error, StoreUnavailable) for error in errors)
+    assert not any(isinstance(error, StoreUnavailableError) for error in errors)
     expected = (ValueError, psycopg.DataError, psycopg.errors.CheckViolation)
     for error, kind in zip(errors, expected, strict=True):
         assert isinstance(error, kind)
@@ -168,9 +168,9 @@ async def test_a_database_that_is_away_is_waited_for_reported_and_used_again(
         await node.store(first)
         proxy.refuse()
         with node.impatient():
-            with pytest.raises(StoreUnavailable, match="retry with backoff"):
+            with pytest.raises(StoreUnavailableError, match="retry with backoff"):
                 await node.store(random_batch(rng, 3, [NOW]))
-            with pytest.raises(StoreUnavailable, match="retry with backoff"):
+            with pytest.raises(StoreUnavailableError, match="retry with backoff"):
                 await node.reader.query(EVERYTHING)
         # A short absence is waited out.
         stores = [asyncio.create_task(node.store(batch)) for batch in later]

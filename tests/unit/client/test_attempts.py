@@ -13,18 +13,18 @@ import pytest
 import trustme
 
 from storenode.client import (
-    AccessDenied,
+    AccessDeniedError,
     AsyncClient,
-    CallTimeout,
-    ClientClosed,
-    ConnectionLost,
-    CursorRefused,
-    InvalidRequest,
-    LimitExceeded,
+    CallTimeoutError,
+    ClientClosedError,
+    ConnectionLostError,
+    CursorRefusedError,
+    InvalidRequestError,
+    LimitExceededError,
     Message,
     NodeError,
-    NotAuthenticated,
-    NotServed,
+    NotAuthenticatedError,
+    NotServedError,
     Retry,
     TlsIdentity,
 )
@@ -200,11 +200,11 @@ async def others(nodes: Nodes) -> list[str]:
 
 
 FINAL: Final[list[tuple[Behaviour, type[NodeError], list[str]]]] = [
-    (without_cursor, CursorRefused, ["query", "scan", "follow", "scan_hashes"]),
-    (refusing(grpc.StatusCode.INVALID_ARGUMENT), InvalidRequest, list(CALLS)),
-    (refusing(grpc.StatusCode.UNAUTHENTICATED), NotAuthenticated, list(CALLS)),
-    (refusing(grpc.StatusCode.PERMISSION_DENIED), AccessDenied, list(CALLS)),
-    (refusing(grpc.StatusCode.UNIMPLEMENTED), NotServed, list(CALLS)),
+    (without_cursor, CursorRefusedError, ["query", "scan", "follow", "scan_hashes"]),
+    (refusing(grpc.StatusCode.INVALID_ARGUMENT), InvalidRequestError, list(CALLS)),
+    (refusing(grpc.StatusCode.UNAUTHENTICATED), NotAuthenticatedError, list(CALLS)),
+    (refusing(grpc.StatusCode.PERMISSION_DENIED), AccessDeniedError, list(CALLS)),
+    (refusing(grpc.StatusCode.UNIMPLEMENTED), NotServedError, list(CALLS)),
 ]
 
 
@@ -258,7 +258,7 @@ async def test_the_time_limit_bounds_every_call(others: list[str]) -> None:
     patient = Retry(attempts=100, at_start=True)
     for silent in others[1:]:
         found = await failures([silent], retry=patient, timeout_s=0.5)
-        assert found == dict.fromkeys(CALLS, CallTimeout)
+        assert found == dict.fromkeys(CALLS, CallTimeoutError)
         found = await failures([silent, *others], retry=patient, timeout_s=0.5)
         assert all(found.values())
 
@@ -270,7 +270,7 @@ async def test_the_time_limit_bounds_later_pages_of_a_scan(nodes: Nodes) -> None
 
     address = await nodes.serve(stalling)
     async with AsyncClient(address, timeout_s=0.2) as client, asyncio.timeout(GUARD_S):
-        with pytest.raises(CallTimeout, match="did not answer within"):
+        with pytest.raises(CallTimeoutError, match="did not answer within"):
             [page async for page in client.scan().pages()]
 
 
@@ -289,10 +289,10 @@ LIMITED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
     ("code", "metadata", "refused", "calls", "error"),
     [
         (DROPPED, (), 2, 3, None),
-        (DROPPED, (), 1_000, 4, ConnectionLost),
+        (DROPPED, (), 1_000, 4, ConnectionLostError),
         # A limit that is reached for the moment is waited for, another one is not.
         (LIMITED, ((RETRY_PUSHBACK, "10"),), 2, 3, None),
-        (LIMITED, (), 2, 1, LimitExceeded),
+        (LIMITED, (), 2, 1, LimitExceededError),
     ],
 )
 async def test_a_call_that_may_succeed_later_is_made_again_a_few_times(
@@ -321,7 +321,7 @@ async def test_a_closed_client_says_so(nodes: Nodes) -> None:
         status = asyncio.create_task(client.status())
         await asyncio.sleep(0)
         await client.close()
-        with pytest.raises(ClientClosed):
+        with pytest.raises(ClientClosedError):
             await status
 
 
@@ -344,5 +344,5 @@ async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
 async def test_a_refusal_is_reported_although_requests_are_on_their_way(nodes: Nodes) -> None:
     async with connect(await nodes.serve(refusing(LIMITED))) as client:
         for _ in range(20):
-            with pytest.raises(LimitExceeded, match="no"):
+            with pytest.raises(LimitExceededError, match="no"):
                 await anext(client.publish_stream([store_pb2.PublishRequest()] * 30))

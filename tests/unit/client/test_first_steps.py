@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import storenode
-from storenode.client import ArgumentError, ClientClosed, StorenodeError
+from storenode.client import ArgumentError, ClientClosedError, StorenodeError
 
 ADDRESS = "127.0.0.1:1"
 
@@ -47,7 +47,7 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
         client._calls.nodes.addresses[:] = [f"127.0.0.1:{port}"]
         with pytest.raises(StorenodeError, match="does not serve this call"):
             await client.query()
-        with pytest.raises(ClientClosed, match="make one in each loop"):
+        with pytest.raises(ClientClosedError, match="make one in each loop"):
             await asyncio.to_thread(asyncio.run, client.query())
         await client.aclose()
         await server.stop(0)

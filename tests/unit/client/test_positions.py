@@ -25,7 +25,7 @@ from storenode.client.positions import (
 )
 from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
 from storenode.common.errors import ArgumentError
-from storenode.connection.errors import CursorRefused, InvalidRequest, NodeError
+from storenode.connection.errors import CursorRefusedError, InvalidRequestError, NodeError
 
 PAGE = 3
 
@@ -180,7 +180,7 @@ def test_an_argument_names_a_position_or_is_refused(tmp_path: Path) -> None:
             position_of(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [CursorRefused, InvalidRequest])
+@pytest.mark.parametrize("kind", [CursorRefusedError, InvalidRequestError])
 async def test_a_refused_position_is_named(tmp_path: Path, kind: type[NodeError]) -> None:
     async def refused(cursor: bytes) -> AsyncGenerator[Page]:
         if cursor:
@@ -245,7 +245,7 @@ def test_a_follower_that_changes_stores_reads_every_message_once(
                 yield Page(first[start : start + PAGE], b"first", live=True)
         if cursor == b"first" or opened == [b""]:
             opened.append(cursor)
-            raise CursorRefused("OUT_OF_RANGE", "It is another store's.")
+            raise CursorRefusedError("OUT_OF_RANGE", "It is another store's.")
         yield Page([], b"second", live=True)
         for message in stored[taken + extra :]:
             yield Page([message], b"second", live=True)
@@ -277,9 +277,9 @@ async def test_a_cursor_that_is_refused_from_the_start_is_not_replaced(cursor: b
     async def refused(_: bytes) -> AsyncGenerator[Page]:
         for page in list[Page]():
             yield page
-        raise CursorRefused("OUT_OF_RANGE", "It is another store's.")
+        raise CursorRefusedError("OUT_OF_RANGE", "It is another store's.")
 
-    with pytest.raises(CursorRefused):
+    with pytest.raises(CursorRefusedError):
         [page async for page in followed_across(refused, refused, cursor, 1.0)]  # type: ignore[arg-type]
 
 

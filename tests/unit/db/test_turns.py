@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from store.db.pool import Turns
-from store.domain.ports import StoreBusy
+from store.domain.ports import StoreBusyError
 
 
 class World:
@@ -73,12 +73,12 @@ async def test_too_many_that_wait_are_refused_of_one_caller_first() -> None:
     for number in range(3):
         await world.begin(f"a 1 {number}")
     await world.begin("a 2 3")
-    with pytest.raises(StoreBusy, match="2 walks are waiting already"):
+    with pytest.raises(StoreBusyError, match="2 walks are waiting already"):
         await world.tasks["a 2 3"]
     await world.begin("b 1 0")
     await world.begin("c 1 0")
     await world.begin("d 1 0")
-    with pytest.raises(StoreBusy, match="4 walks are waiting already"):
+    with pytest.raises(StoreBusyError, match="4 walks are waiting already"):
         await world.tasks["d 1 0"]
     for name in ("a 1 0", "a 1 1", "b 1 0", "c 1 0", "a 1 2"):
         assert world.working == [name]

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from store.domain.access import (
     Access,
-    Denied,
+    CallDeniedError,
     Principal,
     Right,
     TokenFileError,
-    Unauthenticated,
+    UnauthenticatedError,
     parse_token_file,
 )
 from store.domain.ports import TopicRights
@@ -113,14 +113,14 @@ def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
         assert client.name == "host 10.0.0.1"
         assert client.topics.unrestricted
         assert not client.named
-    with pytest.raises(Denied):
+    with pytest.raises(CallDeniedError):
         authorize(access, TOKEN, Right.ADMIN)
     assert access.authorize(None, Right.ADMIN, "host", open_admin=True).name == "host"
 
 
 def test_an_empty_token_file_refuses_every_caller() -> None:
     access = parse_token_file("")
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(UnauthenticatedError):
         authorize(access, TOKEN)
 
 
@@ -138,7 +138,7 @@ def test_an_empty_token_file_refuses_every_caller() -> None:
 )
 def test_tokens_that_do_not_open(header: str | None, named: str) -> None:
     access = parse_token_file(entry())
-    with pytest.raises(Unauthenticated, match=named) as refused:
+    with pytest.raises(UnauthenticatedError, match=named) as refused:
         access.authorize(header, Right.READ, "host", open_admin=True)
     assert header is None or len(header) < 10 or header not in str(refused.value)
 
@@ -151,6 +151,6 @@ def test_the_scheme_is_not_case_sensitive(scheme: str) -> None:
 
 @pytest.mark.parametrize("right", [Right.PUBLISH, Right.FOLLOW, Right.ADMIN])
 def test_a_right_that_is_missing_is_denied_by_name(right: Right) -> None:
-    with pytest.raises(Denied, match=f"alice lacks the right `{right}`") as refused:
+    with pytest.raises(CallDeniedError, match=f"alice lacks the right `{right}`") as refused:
         authorize(parse_token_file(entry()), TOKEN, right)
-    assert not isinstance(refused.value, Unauthenticated)
+    assert not isinstance(refused.value, UnauthenticatedError)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.quota import Account, Bucket, CallKind, ClientLimits, Exceeded, Quota
+from store.domain.quota import Account, Bucket, CallKind, ClientLimits, Quota, QuotaExceededError
 from storenode.message.limits import NS_PER_S
 
 CALL, STREAM = CallKind.CALL, CallKind.STREAM
@@ -20,14 +20,14 @@ def wait_ns(bucket: Bucket, amount: int, now_ns: int) -> int:
     """Return the time to wait; 0: the tokens were taken."""
     try:
         bucket.take(amount, now_ns)
-    except Exceeded as exceeded:
+    except QuotaExceededError as exceeded:
         return exceeded.retry_after_ns
     return 0
 
 
 @contextmanager
 def refused(limit: str, wait_ns: int = 0) -> Iterator[None]:
-    with pytest.raises(Exceeded, match=f"^limit of {limit} is ") as caught:
+    with pytest.raises(QuotaExceededError, match=f"^limit of {limit} is ") as caught:
         yield
     assert caught.value.retry_after_ns == wait_ns
 
@@ -132,14 +132,14 @@ def test_counts_agree_with_a_list_of_calls(
         now_ns += pause_ns
         account = open_account(quota, str(who), now_ns)
         if action == "begin":
-            with suppress(Exceeded):
+            with suppress(QuotaExceededError):
                 account.begin(kind, now_ns)
                 running.append((account, kind))
         elif action == "end" and running:
             ended, its_kind = running.pop(0)
             ended.end(its_kind)
         elif action == "messages":
-            with suppress(Exceeded):
+            with suppress(QuotaExceededError):
                 account.messages.take(3, now_ns)
         quota.check()
         for counted in (CALL, STREAM):
@@ -151,7 +151,7 @@ def test_counts_agree_with_a_list_of_calls(
 def test_strangers_do_not_touch_named_clients() -> None:
     quota = Quota(max_strangers=1)
     for name in range(5):
-        with suppress(Exceeded):
+        with suppress(QuotaExceededError):
             open_account(quota, str(name)).begin(CALL, 0)
     named = quota.account("0", TIGHT, 0, named=True)
     assert quota.account("0", TIGHT, 0, named=True) is named

@@ -12,7 +12,7 @@ import pytest
 
 from store.domain.coverage import Interval
 from store.domain.environment import Environment
-from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed, Source, Writer
+from store.domain.ports import CursorOutOfRangeError, PeerAddress, PeerError, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
@@ -62,7 +62,7 @@ class World:
         """Yield the next scan."""
         assert end_ns == NOW
         self.asked.append((peer, start_ns, cursor))
-        for step in self.scans.pop(0) if self.scans else [PeerFailed("down")]:
+        for step in self.scans.pop(0) if self.scans else [PeerError("down")]:
             if isinstance(step, Exception):
                 raise step
             self.steady_ns += self.page_ns
@@ -156,7 +156,7 @@ async def test_nothing_behind_the_horizon_is_fetched(monkeypatch: pytest.MonkeyP
 async def test_a_broken_scan_goes_on_at_the_next_peer_by_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World([[MIDDLE, PeerFailed("gone")], [NOW]])
+    world = World([[MIDDLE, PeerError("gone")], [NOW]])
     await world.run(monkeypatch)
     (first, *_), (second, start_ns, cursor) = world.asked
     assert (first != second, start_ns, cursor) == (True, MIDDLE, b""), "a cursor is its peer's"
@@ -168,7 +168,7 @@ async def test_the_only_peer_goes_on_after_the_last_page(
     served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    error = PeerFailed("gone") if served else CursorOutOfRange("unknown")
+    error = PeerError("gone") if served else CursorOutOfRangeError("unknown")
     world = World([[MIDDLE, error], [NOW]], peers=PEERS[:1])
     await world.run(monkeypatch)
     _, start_ns, cursor = world.asked[1]
@@ -180,7 +180,7 @@ async def test_the_only_peer_goes_on_after_the_last_page(
 async def test_peers_that_fail_hold_up_nothing_and_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    down: list[list[Step]] = [[PeerFailed("down")] for _ in range(30)]
+    down: list[list[Step]] = [[PeerError("down")] for _ in range(30)]
     world = World([*down, [NOW]])
     await world.run(monkeypatch)
     assert world.proceeded == [3], "once each has failed"
@@ -215,7 +215,7 @@ async def test_after_a_peer_that_was_off_each_other_is_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     early = NOW - GAP + NS_PER_S
-    rest: list[list[Step]] = [[PeerFailed("down")] if error else [] for _ in range(9)]
+    rest: list[list[Step]] = [[PeerError("down")] if error else [] for _ in range(9)]
     world = World([[early], *rest])
     await world.run(monkeypatch)
     assert sorted((peer for peer, *_ in world.asked), key=str) == sorted(PEERS, key=str)

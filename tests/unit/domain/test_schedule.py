@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from store.domain.environment import Environment
-from store.domain.ports import PeerAddress, StoreBusy
+from store.domain.ports import PeerAddress, StoreBusyError
 from store.sync.limits import MAX_SESSIONS
 from store.sync.lookup import Fetcher
 from store.sync.peers import PeerCaller
@@ -345,7 +345,7 @@ async def test_few_requests_wait_and_those_that_are_withdrawn_do_not_begin() -> 
     each.gate.clear()
     asked = [each.ask() for _ in range(MAX_WAITING + 1)]
     await settle()
-    with pytest.raises(StoreBusy, match=f"{MAX_WAITING} sessions wait already"):
+    with pytest.raises(StoreBusyError, match=f"{MAX_WAITING} sessions wait already"):
         await each.ask()
     for task in asked[1:]:
         task.cancel()
@@ -366,7 +366,7 @@ async def test_a_node_that_stops_answers_all_requests() -> None:
     await each.synchronizer.stop()
     assert (await running).ending is SyncEnding.FAILED
     for task in (waiting, unborn):
-        with pytest.raises(StoreBusy, match="the node is stopping"):
+        with pytest.raises(StoreBusyError, match="the node is stopping"):
             await task
     assert not each.running
     each.synchronizer.start()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.ports import StoreBusy
+from store.domain.ports import StoreBusyError
 from store.messages.record import RecordBatch
 from store.sync.errors import TransferFault
 from store.sync.limits import BUSY_PATIENCE_S, MAX_SHOWN_HIDDEN, TransferLimits
@@ -248,7 +248,7 @@ async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
 
     async def busy(*batch: RecordBatch) -> object:
         if other.passed_ns - began_ns < seconds * NS_PER_S:
-            raise StoreBusy("the queue is full")
+            raise StoreBusyError("the queue is full")
         return await store(*batch)  # type: ignore[arg-type]
 
     other.store = busy  # type: ignore[method-assign, assignment]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from reconcile.ids import SyncIds
 from store.domain.environment import Environment, EventLog
-from store.domain.ports import PeerFailed, Source, Writer
+from store.domain.ports import PeerError, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -223,7 +223,7 @@ class Side:
 
     def lose(self) -> None:
         """Break the connection."""
-        self.inbox.put_nowait(PeerFailed("the connection broke"))
+        self.inbox.put_nowait(PeerError("the connection broke"))
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._rng.random() / 100)

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.driver import database
 from store.gossip.driver.database import WriteBehind
@@ -29,7 +29,7 @@ class Table:
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         self.asked.set()
         if self.away:
-            raise StoreUnavailable("away")
+            raise StoreUnavailableError("away")
         self.taken += confirmed
 
     async def expire(self, hashes: Sequence[bytes]) -> None:

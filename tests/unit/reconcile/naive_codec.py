@@ -11,7 +11,7 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 MAX_TIMESTAMP = 2**63 - 1
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The bytes are no payload."""
 
 
@@ -72,7 +72,7 @@ class Reader:
 
     def take(self, size: int) -> bytes:
         if self.at + size > len(self.data):
-            raise Refused("cut off")
+            raise RefusedError("cut off")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -82,7 +82,7 @@ class Reader:
             groups.append(self.take(1)[0])
         value = sum((group & 0x7F) << 7 * place for place, group in enumerate(groups))
         if leb128(value) != bytes(groups) or value > MAX_TIMESTAMP:
-            raise Refused("not minimal, or too large")
+            raise RefusedError("not minimal, or too large")
         return value
 
     def bound(self, previous: SyncId) -> SyncId:
@@ -91,10 +91,10 @@ class Reader:
         if delta == 0:
             length = self.take(1)[0]
             if not 1 <= length <= 32:
-                raise Refused("length")
+                raise RefusedError("length")
             bound = previous[0], self.take(length) + bytes(32 - length)
         if bound <= previous or bound[0] > MAX_TIMESTAMP:
-            raise Refused("not greater, or too large")
+            raise RefusedError("not greater, or too large")
         return bound
 
     def record(self, lower: SyncId) -> Record:
@@ -104,16 +104,16 @@ class Reader:
         if kind == 1:
             return Record(upper, kind, fingerprint=self.take(32))
         if kind != 2:
-            raise Refused("kind")
+            raise RefusedError("kind")
         items: list[SyncId] = []
         for _ in range(self.number()):
             delta = self.number()
             items.append(((items[-1][0] if items else 0) + delta, self.take(32)))
         if sorted(set(items)) != items or (items and (items[0] < lower or items[-1] >= upper)):
-            raise Refused("order")
+            raise RefusedError("order")
         reconciled = self.take(1)[0]
         if reconciled > 1:
-            raise Refused("reconciled")
+            raise RefusedError("reconciled")
         return Record(upper, kind, items=tuple(items), reconciled=bool(reconciled))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reconcile.codec import encode, expressible, reach
 from reconcile.codec.bounds import prefix_length
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
-from tests.unit.reconcile.naive_codec import Reader, Record, Refused, encoded_bound, payload_of
+from tests.unit.reconcile.naive_codec import Reader, Record, RefusedError, encoded_bound, payload_of
 
 places = st.integers(0, 31)
 sparse_hashes = st.lists(st.tuples(places, st.integers(0, 255)), max_size=3).map(
@@ -35,7 +35,7 @@ def can_follow(previous: SyncId, bound: SyncId) -> bool:
         return False
     try:
         return Reader(encoded_bound(previous, bound)).bound(previous) == bound
-    except Refused:
+    except RefusedError:
         return False
 
 

@@ -14,7 +14,7 @@ from reconcile.codec.ranges import Ranges
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
 from tests.unit.reconcile.naive_codec import (
     Record,
-    Refused,
+    RefusedError,
     Style,
     decoded_records,
     encoded,
@@ -61,7 +61,7 @@ def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) ->
     assert outcome(data, limits) == singly
     try:
         expected = ranges_of(decoded_records(data))
-    except Refused:
+    except RefusedError:
         assert not isinstance(singly, Ranges)
     else:
         assert singly == expected or (isinstance(singly, tuple) and singly[0] == "limit")

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from store.config.node import NodeConfig
-from store.domain.access import Denied, Right
+from store.domain.access import CallDeniedError, Right
 from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
 from store.runtime import policy as policy_module
@@ -184,7 +184,7 @@ def write_tokens(path: Path, *tokens: str) -> None:
 def admitted(tokens: TokenFile, token: str) -> bool:
     try:
         tokens.access.authorize(f"Bearer {token}", Right.READ, "host x")
-    except Denied:
+    except CallDeniedError:
         return False
     return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from store.domain.ports import StoreUnavailable
+from store.domain.ports import StoreUnavailableError
 from store.runtime.tasks import SingleFlightCache
 
 PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
 
     async def read() -> str:
         if away:
-            raise StoreUnavailable("away")
+            raise StoreUnavailableError("away")
         return "read"
 
     kept = SingleFlightCache("word", read, 0.0)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.ledger import revive
@@ -129,11 +129,11 @@ async def test_a_channel_that_was_left_says_so() -> None:
         events = alice.events()
         await alice.send(b"hello")
     assert [event async for event in events], "what is queued can still be read"
-    with pytest.raises(ClientClosed, match="was left"):
+    with pytest.raises(ClientClosedError, match="was left"):
         await alice.send(b"too late")
-    with pytest.raises(ClientClosed, match="was left"):
+    with pytest.raises(ClientClosedError, match="was left"):
         await alice.send_ephemeral(b"too late")
-    with pytest.raises(ClientClosed, match="was left"):
+    with pytest.raises(ClientClosedError, match="was left"):
         await alice.wait_for(lambda status: status.lost > 0)
 
 

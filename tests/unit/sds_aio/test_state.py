@@ -18,15 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.common.errors import ClientClosed
+from storenode.common.errors import ClientClosedError
 from storenode.sds.aio.ledger import ParticipantLedger, revive
 from storenode.sds.aio.saver import Saver
-from storenode.sds.aio.state import (
-    SqliteState,
-    StateBatch,
-    StateError,
-    StateTaken,
-)
+from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTakenError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
@@ -209,10 +204,10 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     save(state, ledger)
     script = (
         "import sys\n"
-        "from storenode.sds.aio.state import SqliteState, StateTaken\n"
+        "from storenode.sds.aio.state import SqliteState, StateTakenError\n"
         "try:\n"
         "    SqliteState(sys.argv[1], 'room', 'alice').open()\n"
-        "except StateTaken as error:\n"
+        "except StateTakenError as error:\n"
         "    print(error)\n"
     )
     command = [sys.executable, "-c", script, str(path)]
@@ -230,7 +225,7 @@ def test_a_process_that_lost_the_state_writes_nothing_more(tmp_path: Path) -> No
     other, _ = opened(path)
     other._drop_connection()
     ledger.gap(7)
-    with pytest.raises(StateTaken, match="in use by another process"):
+    with pytest.raises(StateTakenError, match="in use by another process"):
         save(state, ledger)
 
 
@@ -252,8 +247,8 @@ async def test_a_call_that_waits_for_a_failing_state_ends_when_the_channel_is_le
         assert not waiting.done()
         saving.cancel()
         await asyncio.wait({saving})
-        saver.fail(ClientClosed("The channel was left."))
-        with pytest.raises(ClientClosed):
+        saver.fail(ClientClosedError("The channel was left."))
+        with pytest.raises(ClientClosedError):
             await waiting
 
 

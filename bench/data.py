@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from store.db.writing.insert import HEADER, TRAILER
+from store.db.insert import HEADER, TRAILER
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 

@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 
 from bench.data import PAYLOAD_BYTES, PUBSUB_TOPIC, Row, rows
 from bench.support import bench_node, options, publish, report, seconds, settle
-from store.db.maintenance.condition import Sizes, find_bloated, read_sizes, rebuild
+from store.db.condition import Sizes, find_bloated, read_sizes, rebuild
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
 

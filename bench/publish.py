@@ -42,8 +42,8 @@ from bench.support import (
     seconds,
     used,
 )
+from store.db.insert import HEADER, TRAILER, hash_block, in_order, message_blocks
 from store.db.statements import SQL
-from store.db.writing.insert import HEADER, TRAILER, hash_block, in_order, message_blocks
 from storenode.message.rules import Policy
 from tests.support.admission import admit
 

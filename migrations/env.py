@@ -1,4 +1,4 @@
-"""Run by Alembic: migrate over the connection that `store.db.schema.migrate` hands in."""
+"""Run by Alembic: migrate over the connection that `store.db.migrate` hands in."""
 
 from alembic import context
 from sqlalchemy import Connection

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from store.db.schema.migrate import upgrade
+from store.db.migrate import upgrade
 from tests.support import warm
 from tests.support.places import quick_directory
 from tests.support.postgres import PostgresServer

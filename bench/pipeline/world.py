@@ -17,11 +17,11 @@ from typing import Final
 
 import psycopg
 
+from store.db.buckets import fold_until
+from store.db.migrate import upgrade
+from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.schema.migrate import upgrade
-from store.db.schema.partitions import PartitionMap
-from store.db.summaries.fold import fold_until
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.embedded import EmbeddedPostgres, EmbeddedSettings

@@ -21,10 +21,14 @@ from click.core import ParameterSource
 from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db import check as database_check
+from store.db import migrate
+from store.db.buckets import resummarize
+from store.db.condition import Sizes, read_sizes
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.condition import Sizes, read_sizes
-from store.db.maintenance.maintainer import database_ns, newest_commit_ns
-from store.db.maintenance.retention import (
+from store.db.maintainer import database_ns, newest_commit_ns
+from store.db.pool import complete_url
+from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
+from store.db.retention import (
     PruneReport,
     RetentionReview,
     StoreInventory,
@@ -35,10 +39,6 @@ from store.db.maintenance.retention import (
     reopen,
     review,
 )
-from store.db.pool import complete_url
-from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
-from store.db.schema import migrate
-from store.db.summaries.fold import resummarize
 from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Excess, Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve

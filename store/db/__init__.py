@@ -1,9 +1,10 @@
 """The Postgres edge.
 
-`connection` has the settings of a session, `pool` the pools, `locks` the locks, `arrays` the
-columns as parameters. `schema` has tables, migrations and partitions; `writing` the transaction
-that stores a batch; `reading` pages and look-ups; `sds` look-ups by SDS message ID; `commits` the
-commit order and the feed; `summaries` counts and XORs of slices of time; `reconciliation` views for
-sessions; `maintenance` partitions ahead and retention; `check` the comparison of a database with
-itself.
+`connection` has the settings of a session, `pool` the pools, `primary` the guard against servers
+that were replaced, `locks` the locks, `arrays` the columns as parameters. `migrate` has the schema,
+`partitions` its partitions; `insert` and `writer` the transaction that stores a batch; `messages`
+pages and look-ups; `sds` look-ups by SDS message ID; `feed` the commit order; `gossip` what gossip
+reads and writes; `buckets` counts, XORs and sums of slices of time; `reconciliation` views for
+sessions; `coverage` the record of completeness; `maintainer`, `retention` and `condition` what one
+node does for all; `check` the comparison of a database with itself.
 """

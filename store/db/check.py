@@ -29,10 +29,11 @@ from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
 from store.db.arrays import BinaryArray
+from store.db.buckets import HOUR_NS, added, between, columns, minutes_of, sum_of_time, unpack
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
-from store.db.schema.migrate import differences, require_served
-from store.db.schema.partitions import Catalog, read_partitions
+from store.db.migrate import differences, require_served
+from store.db.partitions import Catalog, read_partitions
 from store.db.statements import (
     BUCKETS_TABLE,
     COARSE_TABLES,
@@ -41,8 +42,6 @@ from store.db.statements import (
     SCHEMA,
     SQL,
 )
-from store.db.summaries.buckets import HOUR_NS, between, columns, minutes_of, unpack
-from store.db.summaries.lattices import added, sum_of_time
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -25,11 +25,13 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.connection import Connection, fetch_row, fetch_rows, prepare
 from store.db.errors import NO_CONNECTION, Failure, HostRefusedError, find_failure, sentence
-from store.db.primary import PrimaryGuard
-from store.db.schema.migrate import APPLICATION_NAME
+from store.db.migrate import APPLICATION_NAME
 from store.db.statements import SQL
 from store.domain.ports import Outlet, StoreBusyError, StoreUnavailableError
 from storenode.common.backoff import Backoff
+
+if TYPE_CHECKING:
+    from store.db.primary import PrimaryGuard
 
 MAX_WAITING_PAGES: Final = 40_000
 """Pages of streams that wait to be read: as many as there may be streams, and half of one caller.

@@ -32,9 +32,9 @@ import psycopg
 from psycopg import AsyncConnection, conninfo
 from psycopg import errors as pg
 
-from store.db.commits.pages import is_served, newest
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import HostRefusedError
+from store.db.feed import is_served, newest
 from store.db.statements import SQL
 from store.domain.hub import Place
 

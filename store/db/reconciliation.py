@@ -39,15 +39,24 @@ from reconcile.summaries.buckets import TimeBuckets
 from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, SummaryView
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, hash_column
-from store.db.commits.pages import batch_parameters, is_served, newest
+from store.db.buckets import (
+    DAY_NS,
+    HOUR_NS,
+    LEVELS_NS,
+    MAX_FOLD_COMMITS,
+    MINUTE_NS,
+    added,
+    fold_until,
+    of_rows,
+    sum_of_time,
+    unpack,
+)
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import find_failure
+from store.db.feed import batch_parameters, is_served, newest
+from store.db.messages import values_at
 from store.db.pool import Database
-from store.db.reading.messages import values_at
 from store.db.statements import SQL
-from store.db.summaries.buckets import DAY_NS, HOUR_NS, LEVELS_NS, MINUTE_NS, of_rows, unpack
-from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
-from store.db.summaries.lattices import added, sum_of_time
 from store.domain.hub import CommitRow, Place
 from store.domain.partitioning import UNBOUNDED_HIGH
 from store.domain.ports import StoreUnavailableError

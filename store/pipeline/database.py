@@ -15,9 +15,9 @@ from typing import Any, Final, LiteralString
 import psycopg
 
 from reconcile.summaries.buckets import TimeBuckets
+from store.db.buckets import between, coarser, of_rows, unpack
 from store.db.errors import SchemaError
-from store.db.schema.migrate import require_served
-from store.db.summaries.buckets import between, coarser, of_rows, unpack
+from store.db.migrate import require_served
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS

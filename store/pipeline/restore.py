@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from store.db.locks import RESTORING
+from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.ports import NotServingError, Source
 from store.messages.transfer import MalformedMessageError

@@ -14,10 +14,10 @@ from typing import Final
 import psycopg
 
 from store.config.node import NodeConfig
+from store.db import migrate
 from store.db.errors import HostRefusedError, SchemaError, is_login_refused, sentence
 from store.db.pool import Database, complete_url
 from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
-from store.db.schema import migrate
 from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError

@@ -48,8 +48,8 @@ class EmbeddedHost:
         """
         import psycopg  # noqa: PLC0415 - see above
 
+        from store.db import migrate  # noqa: PLC0415
         from store.db.errors import SchemaError, sentence  # noqa: PLC0415
-        from store.db.schema import migrate  # noqa: PLC0415
 
         try:
             url = await (self._starting or self._start_server())

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from store.config.node import NodeConfig
-from store.db.maintenance.retention import RetentionBrake
 from store.db.pool import Database
+from store.db.retention import RetentionBrake
 from store.domain.access import Access, TokenFileError, parse_token_file
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy

@@ -17,9 +17,9 @@ from typing import Final
 import psycopg
 
 from store.config.node import NodeConfig
+from store.db import migrate
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.retention import review
-from store.db.schema import migrate
+from store.db.retention import review
 from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
 from store.embedded.binaries import choose

@@ -15,19 +15,17 @@ from functools import partial
 from typing import Final
 
 from store.config.node import NodeConfig
-from store.db.commits.feed import DatabaseFeed, follow_cursors
-from store.db.commits.gossip_reads import GossipReads
-from store.db.maintenance.maintainer import Maintainer
+from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.feed import DatabaseFeed, follow_cursors
+from store.db.gossip import MAX_NEEDED, ConfirmationTracker, GossipReads, UnreadRows
+from store.db.maintainer import Maintainer
+from store.db.messages import DatabaseReader, TransferReader
+from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.primary import PrimaryGuard
-from store.db.reading.reader import DatabaseReader, TransferReader
 from store.db.reconciliation import DatabaseIds
-from store.db.schema.partitions import PartitionMap
-from store.db.sds.missing_parents import count_missing_parents
-from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
-from store.db.writing.writer import DatabaseWriter
+from store.db.sds import DatabaseSdsReader, count_missing_parents
+from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.environment import Environment

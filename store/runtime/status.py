@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from store.db.maintenance.condition import (
+from store.db.condition import (
     TIMELINE_DAYS,
     StoreCondition,
     Timeline,

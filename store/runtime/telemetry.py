@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from store.config.node import NodeConfig
-from store.db.maintenance.condition import StoreCondition, read_condition
+from store.db.condition import StoreCondition, read_condition
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import UnreadSummary
 from store.observe.logging import suppressed_total

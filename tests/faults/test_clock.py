@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from chaos.soak import clock as set_clock
-from store.db.maintenance.maintainer import Maintainer
-from store.db.schema.partitions import read_catalog
+from store.db.maintainer import Maintainer
+from store.db.partitions import read_catalog
 from store.domain.ports import FollowRequest, TopicFilter
 from store.domain.retention import MAX_DOUBT_NS, RetentionPolicy
 from storenode.client.messages import hash_of, new_message

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from store.db.schema.migrate import upgrade
+from store.db.migrate import upgrade
 from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from tests.faults.processes import is_refused, until

@@ -18,11 +18,11 @@ import grpc
 import pytest
 
 from reconcile.ids import SyncIds
+from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.messages import TransferReader
+from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.reading.reader import TransferReader
-from store.db.schema.partitions import PartitionMap
-from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.coverage import MINUTE_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailableError

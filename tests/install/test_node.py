@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.db.schema.migrate import head
+from store.db.migrate import head
 from store.observe.http import STATUS_PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get

@@ -27,13 +27,12 @@ from sim.peers import SimStore
 from sim.process import Process
 from sim.scenario import Faults, GossipScenario, draw_with_gossip
 from sim.timeline import Timeline
-from store.db.commits.gossip_reads import GossipReads
-from store.db.maintenance.retention import prune
-from store.db.reading.reader import TransferReader
+from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.gossip import GossipReads, UnreadRows
+from store.db.messages import TransferReader
 from store.db.reconciliation import DatabaseIds
-from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.writing.unread import UnreadRows
+from store.db.retention import prune
+from store.db.sds import DatabaseSdsReader
 from store.domain.admission import Admission
 from store.domain.coverage import HOUR_NS, Statement, Statements
 from store.domain.hub import START, CommitRow

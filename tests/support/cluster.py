@@ -18,7 +18,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from store.db.schema.migrate import upgrade
+from store.db.migrate import upgrade
 from store.embedded import binaries
 from store.embedded.binaries import account_for
 from store.embedded.datadir import DATABASE, DataDir, child_view

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from store.db.maintenance.retention import read_inventory
-from store.db.schema.partitions import read_catalog
+from store.db.partitions import read_catalog
+from store.db.retention import read_inventory
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
 from tests.support.postgres import PostgresServer

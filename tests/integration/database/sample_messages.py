@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy

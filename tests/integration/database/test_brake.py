@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from store.db.maintenance.retention import (
+from store.db.partitions import ensure_ahead, ensure_for
+from store.db.retention import (
     RetentionBrake,
     agree,
     prune,
@@ -15,7 +16,6 @@ from store.db.maintenance.retention import (
     reopen,
     review,
 )
-from store.db.schema.partitions import ensure_ahead, ensure_for
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import (

@@ -11,8 +11,8 @@ import pytest
 
 from store.db.check import ADVICE, WRONG_SUMMARY, CheckReport, check
 from store.db.locks import MAINTENANCE
-from store.db.maintenance.retention import prune
-from store.db.schema.partitions import ensure_ahead
+from store.db.partitions import ensure_ahead
+from store.db.retention import prune
 from store.domain.audit import RowFault
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy

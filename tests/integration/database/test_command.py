@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from store.db.schema import migrate
+from store.db import migrate
 from store.domain.partitioning import DAY_NS
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from storenode.cli.client.text import format_time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from store.db.maintenance.condition import read_condition
-from store.db.schema.partitions import ensure_ahead
-from store.db.summaries.fold import fold_until
+from store.db.buckets import fold_until
+from store.db.condition import read_condition
+from store.db.partitions import ensure_ahead
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import (
     MONTH_NS,

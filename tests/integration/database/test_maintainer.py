@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from store.db.maintenance.condition import analyze_stale
-from store.db.maintenance.maintainer import Maintainer
-from store.db.schema import partitions
-from store.db.schema.partitions import Catalog, read_catalog
+from store.db import partitions
+from store.db.condition import analyze_stale
+from store.db.maintainer import Maintainer
+from store.db.partitions import Catalog, read_catalog
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import (

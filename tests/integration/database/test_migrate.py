@@ -10,9 +10,9 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+from store.db import migrate
 from store.db.errors import SchemaError
-from store.db.schema import migrate
-from store.db.schema.migrate import EXPECTED, differences
+from store.db.migrate import EXPECTED, differences
 from store.db.statements import SQL
 from tests.support.postgres import SUPERUSER, PostgresServer
 
@@ -113,7 +113,7 @@ def described(connection: psycopg.Connection[Any]) -> list[Any]:
     return connection.execute(SQL.partitions.describe).fetchall()
 
 
-# The schema that migrations leave, against ``store/db/schema/schema.txt``
+# The schema that migrations leave, against ``store/db/schema.txt``
 
 CHANGES = {
     "ALTER TABLE storenode.messages ADD COLUMN colour text": "colour",

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
 
+from store.db import partitions
 from store.db.errors import is_missing_partition
-from store.db.schema import partitions
-from store.db.schema.partitions import PartitionMap, ensure_ahead, ensure_for, read_catalog
+from store.db.partitions import PartitionMap, ensure_ahead, ensure_for, read_catalog
 from store.db.statements import COARSE_TABLES
 from store.domain import partitioning as rules
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from store.db import condition as condition_module
+from store.db import partitions
 from store.db.check import check
-from store.db.maintenance import condition as rebuild_module
-from store.db.maintenance.condition import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
-from store.db.schema import partitions
+from store.db.condition import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import (
     NOW,
@@ -99,7 +99,7 @@ async def test_what_is_over_takes_the_room_that_its_rows_need(
     assert await rebuild_all(connection, NOW) == {}, "its day ended twelve hours ago"
     release, later_ns = connection.info.server_version, NOW + 365 * DAY_NS
     with monkeypatch.context() as patch:
-        patch.setattr(rebuild_module, "CORRUPTING", range(release, release + 1))
+        patch.setattr(condition_module, "CORRUPTING", range(release, release + 1))
         assert await rebuild_all(connection, later_ns) == {}
     done = await rebuild_all(connection, later_ns)
     assert {before["messages_topic_idx"][0], before["sds_pkey"][0]} <= set(done)
@@ -120,7 +120,7 @@ async def test_what_is_over_takes_the_room_that_its_rows_need(
 async def test_a_transaction_that_lasts_is_not_waited_for_and_what_is_left_goes_later(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(condition_module, "LOCK_TIMEOUT_MS", 50)
     name, size = (await indexes(connection))["messages_topic_idx"]
     async with (
         await opened(database_url) as other,
@@ -134,7 +134,7 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_what_is_left_goes_
         assert await values(other, _BROKEN) == [1]
         report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
         assert "invalid index" not in [each.kind for each in report.findings]
-        monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 60_000)
+        monkeypatch.setattr(condition_module, "LOCK_TIMEOUT_MS", 60_000)
         again = asyncio.create_task(rebuild(connection, name))
         waiting = _WAITING.format(connection.info.backend_pid)
         while await values(other, waiting) == [0] and not again.done():  # noqa: ASYNC110
@@ -157,7 +157,7 @@ async def test_maintenance_goes_on_while_an_index_is_rebuilt_and_ends_it(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Show that a rebuild waits for older transactions; rounds and folds go on."""
-    monkeypatch.setattr(rebuild_module, "LOCK_TIMEOUT_MS", 60_000)
+    monkeypatch.setattr(condition_module, "LOCK_TIMEOUT_MS", 60_000)
     name, _ = (await indexes(connection))["messages_topic_idx"]
     events = Events()
     node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from store.db.maintenance.retention import PruneReport, prune, read_inventory
-from store.db.schema.partitions import ensure_ahead, ensure_for
+from store.db.partitions import ensure_ahead, ensure_for
+from store.db.retention import PruneReport, prune, read_inventory
 from store.db.statements import COARSE_TABLES
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS
 from store.domain.retention import RetentionPolicy

@@ -13,9 +13,9 @@ import psycopg
 
 from reconcile.ids import SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from store.db.reading.reader import TransferReader
+from store.db.coverage import DatabaseStatements
+from store.db.messages import TransferReader
 from store.db.reconciliation import DatabaseIds
-from store.db.summaries.coverage import DatabaseStatements
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.hub import WrittenIds

@@ -10,8 +10,8 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from store.db.coverage import DatabaseOnlineTimes
 from store.db.pool import Database
-from store.db.summaries.coverage import DatabaseOnlineTimes
 from store.messages.transfer import MalformedMessageError, decode_message
 from store.serving.tasks import BackgroundTasks
 from store.sync.session.report import SyncEnding, Window

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from store.db.gossip import MAX_NEEDED, ConfirmationTracker, UnreadRows
 from store.db.locks import NODES
+from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.unread import MAX_NEEDED, ConfirmationTracker, UnreadRows
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver import confirmations
@@ -194,7 +194,7 @@ async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> N
 async def test_what_is_not_tracked_is_never_taken_for_confirmed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 0)
+    monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 0)
     messages = batch()
     stored = await publisher.store(messages, 1)
     limit_s = 3 * confirmations.POLL_S

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import psycopg
 
+from store.db.coverage import DatabaseOnlineTimes
 from store.db.pool import Database
-from store.db.summaries.coverage import DatabaseOnlineTimes
 from store.domain.ports import PeerAddress
 from store.runtime.services import system_environment
 from store.serving.tasks import BackgroundTasks

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from store.db.check import check
 from store.db.locks import COMMIT_ORDER
-from store.db.maintenance.retention import prune
+from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive

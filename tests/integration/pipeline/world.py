@@ -11,7 +11,7 @@ import duckdb
 import psycopg
 from deltalake import DeltaTable
 
-from store.db.summaries.fold import fold_until
+from store.db.buckets import fold_until
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.rows import NOW, TODAY, opened

@@ -14,15 +14,14 @@ from typing import Any, Literal, TypeVar, cast
 import grpc
 import pytest
 
-from store.db.commits.feed import DatabaseFeed, follow_cursors
+from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.feed import DatabaseFeed, follow_cursors
+from store.db.messages import DatabaseReader
+from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation import DatabaseIds
-from store.db.schema.partitions import PartitionMap
-from store.db.sds.missing_parents import count_missing_parents
-from store.db.sds.reader import DatabaseSdsReader
-from store.db.summaries.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.writing.writer import DatabaseWriter
+from store.db.sds import DatabaseSdsReader, count_missing_parents
+from store.db.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage
 from store.domain.hub import WrittenIds

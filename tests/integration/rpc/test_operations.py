@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from store.db.reading.reader import DatabaseReader
+from store.db.messages import DatabaseReader
 from store.domain.ports import StoreSummary
 from store.observe.logging import configure
 from store.serving.call import Call

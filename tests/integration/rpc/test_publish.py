@@ -4,7 +4,7 @@ from typing import Any
 import grpc
 import pytest
 
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.ports import StoreUnavailableError
 from store.serving.methods.publish import RETRY_NS
 from storenode.message.hashing import message_hash

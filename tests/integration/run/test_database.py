@@ -12,7 +12,7 @@ import psycopg
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from psycopg import sql
 
-from store.db.schema.migrate import upgrade
+from store.db.migrate import upgrade
 from tests.integration.run.helpers import get, run_to_end, watch_health
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually

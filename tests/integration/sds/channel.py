@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from store.db.sds.reader import DatabaseSdsReader
+from store.db.sds import DatabaseSdsReader
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SdsPage, TopicFilter
 from store.messages.frames import sds_page
 from store.messages.record import RecordBatch

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.db.sds.reader import DatabaseSdsReader
+from store.db.sds import DatabaseSdsReader
 from tests.integration.storage.node import Node, running
 
 

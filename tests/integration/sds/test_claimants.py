@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from store.db.sds import reader as db_claims
-from store.db.sds.reader import DatabaseSdsReader
+from store.db import sds as sds_module
+from store.db.sds import DatabaseSdsReader
 from store.domain.ports import HistoryEntry, TopicFilter
 from tests.integration.sds.channel import (
     OTHER,
@@ -16,7 +16,7 @@ from tests.integration.sds.channel import (
 )
 from tests.integration.storage.node import Node
 
-CROWDED = db_claims.FURTHER_CLAIMANTS + 100
+CROWDED = sds_module.FURTHER_CLAIMANTS + 100
 ONLY_OTHER = TopicFilter(content_topics=(OTHER[1],))
 
 

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from store.db import sds as sds_module
+from store.db import writer as writer_module
 from store.db.connection import Connection
-from store.db.sds import reader as db_claims
-from store.db.sds.reader import DatabaseSdsReader
-from store.db.writing import writer as writer_module
+from store.db.sds import DatabaseSdsReader
 from store.domain.claims import ClaimQuery
 from store.domain.ports import SdsLookup, TopicFilter
 from storenode.sds.codec import sds_key
@@ -31,7 +31,7 @@ NAME = CHANNEL.decode()
 CONTENT = b"what Alice said"
 ID = genuine_id(NAME, CONTENT)
 HASHED = sha256(CONTENT).hexdigest()
-CROWDED = db_claims.FURTHER_CLAIMANTS + 100
+CROWDED = sds_module.FURTHER_CLAIMANTS + 100
 WAYS = ("copied", "inserted")
 
 
@@ -94,7 +94,7 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
     if analyzed:
         await node.rows("analyze")
     request = SdsLookup(CHANNEL, (), TopicFilter(), claimants=16, prefer_proven=True)
-    claims = db_claims.ClaimReader(node.database, request, (), parents=False)
+    claims = sds_module.ClaimReader(node.database, request, (), parents=False)
     async with await node.database.connect() as connection:
         explained = Explained(connection)
         key = sds_key(CHANNEL, ID.encode())

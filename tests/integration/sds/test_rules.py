@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db.sds import reader as db_claims
-from store.db.sds.reader import DatabaseSdsReader
+from store.db import sds as sds_module
+from store.db.sds import DatabaseSdsReader
 from store.domain import causal
 from store.domain.ports import TopicFilter, TopicRights
 from storenode.sds.codec import decode
@@ -95,7 +95,7 @@ async def test_walks_follow_the_rules(
     with (
         patch.object(causal, "FIRST_AHEAD", prefetched),
         patch.object(causal, "FEWEST_AHEAD", prefetched),
-        patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))),
+        patch.object(sds_module, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))),
     ):
         for wanted in FILTERS:
             limited = request(
@@ -116,7 +116,7 @@ async def test_look_ups_follow_the_rules(node: Node, reader: DatabaseSdsReader, 
     channel = random_channel(rng)
     await channel.store(node, 60)
     ids = [each.message_id for each in channel.stored if each.message_id is not None]
-    with patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
+    with patch.object(sds_module, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
         for wanted in FILTERS:
             entries = [
                 reference(rng, channel, [*ids, *map(str.encode, CLAIMED), b"nobody's"])

@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 import pytest
 
-from store.db.maintenance.retention import prune
-from store.db.sds import reader as sds
-from store.db.sds.reader import DatabaseSdsReader, SdsPages
+from store.db import sds
+from store.db.retention import prune
+from store.db.sds import DatabaseSdsReader, SdsPages
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusyError
 from store.domain.retention import RetentionPolicy
 from store.messages.frames import sds_stored_message

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from store.db.commits.feed import DatabaseFeed
-from store.db.writing.insert import (
+from store.db.feed import DatabaseFeed
+from store.db.insert import (
     CommitPart,
     KnownTopics,
     assign_commit_position,

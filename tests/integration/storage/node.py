@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
-from store.db.commits.feed import DatabaseFeed
+from store.db.feed import DatabaseFeed
+from store.db.gossip import ConfirmationTracker, UnreadRows
 from store.db.locks import COMMIT_ORDER
+from store.db.messages import DatabaseReader
+from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.reading.reader import DatabaseReader
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.unread import ConfirmationTracker, UnreadRows
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.hub import CommitRow, Place, WrittenIds
 from store.domain.ports import Source
 from store.messages.record import RecordBatch

@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 from psycopg import OperationalError
 
-from store.db.commits import feed as feed_module
-from store.db.commits import pages as commit_pages
-from store.db.commits.feed import DatabaseFeed
+from store.db import feed as feed_module
+from store.db import insert as insert_module
+from store.db import writer as writer_module
 from store.db.connection import Connection
+from store.db.feed import (
+    _COMMITS_AT_ONCE,
+    DatabaseFeed,
+    commits_between,
+    is_served,
+    newest,
+    rows_of,
+)
 from store.db.locks import NODES
-from store.db.writing import insert as insert_module
-from store.db.writing import writer as writer_module
 from store.domain.hub import CommitRow, Place, Row
 from store.domain.ports import (
     CursorOutOfRangeError,
@@ -135,7 +141,7 @@ async def move_to_another_server(node: Node, patch: pytest.MonkeyPatch) -> None:
 
 async def fail_the_tail(_node: Node, patch: pytest.MonkeyPatch) -> None:
     async def faulty(*_: object) -> dict[int, list[Row]]:
-        patch.setattr(feed_module, "rows_of", commit_pages.rows_of)
+        patch.setattr(feed_module, "rows_of", rows_of)
         raise ZeroDivisionError
 
     patch.setattr(feed_module, "rows_of", faulty)
@@ -205,8 +211,8 @@ async def test_all_followers_of_all_nodes_see_one_order_whatever_happens(
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pages of the backlog end inside commits, and read few commits at once."""
-    monkeypatch.setattr(commit_pages, "MAX_PAGE_MESSAGES", 7)
-    monkeypatch.setattr(commit_pages, "_MAX_COMMITS", 5)
+    monkeypatch.setattr(feed_module, "MAX_PAGE_MESSAGES", 7)
+    monkeypatch.setattr(feed_module, "_MAX_COMMITS", 5)
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -270,12 +276,12 @@ async def test_a_follower_of_few_messages_looks_through_commits_in_parts(
     spans: list[int] = []
 
     async def noted(connection: Connection, first: int, last: int, *rest: Any) -> list[CommitRow]:  # noqa: ANN401
-        spans.append(last - first)
+        if _COMMITS_AT_ONCE not in rest:  # the tail reads all that there is
+            spans.append(last - first)
         return await commits_between(connection, first, last, *rest)
 
-    commits_between = commit_pages.commits_between
-    monkeypatch.setattr(commit_pages, "commits_between", noted)
-    monkeypatch.setattr(commit_pages, "MAX_POSITIONS", 4)
+    monkeypatch.setattr(feed_module, "commits_between", noted)
+    monkeypatch.setattr(feed_module, "MAX_POSITIONS", 4)
     for number in range(30):
         await store_one(node, str(number), TOPICS[number in {0, 17, 29}])
         # Positions that no commit has: transactions that were rolled back.
@@ -392,9 +398,10 @@ async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[a
     waits, go_on = asyncio.Event(), asyncio.Event()
 
     async def gated(*given: Any) -> list[CommitRow]:  # noqa: ANN401
-        waits.set()
-        await go_on.wait()
-        return await commit_pages.commits_between(*given)
+        if _COMMITS_AT_ONCE in given:  # as the tail reads, not a follower that is behind
+            waits.set()
+            await go_on.wait()
+        return await commits_between(*given)
 
     await publish(node, SEED)
     monkeypatch.setattr(feed_module, "commits_between", gated)
@@ -437,19 +444,19 @@ async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(
             await node.rows("drop table storenode.later")
             monkeypatch.undo()
 
-        async def newest(connection: Connection) -> Place:
-            found = await commit_pages.newest(connection)
+        async def noted_newest(connection: Connection) -> Place:
+            found = await newest(connection)
             await replay()
             return found
 
-        async def is_served(connection: Connection, wanted: Place) -> bool:
-            found = await commit_pages.is_served(connection, wanted)
+        async def noted_served(connection: Connection, wanted: Place) -> bool:
+            found = await is_served(connection, wanted)
             if wanted == place:
                 await replay()
             return found
 
-        monkeypatch.setattr(feed_module, "newest", newest)
-        monkeypatch.setattr(feed_module, "is_served", is_served)
+        monkeypatch.setattr(feed_module, "newest", noted_newest)
+        monkeypatch.setattr(feed_module, "is_served", noted_served)
         async with following(feed, from_cursor(cursor)) as [follower]:
             assert (await follower.until_live()).pages[0].cursor == cursor
     finally:
@@ -464,7 +471,7 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
     async def gated(*given: Any) -> dict[int, list[Row]]:  # noqa: ANN401
         reading.set()
         await go_on.wait()
-        return await commit_pages.rows_of(*given)
+        return await rows_of(*given)
 
     monkeypatch.setattr(feed_module, "rows_of", gated)
     other = TopicFilter(TOPICS[1][0], (TOPICS[1][1],))

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from store.db import sds as sds_module
+from store.db.buckets import resummarize
 from store.db.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.connection import Connection
-from store.db.maintenance.retention import PruneReport, prune
-from store.db.sds import missing_parents as missing_module
-from store.db.sds.missing_parents import (
+from store.db.retention import PruneReport, prune
+from store.db.sds import (
     MAX_MISSING_OF_DAY,
     MAX_MISSING_OF_MESSAGE,
     count_missing_parents,
     follow_claims,
 )
 from store.db.statements import FINE_TABLE
-from store.db.summaries.fold import resummarize
 from store.domain.partitioning import Cover
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -78,7 +78,7 @@ class Oracle:
 
 @pytest.fixture(autouse=True)
 def _several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 7)
+    monkeypatch.setattr(sds_module, "MAX_CLAIMED_KEYS", 7)
 
 
 def message(rng: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:
@@ -188,7 +188,7 @@ async def rows_of(connection: Connection) -> int:
 async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(
     node: Node, connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 10_000)
+    monkeypatch.setattr(sds_module, "MAX_CLAIMED_KEYS", 10_000)
     invented = [
         (TODAY + number, "kitchen", f"m{number}", tuple(f"{number}/{at}" for at in range(40)))
         for number in range(900)

@@ -14,13 +14,12 @@ from typing import TypeVar, TypeVarTuple, cast
 import pytest
 from psycopg import sql
 
-from store.db.commits import pages as commit_pages
+from store.db import feed as feed_module
+from store.db import messages as messages_module
 from store.db.connection import Connection
+from store.db.insert import insert_topics
+from store.db.messages import DatabaseReader, PageShape, resolve
 from store.db.pool import Database, Pool
-from store.db.reading import reader as lookups_module
-from store.db.reading.messages import PageShape, resolve
-from store.db.reading.reader import DatabaseReader
-from store.db.writing.insert import insert_topics
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
@@ -40,7 +39,7 @@ from tests.support.postgres import PostgresServer
 
 SEED = 20261120
 FOREVER = 2**63 - 1
-EVERYTHING = PageShape(commit_pages.MAX_PAGE_MESSAGES, 10**9, include_data=True)
+EVERYTHING = PageShape(feed_module.MAX_PAGE_MESSAGES, 10**9, include_data=True)
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs](::\w+(?:\[\])?)?")
 
 _KIND = re.compile(
@@ -281,7 +280,7 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
 async def test_hashes_are_looked_for_in_few_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
 ) -> None:
-    monkeypatch.setattr(lookups_module, "recent_ns", lambda: recent_ns)
+    monkeypatch.setattr(messages_module, "recent_ns", lambda: recent_ns)
     asked = random.Random(count).sample(world.stored, count)
     hashes = tuple(each.hash for each in asked)
     found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))
@@ -324,16 +323,16 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
     async with await node.database.connect() as opened:
         explained = Explained(opened)
         connection = cast("Connection", explained)
-        found = await commit_pages.read_feed_page(
-            connection, wanted, commit_pages.FeedPosition(START), EVERYTHING
+        found = await feed_module.read_feed_page(
+            connection, wanted, feed_module.FeedPosition(START), EVERYTHING
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}
         assert_each_partition_once(explained, len(touched))
         explained.nodes.clear()
-        commits = await commit_pages.commits_between(opened, 0, FOREVER, None)
+        commits = await feed_module.commits_between(opened, 0, FOREVER, None)
         topics = await resolve(opened, wanted)
-        rows = await commit_pages.rows_of(connection, commits, topics)
+        rows = await feed_module.rows_of(connection, commits, topics)
         assert sum(map(len, rows.values())) == len(matching)
         assert_each_partition_once(explained, len(batches))
 

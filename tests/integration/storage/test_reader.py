@@ -20,14 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncId, SyncIds
+from store.db import messages as messages_module
+from store.db import writer as writer_module
 from store.db.check import check
-from store.db.commits.gossip_reads import GossipReads
-from store.db.reading import reader
-from store.db.reading import reader as lookups
-from store.db.reading.messages import locate, resolve
-from store.db.reading.reader import MAX_LOADED_IDS, TransferReader
-from store.db.writing import writer as writer_module
-from store.db.writing.insert import insert_topics
+from store.db.gossip import GossipReads
+from store.db.insert import insert_topics
+from store.db.messages import MAX_LOADED_IDS, TransferReader, locate, resolve
 from store.domain.ports import (
     PageRequest,
     QueryPage,
@@ -267,7 +265,7 @@ async def test_lookups_that_come_together_get_their_own_answers(
                 )
             )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookups, "recent_ns", lambda: recent_ns)
+        patch.setattr(messages_module, "recent_ns", lambda: recent_ns)
         pages = await asyncio.gather(*map(shared.reader.query, requests))
     for page, request in zip(pages, requests, strict=True):
         assert same(page, expected_page(world, request))
@@ -441,8 +439,8 @@ async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
 async def test_the_size_of_scan_pages_is_bounded(
     shared: Node, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "DEFAULT_SCAN_PAGE", 100)
-    monkeypatch.setattr(reader, "MAX_SCAN_PAGE", 250)
+    monkeypatch.setattr(messages_module, "DEFAULT_SCAN_PAGE", 100)
+    monkeypatch.setattr(messages_module, "MAX_SCAN_PAGE", 250)
     for page_size, largest in ((0, 100), (10**9, 250)):
         pages = shared.reader.scan(scan_request(page_size=page_size), WideOutlet())
         sizes = [len(page.timestamps) async for page in pages]

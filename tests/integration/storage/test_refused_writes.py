@@ -13,8 +13,8 @@ import pytest
 from psycopg import conninfo, sql
 
 from store.db.locks import COMMIT_ORDER
+from store.db.partitions import ensure_ahead
 from store.db.pool import PoolSettings
-from store.db.schema.partitions import ensure_ahead
 from store.domain.ports import PageRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
 from tests.integration.storage.node import Node, running

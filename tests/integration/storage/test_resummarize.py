@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from store.db import buckets as buckets_module
+from store.db.buckets import Resummarized, fold_until, resummarize, seal
 from store.db.check import (
     FOLDED_BEYOND,
     WRONG_LATTICE,
@@ -17,9 +19,6 @@ from store.db.check import (
     check,
 )
 from store.db.connection import Connection
-from store.db.summaries import fold as fold_module
-from store.db.summaries.fold import Resummarized, fold_until, resummarize
-from store.db.summaries.lattices import seal
 from store.domain.partitioning import Bounds
 from tests.integration.storage import lattices
 from tests.integration.storage.node import Node
@@ -132,7 +131,7 @@ async def test_only_the_days_that_are_asked_for_are_made_anew(connection: Connec
 async def test_nodes_go_on_while_summaries_are_made_anew(
     node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 16)  # publishers are faster than 1
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_COMMITS", 16)  # publishers are faster than 1
     rng = random.Random(SEED)
     done, folded = asyncio.Event(), asyncio.Event()
 

@@ -12,18 +12,15 @@ import psycopg
 import pytest
 
 from reconcile.lattice import LatticeSum
-from store.db import reconciliation
+from store.db import buckets as buckets_module
+from store.db import maintainer as maintainer_module
+from store.db import partitions, reconciliation
+from store.db.buckets import fold, fold_until, is_pending, resummarize, seal
+from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.connection import Connection
-from store.db.maintenance import maintainer as maintainer_module
-from store.db.maintenance.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
-from store.db.maintenance.maintainer import Maintainer
-from store.db.maintenance.retention import PruneReport, prune
+from store.db.maintainer import Maintainer
 from store.db.reconciliation import cold_view
-from store.db.schema import partitions
-from store.db.summaries import fold as fold_module
-from store.db.summaries import lattices as lattices_module
-from store.db.summaries.fold import fold, fold_until, is_pending, resummarize
-from store.db.summaries.lattices import seal
+from store.db.retention import PruneReport, prune
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -149,10 +146,10 @@ async def test_they_are_true_whatever_happens(
     seed: int,
 ) -> None:
     """Publish, restore, fold, seal, drop and rebuild, some of it cut short."""
-    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
-    monkeypatch.setattr(fold_module, "MAX_FOLD_BYTES", 3 * 48)
-    monkeypatch.setattr(lattices_module, "MAX_SEALED_MESSAGES", 40)
-    monkeypatch.setattr(lattices_module, "PAGE_MESSAGES", 7)
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_COMMITS", 2)
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_BYTES", 3 * 48)
+    monkeypatch.setattr(buckets_module, "MAX_SEALED_MESSAGES", 40)
+    monkeypatch.setattr(buckets_module, "PAGE_MESSAGES", 7)
     rng, stored = random.Random(seed), list[RecordBatch]()
     await assert_timeline(node, connection)
 
@@ -231,7 +228,7 @@ async def test_late_messages_are_added_when_they_are_folded_unless_they_are_very
     assert await unknown(connection) == {(1, late[3] // HOUR * HOUR)}
     assert sum(found[key] != before[key] for key in found) >= 3
     assert await seal(connection, LATER) == 1
-    monkeypatch.setattr(lattices_module, "MAX_LATE_MESSAGES", 9)
+    monkeypatch.setattr(buckets_module, "MAX_LATE_MESSAGES", 9)
     for count in (10, 9):
         await node.store(random_batch(rng, count, SPREAD[:1]))
         await fold_until(connection)

@@ -16,11 +16,10 @@ from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.summaries.summary import NeedBuckets, NeedIds
 from reconcile.view import Spans
 from store.db import reconciliation
-from store.db.maintenance.retention import prune
+from store.db.buckets import DAY_NS, HOUR_NS, fold_until
 from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
-from store.db.summaries.buckets import DAY_NS, HOUR_NS
-from store.db.summaries.fold import fold_until
+from store.db.retention import prune
 from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
 from store.sync.index.view_reads import worked_through

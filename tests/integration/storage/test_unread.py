@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from store.db import gossip as gossip_module
 from store.db.check import check
-from store.db.commits.pages import TOKEN_SPAN
-from store.db.maintenance.retention import prune
+from store.db.feed import TOKEN_SPAN
+from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.schema.partitions import PartitionMap
-from store.db.writing import unread as unread_module
-from store.db.writing.unread import ConfirmationTracker, UnreadRows
-from store.db.writing.writer import DatabaseWriter
+from store.db.retention import prune
+from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
@@ -76,9 +76,9 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     assert (await store.unread.summary()).count == 1
     assert len(await store.unread.of(messages.hashes)) == 3
     assert await store.unread.sweep() == 0
-    monkeypatch.setattr(unread_module, "EXPIRED_KEPT_S", 0.0)
+    monkeypatch.setattr(gossip_module, "EXPIRED_KEPT_S", 0.0)
     assert await store.unread.sweep() == 2
-    monkeypatch.setattr(unread_module, "LAPSED_S", 0.0)
+    monkeypatch.setattr(gossip_module, "LAPSED_S", 0.0)
     assert await store.unread.sweep() == 1, "nobody has let it expire"
     # Whoever asks anew begins anew.
     await store.store(messages, 1)
@@ -88,7 +88,7 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.writing.unread.MAX_UNREAD_EVENTS", 5)
+    monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 5)
     assert all(await store.store(batch(4), 1))
     assert all(await store.store(batch(4, seed=2), 1))
     assert len(await store.state()) == 4
@@ -129,7 +129,7 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert kept.needed == dict.fromkeys(both.hashes, 2)
     assert store.tracking.take(second) is None
     assert store.tracking.take(first) is not None
-    monkeypatch.setattr("store.db.writing.unread.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("store.db.gossip.MAX_KEPT_BYTES", 0)
     await store.store(batch(2, seed=6))
     assert not store.tracking._kept
     monkeypatch.undo()

@@ -12,12 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from store.db import feed as feed_module
+from store.db import insert as insert_module
+from store.db import writer as writer_module
 from store.db.arrays import split_uuids
 from store.db.check import check
-from store.db.commits import feed as feed_module
-from store.db.reading.messages import frame_of, locate, rows_of_hashes
-from store.db.writing import insert as insert_module
-from store.db.writing import writer as writer_module
+from store.db.messages import frame_of, locate, rows_of_hashes
 from store.domain.ports import Source, StoreBusyError
 from store.messages.record import RecordBatch
 from storenode.sds.codec import encode

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from store.db.schema.partitions import PartitionMap
-from store.db.writing.insert import join
-from store.db.writing.unread import ConfirmationTracker, UnreadRows
-from store.db.writing.writer import DatabaseWriter
+from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.insert import join
+from store.db.partitions import PartitionMap
+from store.db.writer import DatabaseWriter
 from store.domain.ports import PageRequest, Source, StoreUnavailableError, TopicFilter
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch

@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
+from store.db import writer as writer_module
+from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.schema.partitions import PartitionMap
-from store.db.writing import writer as writer_module
-from store.db.writing.writer import DatabaseWriter
+from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch

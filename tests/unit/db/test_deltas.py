@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.db.summaries.buckets import (
+from store.db.buckets import (
     DAY_NS,
     HOUR_NS,
     LEVELS_NS,

@@ -31,14 +31,11 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from store.db.commits.feed import DatabaseFeed
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
-from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
-from store.db.pool import Database, RetryPatience
-from store.db.schema.partitions import PartitionMap
-from store.db.statements import SQL
-from store.db.writing.insert import (
+from store.db.feed import DatabaseFeed
+from store.db.gossip import ConfirmationTracker
+from store.db.insert import (
     FEWEST_COPIED,
     AlreadyStoredError,
     CommitPart,
@@ -52,7 +49,10 @@ from store.db.writing.insert import (
     join,
     notice_of,
 )
-from store.db.writing.unread import ConfirmationTracker
+from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, RetryPatience
+from store.db.statements import SQL
 from store.domain.hub import WrittenIds
 from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.messages.conflicts import Conflict, StoreResult

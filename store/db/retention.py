@@ -28,10 +28,11 @@ from typing import Final
 from psycopg import errors as pg
 from psycopg import sql
 
+from store.db.buckets import HOUR_NS, delete_buckets, fold_rest, fold_until
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
-from store.db.schema.partitions import Catalog, begin, read_catalog
-from store.db.sds.missing_parents import follow_claims
+from store.db.partitions import Catalog, begin, read_catalog
+from store.db.sds import follow_claims
 from store.db.statements import (
     COARSE_TABLES,
     COMMITS_TABLE,
@@ -40,8 +41,6 @@ from store.db.statements import (
     SCHEMA,
     SQL,
 )
-from store.db.summaries.buckets import HOUR_NS
-from store.db.summaries.fold import delete_buckets, fold_rest, fold_until
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import (
     MAX_EXCESS_NS,

@@ -32,13 +32,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from store.db import arrays
-from store.db.commits.pages import TOKEN_SPAN
+from store.db.buckets import pack
 from store.db.connection import Connection, fetch_rows
+from store.db.feed import TOKEN_SPAN
 from store.db.locks import COMMIT_ORDER
-from store.db.reading.messages import HASH_KEY_BYTES, values_at
-from store.db.schema.partitions import PartitionMap
+from store.db.messages import HASH_KEY_BYTES, values_at
+from store.db.partitions import PartitionMap
 from store.db.statements import SQL
-from store.db.summaries.buckets import pack
 from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch

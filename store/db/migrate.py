@@ -44,7 +44,7 @@ _BUSY: Final = (
     " so as not to block other queries: nothing has changed, run it again"
 )
 
-_STORE: Final = Path(__file__).parents[2]
+_STORE: Final = Path(__file__).parents[1]
 LOCATION: Final = str(
     next(path for path in (_STORE / "migrations", _STORE.parent / "migrations") if path.is_dir())
 )

@@ -18,16 +18,15 @@ from typing import Final
 
 import psycopg
 
+from store.db.buckets import fold, is_pending, seal
+from store.db.condition import analyze_stale, find_bloated, rebuild
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
-from store.db.maintenance.condition import analyze_stale, find_bloated, rebuild
-from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
-from store.db.schema.partitions import ensure_ahead
-from store.db.sds.missing_parents import follow_claims
+from store.db.partitions import ensure_ahead
+from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
+from store.db.sds import follow_claims
 from store.db.statements import FINE_TABLE, SQL
-from store.db.summaries.fold import fold, is_pending
-from store.db.summaries.lattices import seal
 from store.domain.retention import (
     MAX_DOUBT_NS,
     Reading,

@@ -1,1 +1,0 @@
-"""Commits in their order: pages of them, the feed, and their IDs."""

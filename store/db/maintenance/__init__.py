@@ -1,1 +1,0 @@
-"""Partitions ahead, retention, statistics, and what an operator must know."""

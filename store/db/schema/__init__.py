@@ -1,1 +1,0 @@
-"""The tables, their migrations and their partitions."""

@@ -1,1 +1,0 @@
-"""Look-ups by SDS message ID and causal walks."""

@@ -1,1 +1,0 @@
-"""Counts and fingerprints of minutes, hours and days."""

@@ -1,1 +1,0 @@
-"""Storing messages: batches, statements, and what goes with them in one transaction."""

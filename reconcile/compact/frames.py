@@ -7,12 +7,12 @@ reads and writes slices (`reconcile.compact.slices`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reconcile.codec.decoding import read_varint
 from reconcile.compact.keys import BIT_BALANCES, NO_WORDS, SHORT_BYTES
@@ -39,8 +39,9 @@ EXACT_PRINT_BYTES: Final = 4
 as rare as other failures."""
 
 _WORD_BYTES: Final = 8
-_CELL_BYTES: Final = 8
 _MAX_WINDOWS: Final = 128
+_MAX_NUMBER: Final = (1 << 63) - 1
+_NO_SHAPE: Final = TableShape(1, 1, 1)
 
 # What a table's first byte says: which slices it is about, and what is beside it.
 _TABLE_OF_ALL: Final = 0
@@ -80,31 +81,16 @@ class PlainFrame:
 
 @dataclass(frozen=True, slots=True)
 class SingleFrame:
-    """The XOR of both sides is an ID that the responder has (``FOUND``), or may be the peer's.
-
-    ``number``: in which of the initiator's slices that is, with ``LOOK``.
-    """
-
-    kind: FrameKind
-    xor: Words
-    number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SlicesFrame:
-    """Slices, which a side compares with its own: from a place in a frame to its end.
+    """The XOR of both sides is an ID that the responder has, or may be the peer's.
 
     Attributes:
-        kind: ``OFFER`` or ``SLICES``.
-        data: the whole frame.
-        at: where the slices begin.
-        head: the fields of an answer before its slices; None: the frame is an offer.
+        xor: the XOR of all hashes that the responder has.
+        number: the initiator's slice in which the peer may have the ID (``LOOK``); None: the
+            responder has it (``FOUND``).
     """
 
-    kind: FrameKind
-    data: bytes = field(repr=False)
-    at: int
-    head: AnswerHead | None = None
+    xor: Words
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +108,21 @@ class AnswerHead:
     count: int
     differs: Bools
     print_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesFrame:
+    """Slices, which a side compares with its own: from a place in a frame to its end.
+
+    Attributes:
+        data: the whole frame.
+        at: where the slices begin.
+        head: the fields before the slices (``SLICES``); None: there are none (``OFFER``).
+    """
+
+    data: bytes = field(repr=False)
+    at: int = 1
+    head: AnswerHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,8 @@ class TableFrame:
     """
 
     differs: Bools | None
-    shape: TableShape
-    cells: Words = field(repr=False)
+    shape: TableShape = _NO_SHAPE
+    cells: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     explained: Bools | None = None
     single: Words = field(default_factory=lambda: NO_WORDS, repr=False)
     listed: Bools | None = None
@@ -177,19 +178,18 @@ def encode(frame: Frame) -> bytes:
     match frame:
         case PlainFrame(kind):
             return bytes((kind,))
-        case SingleFrame(kind, xor, number):
-            last = (number,) if kind is FrameKind.LOOK else ()
-            return bytes((kind,)) + xor.tobytes() + bytes(last)
-        case SlicesFrame():
-            return frame.data
+        case SingleFrame(xor, int(number)):
+            return bytes((FrameKind.LOOK,)) + xor.tobytes() + bytes((number,))
+        case SingleFrame(xor):
+            return bytes((FrameKind.FOUND,)) + xor.tobytes()
+        case SlicesFrame(data):
+            return data
         case TableFrame():
             return _encode_table(frame)
-        case ResultFrame():
-            counts = varint(len(frame.wanted)) + varint(len(frame.offered))
-            head = bytes((FrameKind.RESULT,)) + frame.xor.tobytes() + counts
-            wanted = _pack_words(frame.wanted, frame.wanted_bytes)
-            offered = _pack_words(frame.offered, SHORT_BYTES)
-            return head + bytes((frame.wanted_bytes,)) + wanted + offered
+        case ResultFrame(xor, wanted, size, offered):
+            counts = varint(len(wanted)) + varint(len(offered)) + bytes((size,))
+            columns = _pack_words(wanted, size) + _pack_words(offered, SHORT_BYTES)
+            return bytes((FrameKind.RESULT,)) + xor.tobytes() + counts + columns
 
 
 def encode_offer(slices: bytes) -> bytes:
@@ -209,9 +209,9 @@ def encode_balances(balances: Ints) -> bytes:
 
 
 def _encode_table(frame: TableFrame) -> bytes:
-    shape, parts = frame.shape, [b""]
-    form = _TABLE_OF_ALL if frame.differs is None else _TABLE_OF_CHOSEN
+    form, parts = _TABLE_OF_ALL, []
     if frame.differs is not None:
+        form = _TABLE_OF_CHOSEN
         parts.append(_pack_flags(frame.differs))
     if frame.explained is not None:
         form = _BY_PRINTS if frame.by_prints else _EXPLAINED
@@ -220,9 +220,10 @@ def _encode_table(frame: TableFrame) -> bytes:
         form = _LISTED
         named = varint(len(frame.named)), _pack_words(frame.named, SHORT_BYTES)
         parts += [_pack_flags(frame.listed), *named]
-    parts += [bytes((shape.places,)), varint(shape.windows), varint(shape.length)]
-    parts[0] = bytes((FrameKind.TABLE, form))
-    return b"".join((*parts, _pack_words(frame.cells, _CELL_BYTES)))
+    shape = frame.shape
+    size = bytes((shape.places,)) + varint(shape.windows) + varint(shape.length)
+    cells = _pack_words(frame.cells, _WORD_BYTES)
+    return b"".join((bytes((FrameKind.TABLE, form)), *parts, size, cells))
 
 
 def _pack_flags(flags: Bools) -> bytes:
@@ -249,17 +250,37 @@ def decode(data: bytes, slices: int = 0) -> Frame:
     """
     if len(data) > MAX_FRAME_BYTES:
         raise PayloadLimitError("max_frame_bytes", MAX_FRAME_BYTES, len(data))
+    fields = _Fields(data)
+    frame: Frame | None = None
+    match data[0] if data else 0:
+        case FrameKind.OFFER:
+            return SlicesFrame(data)
+        case FrameKind.SLICES:
+            head = AnswerHead(
+                fields.xor(),
+                fields.number(0, _MAX_NUMBER),
+                fields.flags(slices),
+                fields.byte(0, EXACT_PRINT_BYTES),
+            )
+            return SlicesFrame(data, fields.at, head)
+        case FrameKind.FOUND:
+            frame = SingleFrame(fields.xor())
+        case FrameKind.LOOK:
+            frame = SingleFrame(fields.xor(), fields.byte(0, MAX_FIRST_SLICES))
+        case FrameKind.TABLE:
+            frame = _decode_table(fields, slices)
+        case FrameKind.RESULT:
+            frame = _decode_result(fields)
+        case plain if plain in _PLAIN:
+            frame = PlainFrame(FrameKind(plain))
+    if frame is None or fields.at != len(data):
+        raise malformed(data, fields.at)
+    return frame
+
+
+def malformed(data: bytes, at: int = 0) -> MalformedCompactError:
+    """Return the error of a frame."""
     kind = data[0] if data else 0
-    if kind not in _DECODERS:
-        raise malformed(kind)
-    try:
-        return _DECODERS[kind](data, slices)
-    except MalformedPayloadError as error:
-        raise malformed(kind, error.offset) from error
-
-
-def malformed(kind: int, at: int = 0) -> MalformedCompactError:
-    """Return the error of a frame of some kind."""
     return MalformedCompactError(at, f"A frame of kind {kind} is malformed or beyond a limit")
 
 
@@ -269,139 +290,100 @@ def decode_balances(data: bytes, at: int) -> Ints:
     Raises:
         MalformedCompactError: the bytes are no such column.
     """
-    found = np.empty(BIT_BALANCES, np.int64)
-    try:
-        for row in range(BIT_BALANCES):
-            zigzag, at = read_varint(data, at)
-            found[row] = zigzag >> 1 ^ -(zigzag & 1)
-    except MalformedPayloadError as error:
-        raise MalformedCompactError(error.offset, error.what) from None
-    if at != len(data) or bool((np.abs(found) > MAX_BALANCE).any()):
-        raise malformed(FrameKind.SLICES)
-    return found
+    fields = _Fields(data, at)
+    zigzag = np.array([fields.number(0, 2 * MAX_BALANCE) for _ in range(BIT_BALANCES)])
+    if fields.at != len(data):
+        raise malformed(data, fields.at)
+    return zigzag >> 1 ^ -(zigzag & 1)
 
 
-def _decode_plain(data: bytes, _slices: int) -> PlainFrame:
-    _check_end(data, 1)
-    return PlainFrame(FrameKind(data[0]))
-
-
-def _decode_single(data: bytes, _slices: int) -> SingleFrame:
-    xor, end, number = _read_xor(data), 1 + HASH_BYTES, 0
-    if data[0] == FrameKind.LOOK:
-        number, end = _read_byte(data, end, 0, MAX_FIRST_SLICES)
-    _check_end(data, end)
-    return SingleFrame(FrameKind(data[0]), xor, number)
-
-
-def _decode_offer(data: bytes, _slices: int) -> SlicesFrame:
-    return SlicesFrame(FrameKind.OFFER, data, 1)
-
-
-def _decode_answer(data: bytes, slices: int) -> SlicesFrame:
-    xor = _read_xor(data)
-    count, at = read_varint(data, 1 + HASH_BYTES)
-    differs, at = _read_flags(data, at, slices)
-    print_bytes, at = _read_byte(data, at, 0, EXACT_PRINT_BYTES)
-    return SlicesFrame(FrameKind.SLICES, data, at, AnswerHead(xor, count, differs, print_bytes))
-
-
-def _decode_table(data: bytes, slices: int) -> TableFrame:
+def _decode_table(fields: _Fields, slices: int) -> TableFrame:
     differs = explained = listed = None
     single = named = NO_WORDS
-    form, at = _read_byte(data, 1, _TABLE_OF_ALL, _BY_PRINTS)
+    form = fields.byte(_TABLE_OF_ALL, _BY_PRINTS)
     if form >= _TABLE_OF_CHOSEN:
-        differs, at = _read_flags(data, at, slices)
-        chosen = int(np.count_nonzero(differs))
+        differs = fields.flags(slices)
         if form >= _EXPLAINED:
-            explained, at = _read_flags(data, at, chosen)
+            explained = fields.flags(int(np.count_nonzero(differs)))
             alone = int(np.count_nonzero(explained))
-            single, at = _read_words(data, at, alone, SHORT_BYTES)
+            single = fields.words(alone, SHORT_BYTES)
             if form == _LISTED:
-                listed, at = _read_flags(data, at, chosen - alone)
-                count, at = _read_number(data, at, 0, MAX_CELLS)
-                named, at = _read_ascending(data, at, count, SHORT_BYTES)
-    places, at = _read_byte(data, at, 1, MAX_PLACES)
-    windows, at = _read_number(data, at, 1, _MAX_WINDOWS)
-    length, at = _read_number(data, at, 1, MAX_CELLS)
+                listed = fields.flags(len(explained) - alone)
+                named = fields.ascending(fields.number(0, MAX_CELLS), SHORT_BYTES)
+    places = fields.byte(1, MAX_PLACES)
+    windows, length = fields.number(1, _MAX_WINDOWS), fields.number(1, MAX_CELLS)
     shape = TableShape(places, length, windows)
-    if shape.cells > MAX_CELLS:
-        raise MalformedPayloadError(at, f"A table has {shape.cells} cells")
-    cells, at = _read_words(data, at, shape.cells, _CELL_BYTES)
-    _check_end(data, at)
+    fields.require(shape.cells <= MAX_CELLS)
+    cells = fields.words(shape.cells, _WORD_BYTES)
     beside = explained, single, listed, named
     return TableFrame(differs, shape, cells, *beside, by_prints=form == _BY_PRINTS)
 
 
-def _decode_result(data: bytes, _slices: int) -> ResultFrame:
-    xor = _read_xor(data)
-    lacking, at = _read_number(data, 1 + HASH_BYTES, 0, MAX_CELLS)
-    alone, at = _read_number(data, at, 0, MAX_CELLS - lacking)
-    size, at = _read_byte(data, at, 1, SHORT_BYTES)
-    wanted, at = _read_ascending(data, at, lacking, size)
-    offered, at = _read_ascending(data, at, alone, SHORT_BYTES)
-    _check_end(data, at)
-    return ResultFrame(xor, wanted, size, offered)
+def _decode_result(fields: _Fields) -> ResultFrame:
+    xor, lacking = fields.xor(), fields.number(0, MAX_CELLS)
+    alone, size = fields.number(0, MAX_CELLS - lacking), fields.byte(1, SHORT_BYTES)
+    wanted = fields.ascending(lacking, size)
+    return ResultFrame(xor, wanted, size, fields.ascending(alone, SHORT_BYTES))
 
 
-_DECODERS: Final[dict[int, Callable[[bytes, int], Frame]]] = {
-    **dict.fromkeys(_PLAIN, _decode_plain),
-    FrameKind.OFFER: _decode_offer,
-    FrameKind.FOUND: _decode_single,
-    FrameKind.LOOK: _decode_single,
-    FrameKind.SLICES: _decode_answer,
-    FrameKind.TABLE: _decode_table,
-    FrameKind.RESULT: _decode_result,
-}
+class _Fields:
+    """The fields of a frame, read one after the other.
 
+    Attributes:
+        at: where the next one begins.
+    """
 
-# Each of these returns a field and where it ends, or raises MalformedPayloadError.
+    __slots__ = ("_data", "at")
 
+    def __init__(self, data: bytes, at: int = 1) -> None:
+        self._data = data
+        self.at = at
 
-def _read_byte(data: bytes, at: int, least: int, most: int) -> tuple[int, int]:
-    if at >= len(data) or not least <= data[at] <= most:
-        raise MalformedPayloadError(at, f"There is no number from {least} to {most}")
-    return data[at], at + 1
+    def require(self, is_sound: bool) -> None:
+        """Raise an error unless what was read is sound."""
+        if not is_sound:
+            raise malformed(self._data, self.at)
 
+    def _take(self, size: int) -> NDArray[np.uint8]:
+        start, self.at = self.at, self.at + size
+        self.require(self.at <= len(self._data))
+        return np.frombuffer(self._data, np.uint8, size, start)
 
-def _read_number(data: bytes, at: int, least: int, most: int) -> tuple[int, int]:
-    number, end = read_varint(data, at)
-    if not least <= number <= most:
-        raise MalformedPayloadError(at, f"A number is not from {least} to {most}")
-    return number, end
+    def byte(self, least: int, most: int) -> int:
+        """Read a number of one byte."""
+        number = self._data[self.at] if self.at < len(self._data) else -1
+        self.require(least <= number <= most)
+        self.at += 1
+        return number
 
+    def number(self, least: int, most: int) -> int:
+        """Read a varint."""
+        try:
+            number, end = read_varint(self._data, self.at)
+        except MalformedPayloadError as error:
+            raise malformed(self._data, self.at) from error
+        self.require(least <= number <= most)
+        self.at = end
+        return number
 
-def _read_xor(data: bytes) -> Words:
-    if len(data) < 1 + HASH_BYTES:
-        raise MalformedPayloadError(1, "An XOR is cut off")
-    return np.frombuffer(data, np.uint64, HASH_BYTES // _WORD_BYTES, 1)
+    def xor(self) -> Words:
+        """Read an XOR of hashes."""
+        return self._take(HASH_BYTES).view(np.uint64)
 
+    def flags(self, count: int) -> Bools:
+        """Read a bitmap."""
+        flags = np.unpackbits(self._take(-(-count // 8)), bitorder="little").view(np.bool_)
+        self.require(not flags[count:].any())
+        return flags[:count]
 
-def _read_flags(data: bytes, at: int, count: int) -> tuple[Bools, int]:
-    end = at + -(-count // 8)
-    flags = np.unpackbits(np.frombuffer(data, np.uint8)[at:end], bitorder="little").view(np.bool_)
-    if end > len(data) or flags[count:].any():
-        raise MalformedPayloadError(at, f"{count} flags are cut off, or followed by others")
-    return flags[:count], end
+    def words(self, count: int, size: int) -> Words:
+        """Read numbers of some bytes each; the column can be written."""
+        octets = np.zeros((count, _WORD_BYTES), np.uint8)
+        octets[:, :size] = self._take(count * size).reshape(count, size)
+        return octets.view("<u8").ravel().astype(np.uint64, copy=False)
 
-
-def _read_words(data: bytes, at: int, count: int, size: int) -> tuple[Words, int]:
-    """Read numbers of some bytes each; the column can be written."""
-    end = at + count * size
-    if end > len(data):
-        raise MalformedPayloadError(at, f"{count} numbers of {size} bytes are cut off")
-    octets = np.zeros((count, _WORD_BYTES), np.uint8)
-    octets[:, :size] = np.frombuffer(data, np.uint8)[at:end].reshape(count, size)
-    return octets.view("<u8").ravel().astype(np.uint64, copy=False), end
-
-
-def _read_ascending(data: bytes, at: int, count: int, size: int) -> tuple[Words, int]:
-    words, end = _read_words(data, at, count, size)
-    if bool((words[1:] <= words[:-1]).any()):
-        raise MalformedPayloadError(at, f"{count} numbers do not ascend")
-    return words, end
-
-
-def _check_end(data: bytes, at: int) -> None:
-    if at != len(data):
-        raise MalformedPayloadError(at, "A frame goes on behind its last field")
+    def ascending(self, count: int, size: int) -> Words:
+        """Read numbers as `words` does, which must ascend."""
+        words = self.words(count, size)
+        self.require(not (words[1:] <= words[:-1]).any())
+        return words

@@ -1,45 +1,31 @@
-"""The state machines of both sides of a compact session, and its outcome.
+"""The two sides of a compact session, and its outcome.
 
 Both have the same window and fixed views, and the initiator's count and XOR of it come with the
 base payload. Frames are bytes; a side accepts one and returns its answer.
 
-    initiator   frame     what follows                              next state
-    ---------   --------  ----------------------------------------  -----------------
-    new         (begin)   OFFER                                     offered
-    new         (await)   nothing                                   asked
-    offered     EQUAL     found: nothing                            ended
-    offered     FOUND     found: one to receive                     ended
-    offered     LOOK      DONE, found: one to send                  ended
-    offered     LOOK      MORE, if it is not there                  asked
-    offered     SLICES    TABLE                                     filled
-    asked       SLICES    TABLE                                     filled
-    filled      AGAIN     TABLE, several times larger                  filled
-    filled      RESULT    found, if it agrees with both XORs        ended
-    any         FAILED    fall back                                 ended
-    any         --        FAILED, fall back, if something disagrees  ended
+    initiator            responder          then
+    ---------            ---------          ----
+    OFFER                EQUAL              nothing differs
+                         FOUND              the initiator receives the one ID that differs
+                         LOOK               the initiator probes one of its slices for it:
+      DONE                                  it is there, and is sent
+      MORE               SLICES             it is not
+                         SLICES
+    (none)               SLICES             of the whole window, if the responder begins
+    TABLE                RESULT             the differences, which the initiator checks
+                         AGAIN              the table did not empty
+      TABLE              ...                several times larger; three tables at most
 
-    responder   frame     what follows                              next state
-    ---------   --------  ----------------------------------------  -----------------
-    new         (begin)   SLICES, of the whole window               sliced
-    new         OFFER     EQUAL, found: nothing                     ended
-    new         OFFER     FOUND, found: one to send                 ended
-    new         OFFER     LOOK, if it is not there                  looking
-    new         OFFER     SLICES                                    sliced
-    looking     DONE      found: one to receive                     ended
-    looking     MORE      SLICES                                    sliced
-    sliced      TABLE     RESULT, found                             ended
-    sliced      TABLE     AGAIN, if it does not empty               sliced
-    any, ended  FAILED    fall back                                 ended
-    any         --        FAILED, fall back, if something disagrees  ended
-
-A frame that is malformed, beyond a limit, or not in the table raises, and the session has ended
-without an outcome. The result of the responder is valid only if the initiator does not send FAILED.
+A side that cannot go on, because checks disagree or a table is too large, sends FAILED: then a base
+session follows. The other side may send FAILED after its last frame too, which revokes the result.
+A frame that is malformed, beyond a limit, or not expected raises, and the session has ended
+without an outcome.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, TypeVar
 
 import numpy as np
@@ -87,15 +73,13 @@ from reconcile.compact.table import (
     divide,
     find,
     has_repeats,
-    shape_for,
 )
-from reconcile.compact.table_choice import NOTHING_CHOSEN, choose, may_be_anchored
+from reconcile.compact.table_choice import TableChoice, choose, may_be_anchored
 from reconcile.errors import MalformedCompactError
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
 from reconcile.index import IndexView
 
 _NO_XOR: Final = np.zeros(4, np.uint64)
-_FrameT = TypeVar("_FrameT", bound=Frame)
 _NumbersT = TypeVar("_NumbersT", Words, Ints)
 
 
@@ -190,60 +174,84 @@ class _Matched:
     clear: bool
 
 
-class _State(Enum):
-    NEW = "new"
-    OFFERED = "offered"
-    ASKED = "asked"
-    FILLED = "filled"
-    LOOKING = "looking"
-    SLICED = "sliced"
-    ENDED = "ended"
+class _FailedError(Exception):
+    """A session that cannot go on; its text is the reason."""
+
+
+_Work = Generator[bytes, bytes, CompactStep]
+"""A side at work: yields its frames, is sent those of the peer, returns its last step."""
+
+_FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
 
 
 class _Side:
-    """The behaviour of both sides."""
+    """The behaviour of both sides.
+
+    Attributes:
+        ended: there is an outcome, or an error.
+        tables: the number of tables so far.
+    """
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
         self._window = WindowIndex(view, window)
-        self._state = _State.NEW
         self._slices: Slices | None = None
-        self._tables = 0
-
-    @property
-    def ended(self) -> bool:
-        """True if there is an outcome, or an error."""
-        return self._state is _State.ENDED
+        self._work: _Work | None = None
+        self.ended = False
+        self.tables = 0
 
     @property
     def own_count(self) -> int:
         """The number of IDs in the window."""
         return self._window.count
 
-    @property
-    def tables(self) -> int:
-        """The number of tables so far."""
-        return self._tables
+    def receive(self, data: bytes) -> CompactStep:
+        """Accept a frame, and return the answer.
 
-    def _at(self, frame: Frame, expected: type[_FrameT], *states: _State) -> _FrameT:
-        if not isinstance(frame, expected) or self._state not in states:
-            raise MalformedCompactError(0, f"No such frame may come while {self._state.value}")
-        return frame
+        Raises:
+            MalformedCompactError: the bytes are no frame, or none that is possible now.
+            PayloadLimitError: the frame is larger than this node allows.
+        """
+        had_ended, self.ended = self.ended, True
+        if data == _FAILED:
+            return CompactStep(None, FallBack("the peer could not go on"))
+        if had_ended or self._work is None:
+            raise _unexpected()
+        try:
+            frame = self._work.send(data)
+        except StopIteration as last:
+            step: CompactStep = last.value
+            return step
+        except _FailedError as failure:
+            return CompactStep(_FAILED, FallBack(str(failure)))
+        self.ended = False
+        return CompactStep(frame)
 
-    def _end(self, outcome: CompactResult | FallBack, frame: Frame | None = None) -> CompactStep:
-        self._state = _State.ENDED
-        return CompactStep(None if frame is None else encode(frame), outcome)
+    def _begin(self, work: _Work) -> bytes:
+        self._work = work
+        return next(work)
 
-    def _fail(self, reason: str) -> CompactStep:
-        return self._end(FallBack(reason), PlainFrame(FrameKind.FAILED))
-
-    def _go(self, state: _State, frame: Frame | bytes) -> CompactStep:
-        self._state = state
-        return CompactStep(frame if isinstance(frame, bytes) else encode(frame))
+    def _decode(self, data: bytes) -> Frame:
+        """Decode a frame that is about the slices of this side."""
+        return decode(data, 0 if self._slices is None else len(self._slices))
 
     def _probe(self, low: Ints, high: Ints, xor: Words) -> SyncIds | None:
         """Return the one ID with a hash, in an interval of places; or None."""
         hit = self._window.rows.probe(low, high, xor.reshape(1, -1))
         return hit.found if hit.hit[0] else None
+
+
+def _unexpected() -> MalformedCompactError:
+    return MalformedCompactError(0, "No such frame may come now")
+
+
+def _found(
+    key: ShortKey, to_send: SyncIds, xor: Words | None = None, frame: Frame | None = None
+) -> CompactStep:
+    """Return the step of a side that sends some IDs, and receives at most one of a hash."""
+    expected = Expected(NO_WORDS, _NO_XOR, key)
+    if xor is not None:
+        expected = Expected(np.array([key.of_xor(xor)], np.uint64), xor, key)
+    return CompactStep(None if frame is None else encode(frame), CompactResult(to_send, expected))
 
 
 class CompactInitiator(_Side):
@@ -263,9 +271,6 @@ class CompactInitiator(_Side):
         self._nonce = nonce
         self._first_key = first_key(nonce)
         self._keys: SessionKeys | None = None
-        self._peer: tuple[int, Words] = (0, self._window.xor)
-        self._choice = NOTHING_CHOSEN
-        self._size = 0.0
 
     @property
     def claim(self) -> Claim:
@@ -275,14 +280,12 @@ class CompactInitiator(_Side):
     def begin(self) -> bytes:
         """Return the first frame."""
         wanted = Slicing(plan.FIRST_SLICES, FIRST_PRINT_BYTES)
-        self._slices, cut = self._window.cut(self._window.regions, self._first_key, wanted)
-        self._state = _State.OFFERED
-        return encode_offer(cut)
+        slices, cut = self._window.cut(self._window.regions, self._first_key, wanted)
+        return self._begin(self._initiate(slices, encode_offer(cut)))
 
     def await_slices(self) -> None:
         """Offer nothing, and await the slices with which the responder begins."""
-        self._slices = self._window.whole
-        self._state = _State.ASKED
+        self._begin(self._initiate(self._window.whole, b""))
 
     def agree(self, nonce: bytes) -> None:
         """Set the responder's nonce, which comes with its first frame.
@@ -292,98 +295,67 @@ class CompactInitiator(_Side):
         """
         self._keys = SessionKeys.derive(self._nonce, nonce)
 
-    def receive(self, data: bytes) -> CompactStep:
-        """Accept a frame, and return the answer.
-
-        Raises:
-            MalformedCompactError: the bytes are no frame, or none that is possible now.
-            PayloadLimitError: the frame is larger than this node allows.
-        """
-        assert self._slices is not None
+    def _initiate(self, own: Slices, offer: bytes) -> _Work:
+        window, self._slices = self._window, own
+        frame = self._decode((yield offer))
         assert self._keys is not None, "both nonces are known by now"
-        try:
-            return self._take(decode(data, len(self._slices)), self._keys)
-        except BaseException:
-            self._state = _State.ENDED
-            raise
-
-    def _take(self, frame: Frame, keys: SessionKeys) -> CompactStep:
+        key = self._keys.short
         match frame:
-            case PlainFrame(FrameKind.FAILED):
-                return self._end(FallBack("the peer could not go on"))
-            case PlainFrame(FrameKind.EQUAL):
-                self._at(frame, PlainFrame, _State.OFFERED)
-                nothing = Expected(NO_WORDS, _NO_XOR, keys.short)
-                return self._end(CompactResult(SyncIds.empty(), nothing))
-            case PlainFrame(FrameKind.AGAIN):
-                self._at(frame, PlainFrame, _State.FILLED)
-                self._size *= plan.LARGER
-                return self._table(keys)
-            case SingleFrame():
-                return self._single(self._at(frame, SingleFrame, _State.OFFERED), keys)
-            case SlicesFrame(FrameKind.SLICES):
-                self._at(frame, SlicesFrame, _State.OFFERED, _State.ASKED)
-                return self._compare(frame, keys)
-        return self._decoded(self._at(frame, ResultFrame, _State.FILLED), keys)
+            case PlainFrame(FrameKind.EQUAL) if offer:
+                return _found(key, SyncIds.empty())
+            case SingleFrame(xor, None) if offer:
+                return _found(key, SyncIds.empty(), xor ^ window.xor)
+            case SingleFrame(xor, int(number)) if offer and number < len(own):
+                row = slice(number, number + 1)
+                to_send = self._probe(own.low[row], own.high[row], xor ^ window.xor)
+                if to_send is not None:
+                    return _found(key, to_send, frame=PlainFrame(FrameKind.DONE))
+                frame = self._decode((yield encode(PlainFrame(FrameKind.MORE))))
+        if not isinstance(frame, SlicesFrame) or frame.head is None:
+            raise _unexpected()
+        head = frame.head
+        choice = self._choose(frame, head, own, key)
+        size = choice.size
+        for salt in self._keys.salts[:MAX_TABLES]:
+            if cells_for(size) > MAX_CELLS // 2:
+                break
+            self.tables += 1
+            answer = self._decode((yield encode(choice.fill(size, salt))))
+            if isinstance(answer, ResultFrame):
+                return CompactStep(None, self._checked(answer, choice, head, key))
+            if answer != PlainFrame(FrameKind.AGAIN):
+                raise _unexpected()
+            size *= plan.LARGER
+        raise _FailedError(f"about {size:.0f} differences, after {self.tables} tables")
 
-    def _single(self, frame: SingleFrame, keys: SessionKeys) -> CompactStep:
-        xor = frame.xor ^ self._window.xor
-        if frame.kind is FrameKind.FOUND:
-            short = np.array([keys.short.of_xor(xor)], np.uint64)
-            return self._end(CompactResult(SyncIds.empty(), Expected(short, xor, keys.short)))
-        own = self._slices
-        if own is None or frame.number >= len(own):
-            raise MalformedCompactError(0, "There is no such slice")
-        number = slice(frame.number, frame.number + 1)
-        to_send = self._probe(own.low[number], own.high[number], xor)
-        if to_send is None:
-            return self._go(_State.ASKED, PlainFrame(FrameKind.MORE))
-        nothing = Expected(NO_WORDS, _NO_XOR, keys.short)
-        return self._end(CompactResult(to_send, nothing), PlainFrame(FrameKind.DONE))
-
-    def _compare(self, frame: SlicesFrame, keys: SessionKeys) -> CompactStep:
-        """Compare the responder's slices with the own IDs, and send a table of the differences."""
-        own, head = self._slices, frame.head
-        assert own is not None
-        assert head is not None
+    def _choose(
+        self, frame: SlicesFrame, head: AnswerHead, own: Slices, key: ShortKey
+    ) -> TableChoice:
+        """Compare the responder's slices with the own IDs, and choose how to send what differs."""
         if not head.differs.any():
             raise MalformedCompactError(0, "An answer is about no slice")
         regions = Regions.join(own.lower[head.differs], own.upper[head.differs])
         items = own.items_in(head.differs)
         anchored = may_be_anchored(head, items)
-        compared = self._window.compare(frame, regions, keys.short, anchored=anchored)
-        self._peer = head.count, head.xor
-        self._choice = choose(self._window, head, compared, keys.short, (regions, items))
-        self._size = self._choice.size
-        return self._table(keys)
+        compared = self._window.compare(frame, regions, key, anchored=anchored)
+        return choose(self._window, head, compared, key, (regions, items))
 
-    def _table(self, keys: SessionKeys) -> CompactStep:
-        if self._tables == MAX_TABLES or cells_for(self._size) > MAX_CELLS // 2:
-            return self._fail(f"about {self._size:.0f} differences, after {self._tables} tables")
-        choice, shape = self._choice, shape_for(self._size)
-        table = ShortIdTable(shape, keys.salts[self._tables])
-        choice.put_into(table, self._window, keys.short)
-        self._tables += 1
-        beside = choice.explained, choice.single, choice.listed, choice.named
-        frame = TableFrame(choice.differs, shape, table.cells, *beside, by_prints=choice.by_prints)
-        return self._go(_State.FILLED, frame)
-
-    def _decoded(self, frame: ResultFrame, keys: SessionKeys) -> CompactStep:
+    def _checked(
+        self, frame: ResultFrame, choice: TableChoice, head: AnswerHead, key: ShortKey
+    ) -> CompactResult:
         """Find the wanted IDs, and compare the result with the XOR of both sides."""
-        mask = (1 << (8 * frame.wanted_bytes)) - 1
-        choice = self._choice
+        window, mask = self._window, (1 << (8 * frame.wanted_bytes)) - 1
         at = find(frame.wanted, choice.shorts, mask)
         if bool((at < 0).any()):
-            return self._fail("the peer wants an ID that is not here, or not the only one")
+            raise _FailedError("the peer wants an ID that is not here, or not the only one")
         at = _merge(at, choice.explaining)
         if has_repeats(at):
-            return self._fail("the peer wants an ID that was sent to it")
-        to_send, sent = self._window.gather(choice.low, choice.high, at)
-        count, xor = self._peer
-        same = bool((self._window.xor ^ sent ^ frame.xor == xor).all())
-        if not same or self._window.count + len(frame.offered) != count + len(at):
-            return self._fail("the differences do not explain the fingerprints")
-        return self._end(CompactResult(to_send, Expected(frame.offered, frame.xor, keys.short)))
+            raise _FailedError("the peer wants an ID that was sent to it")
+        to_send, sent = window.gather(choice.low, choice.high, at)
+        same = bool((window.xor ^ sent ^ frame.xor == head.xor).all())
+        if not same or window.count + len(frame.offered) != head.count + len(at):
+            raise _FailedError("the differences do not explain the fingerprints")
+        return CompactResult(to_send, Expected(frame.offered, frame.xor, key))
 
 
 class CompactResponder(_Side):
@@ -411,124 +383,94 @@ class CompactResponder(_Side):
         self._keys = SessionKeys.derive(*nonces)
         self._claim = claim
         self._xor = self._window.xor ^ claim.xor
-        self._regions = self._window.regions
-        self._differs = np.empty(0, np.bool_)
-        self._compared: SliceDifferences | None = None
+        self._least = abs(self._window.count - claim.count)
         self._print_bytes = 0
+        self._begin(self._respond())
 
     @property
     def is_equal(self) -> bool:
         """True if count and XOR are those of the initiator."""
-        return self._claim.count == self._window.count and not self._xor.any()
+        return not self._least and not self._xor.any()
 
     def begin(self) -> bytes:
         """Return the first frame, where the initiator accepts slices without an offer."""
-        self._differs = np.ones(1, np.bool_)
-        apart = abs(self._window.count - self._claim.count)
-        return self._answer_with(plan.unoffered(apart, self._window.count))
+        wanted = plan.unoffered(self._least, self._window.count)
+        return self._begin(self._answer(np.ones(1, np.bool_), self._window.regions, wanted))
 
-    def receive(self, data: bytes) -> CompactStep:
-        """Accept a frame, and return the answer.
-
-        Raises:
-            MalformedCompactError: the bytes are no frame, or none that is possible now.
-            PayloadLimitError: the frame is larger than this node allows.
-        """
-        try:
-            return self._take(decode(data, 0 if self._slices is None else len(self._slices)))
-        except BaseException:
-            self._state = _State.ENDED
-            raise
-
-    def _take(self, frame: Frame) -> CompactStep:
-        match frame:
-            case PlainFrame(FrameKind.FAILED) if self._state is not _State.NEW:
-                return self._end(FallBack("the peer could not go on"))
-            case PlainFrame(FrameKind.DONE):
-                self._at(frame, PlainFrame, _State.LOOKING)
-                short = np.array([self._keys.short.of_xor(self._xor)], np.uint64)
-                return self._end(self._to_receive(short, self._xor))
-            case PlainFrame(FrameKind.MORE):
-                self._at(frame, PlainFrame, _State.LOOKING)
-                return self._answer()
-            case SlicesFrame(FrameKind.OFFER):
-                self._at(frame, SlicesFrame, _State.NEW)
-                return self._offered(frame)
-        return self._tabled(self._at(frame, TableFrame, _State.SLICED))
-
-    def _to_receive(self, shorts: Words, xor: Words) -> CompactResult:
-        return CompactResult(SyncIds.empty(), Expected(shorts, xor, self._keys.short))
-
-    def _offered(self, frame: SlicesFrame) -> CompactStep:
-        """Compare the offer; the XOR of both sides may be the only difference."""
+    def _respond(self) -> _Work:
+        """Reply to an offer; the XOR of both sides may be the only difference."""
+        window, key = self._window, self._keys.short
+        frame = self._decode((yield b""))
+        if not isinstance(frame, SlicesFrame) or frame.head is not None:
+            raise _unexpected()
         if self.is_equal:
-            return self._end(self._to_receive(NO_WORDS, self._xor), PlainFrame(FrameKind.EQUAL))
-        compared = self._window.compare(frame, self._regions, self._first_key)
+            return _found(key, SyncIds.empty(), frame=PlainFrame(FrameKind.EQUAL))
+        compared = window.compare(frame, window.regions, self._first_key)
         chosen, apart = compared.chosen, compared.chosen.balances
-        self._differs = compared.differs
         if not len(chosen):
-            return self._fail("no slice differs, and the fingerprints do")
-        self._compared = compared
-        least = abs(self._window.count - self._claim.count)
-        if least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
-            return self._single(chosen.low, chosen.high)
-        return self._answer()
+            raise _FailedError("no slice differs, and the fingerprints do")
+        if self._least == 1 and len(apart) == 1 and abs(int(apart[0])) == 1:
+            if window.count > self._claim.count:
+                to_send = self._probe(chosen.low, chosen.high, self._xor)
+                if to_send is not None:
+                    return _found(key, to_send, frame=SingleFrame(window.xor))
+            else:
+                number = int(compared.differs.argmax())
+                frame = self._decode((yield encode(SingleFrame(window.xor, number))))
+                if frame == PlainFrame(FrameKind.DONE):
+                    return _found(key, SyncIds.empty(), self._xor)
+                if frame != PlainFrame(FrameKind.MORE):
+                    raise _unexpected()
+        regions = Regions.join(chosen.lower, chosen.upper)
+        return (yield from self._answer(compared.differs, regions, self._slicing(compared)))
 
-    def _single(self, low: Ints, high: Ints) -> CompactStep:
-        if self._window.count < self._claim.count:
-            number = int(self._differs.argmax())
-            return self._go(_State.LOOKING, SingleFrame(FrameKind.LOOK, self._window.xor, number))
-        to_send = self._probe(low, high, self._xor)
-        if to_send is None:
-            return self._answer()
-        nothing = Expected(NO_WORDS, _NO_XOR, self._keys.short)
-        return self._end(
-            CompactResult(to_send, nothing), SingleFrame(FrameKind.FOUND, self._window.xor)
-        )
-
-    def _answer(self) -> CompactStep:
+    def _slicing(self, compared: SliceDifferences) -> Slicing:
         """Return as many slices of the differences as are worth it."""
-        compared, slices = self._compared, len(self._differs)
-        assert compared is not None
-        chosen, least = compared.chosen, abs(self._window.count - self._claim.count)
+        chosen, slices = compared.chosen, len(compared.differs)
         single, usual = np.abs(chosen.balances) <= 1, self._claim.count // slices
         sums = self._window.survey(compared, single, usual, NO_REGION).sums
         if not compared.equal.is_enough:
             sums = sums.credible(chosen.balances)
-        about, most = plan.estimate(sums, slices, least, certain=True)
-        self._regions = Regions.join(chosen.lower, chosen.upper)
-        return CompactStep(self._answer_with(slicing(about, most, chosen.items, len(chosen))))
+        about, most = plan.estimate(sums, slices, self._least, certain=True)
+        return slicing(about, most, chosen.items, len(chosen))
 
-    def _answer_with(self, wanted: Slicing) -> bytes:
+    def _answer(self, differs: Bools, regions: Regions, wanted: Slicing) -> _Work:
+        """Send slices, and find the differences by the table that the initiator makes of them."""
         window, key = self._window, self._keys.short
-        self._slices, cut = window.cut(self._regions, key, wanted)
-        self._state, self._print_bytes = _State.SLICED, wanted.print_bytes
-        head = AnswerHead(window.xor, window.count, self._differs, wanted.print_bytes)
-        if len(self._slices) == len(self._regions.start):
-            cut += encode_balances(window.balance_bits(self._regions, key))
-        return encode_answer(head, cut)
+        self._slices, cut = window.cut(regions, key, wanted)
+        self._print_bytes = wanted.print_bytes
+        if len(self._slices) == len(regions.start):
+            cut += encode_balances(window.balance_bits(regions, key))
+        answer = encode_answer(
+            AnswerHead(window.xor, window.count, differs, wanted.print_bytes), cut
+        )
+        for salt in self._keys.salts[:MAX_TABLES]:
+            frame = self._decode((yield answer))
+            if not isinstance(frame, TableFrame):
+                raise _unexpected()
+            self.tables += 1
+            found = self._peeled(frame, salt)
+            if found is not None:
+                return found
+            answer = encode(PlainFrame(FrameKind.AGAIN))
+        raise _FailedError(f"{MAX_TABLES} tables did not empty")
 
-    def _tabled(self, frame: TableFrame) -> CompactStep:
-        """Remove the own IDs from a table, and peel the rest."""
-        if self._tables == MAX_TABLES:
-            return self._fail("too many tables")
+    def _peeled(self, frame: TableFrame, salt: int) -> CompactStep | None:
+        """Remove the own IDs from a table, and peel the rest; None: it does not empty."""
         inside, listed = self._parts(frame)
         if int((listed[1] - listed[0]).sum()) > MAX_CELLS:
-            return self._fail("more is listed than can be answered")
-        table = ShortIdTable(frame.shape, self._keys.salts[self._tables], frame.cells)
-        self._tables += 1
+            raise _FailedError("more is listed than can be answered")
+        table = ShortIdTable(frame.shape, salt, frame.cells)
         shorts = table.fill(self._window.rows, *inside, self._keys.short)
         decoded = table.peel()
         if decoded is None:
-            if self._tables == MAX_TABLES:
-                return self._fail(f"{MAX_TABLES} tables did not empty")
-            return self._go(_State.SLICED, PlainFrame(FrameKind.AGAIN))
+            return None
         parts = [self._matched(decoded, shorts, inside)] if len(decoded) else []
         sent, items = frame.single, len(shorts) + len(frame.named)
         if frame.by_prints:
             single, places = self._by_prints(frame)
             if has_repeats(single):
-                return self._fail("two slices differ in the same ID")
+                raise _FailedError("two slices differ in the same ID")
             own = self._keys.short.of_places(self._window.rows, *places)
             parts.append(self._matched(single, own, places))
             sent, items = NO_WORDS, items + len(own)
@@ -591,14 +533,14 @@ class CompactResponder(_Side):
         together = int(np.bitwise_xor.reduce(lacking) ^ np.bitwise_xor.reduce(offered))
         explained = together == self._keys.short.of_xor(self._xor)
         if not explained or not all(part.clear for part in parts):
-            return self._fail("the differences do not explain the fingerprints")
+            raise _FailedError("the differences do not explain the fingerprints")
         count = self._window.count + len(lacking)
         if (
             count != self._claim.count + len(offered)
             or has_repeats(lacking)
             or has_repeats(offered)
         ):
-            return self._fail("the differences do not explain the counts")
+            raise _FailedError("the differences do not explain the counts")
         some = [part.to_send for part in parts if len(part.to_send)]
         to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
         sent = np.zeros_like(self._xor)
@@ -606,7 +548,8 @@ class CompactResponder(_Side):
             sent ^= part.sent
         expected = Expected(lacking, self._xor ^ sent, self._keys.short)
         size, cut = _shorten(wanted, items)
-        return self._end(CompactResult(to_send, expected), ResultFrame(sent, cut, size, offered))
+        answer = encode(ResultFrame(sent, cut, size, offered))
+        return CompactStep(answer, CompactResult(to_send, expected))
 
 
 def _merge(*parts: _NumbersT) -> _NumbersT:

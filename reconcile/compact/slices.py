@@ -236,13 +236,13 @@ class WindowIndex:
         columns = self._columns(regions, key, plan)
         found = kernel.require().compare(*columns, frame.data, frame.at)
         if found is None:
-            raise malformed(frame.kind)
+            raise malformed(frame.data)
         chosen, differs, *equal, end = found
         bits = None
         if frame.head is not None and len(differs) == len(regions.start):
             bits = self.balance_bits(regions, key) - decode_balances(frame.data, end)
         elif end != len(frame.data):
-            raise malformed(frame.kind)
+            raise malformed(frame.data)
         flags = np.frombuffer(differs, np.bool_)
         return SliceDifferences(flags, Slices.of_columns(chosen), CountRange(*equal), bits)
 

@@ -70,7 +70,7 @@ def answered(count: int, differs: Bools, print_bytes: int, slices: bytes) -> Sli
     """Return an answer of the responder."""
     head = AnswerHead(XOR, count, differs, print_bytes)
     data = encode_answer(head, slices)
-    return SlicesFrame(FrameKind.SLICES, data, len(data) - len(slices), head)
+    return SlicesFrame(data, len(data) - len(slices), head)
 
 
 def frames() -> list[Frame]:
@@ -79,7 +79,7 @@ def frames() -> list[Frame]:
     cells = np.arange(shape.cells, dtype=np.uint64) << np.uint64(50)
     shorts = np.array([1, 2, 1 << 47], np.uint64)
     return [
-        SlicesFrame(FrameKind.OFFER, encode_offer(cut(2, 1, 2)), 1),
+        SlicesFrame(encode_offer(cut(2, 1, 2))),
         *(
             PlainFrame(kind)
             for kind in (
@@ -90,8 +90,8 @@ def frames() -> list[Frame]:
                 FrameKind.FAILED,
             )
         ),
-        SingleFrame(FrameKind.FOUND, XOR),
-        SingleFrame(FrameKind.LOOK, XOR, 7),
+        SingleFrame(XOR),
+        SingleFrame(XOR, 7),
         answered(1 << 40, differs, 0, cut(4, 2, 0)),
         answered(5, differs, 3, cut(400, 2, 3)),
         answered(5, differs, 1, cut(0, 2, 1) + encode_balances(np.arange(BIT_BALANCES) - 70)),
@@ -200,6 +200,7 @@ def sent_until(kind: FrameKind) -> tuple[Joined, int, bytes]:
     joined = compact_pair(*VIEWS)
     frame, receiver = joined.sides[0].begin(), 1
     while frame[0] != kind:
+        joined.frames[1 - receiver].append(frame)
         step = joined.sides[receiver].receive(frame)
         assert step.frame is not None
         frame, receiver = step.frame, 1 - receiver
@@ -320,7 +321,11 @@ def test_who_was_reported_of_an_id_may_not_want_it() -> None:
     joined, receiver, frame = sent_until(FrameKind.RESULT)
     result = decode(frame)
     assert isinstance(result, ResultFrame)
-    reported = joined.sides[0]._choice.single
+    slices = joined.sides[1]._slices
+    assert slices is not None
+    table = decode(joined.frames[0][-1], slices=len(slices))
+    assert isinstance(table, TableFrame)
+    reported = table.single
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
     wanted = np.union1d(result.wanted, reported[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))

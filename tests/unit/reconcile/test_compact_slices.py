@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reconcile import kernel
 from reconcile.compact import plan
-from reconcile.compact.frames import AnswerHead, FrameKind, SlicesFrame
+from reconcile.compact.frames import AnswerHead, SlicesFrame
 from reconcile.compact.keys import first_key
 from reconcile.compact.plan import CountRange, Slicing
 from reconcile.compact.session import CompactResult
@@ -357,7 +357,7 @@ def rows_of(slices: Slices) -> list[tuple[int, int, int, int]]:
 def answer_of(frame: bytes) -> SlicesFrame:
     """Return an answer whose slices are some bytes."""
     head = AnswerHead(np.zeros(4, np.uint64), 0, np.ones(1, np.bool_), 4)
-    return SlicesFrame(FrameKind.SLICES, frame, 0, head)
+    return SlicesFrame(frame, 0, head)
 
 
 @given(

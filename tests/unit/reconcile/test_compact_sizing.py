@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
 from bench.compact import Run
-from bench.reconcile_sets import Pair, uniform
+from bench.reconcile_sets import HOUR_NS, MINUTE_NS, START_NS, Pair, uniform
 from reconcile.compact import plan
 from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, balance_bits
 from reconcile.compact.plan import (
@@ -17,9 +20,8 @@ from reconcile.compact.plan import (
     occupied,
     size_by_bits,
 )
-from reconcile.ids import Ints, SyncIds, ordered
+from reconcile.ids import Bools, Ints, SyncIds, ordered
 from reconcile.index import IndexView
-from tests.unit.reconcile.distributions import DISTRIBUTIONS
 
 
 def summed(apart: Ints, in_gaps: int = 0) -> SliceSums:
@@ -124,12 +126,44 @@ def test_balances_by_bits_seldom_say_too_little() -> None:
         assert np.median(sizes) < 1.7 * differing
 
 
-@pytest.mark.parametrize("name", ["in a minute", "gap at the responder", "gaps at both"])
-def test_one_table_is_enough(name: str) -> None:
+def lacking(ids: SyncIds, sides: tuple[Bools, Bools]) -> Pair:
+    """Return two sides, each of which lacks IDs that the other one has."""
+    ours, theirs = sides[0], sides[1] & ~sides[0]
+    return Pair(ids[~ours], ids[~theirs], ids[theirs], ids[ours])
+
+
+def in_a_minute(ids: SyncIds, random: np.random.Generator) -> Pair:
+    """Return sides that differ in some of the IDs of a minute."""
+    begin = START_NS + int(random.integers(0, HOUR_NS - MINUTE_NS))
+    first, end = ids.timestamps.searchsorted((begin, begin + MINUTE_NS))
+    count = min(int(10 ** random.uniform(1, 3)), int(end - first) // 2)
+    sides = np.zeros((2, len(ids)), np.bool_)
+    places = first + random.choice(end - first, count, replace=False)
+    sides[random.integers(0, 2, count), places] = True
+    return lacking(ids, (sides[0], sides[1]))
+
+
+def with_gaps(ids: SyncIds, random: np.random.Generator, gaps: tuple[bool, bool]) -> Pair:
+    """Return sides that differ in 30 scattered IDs, some of them in a gap of 20 to 1,500 too."""
+    sides = np.zeros((2, len(ids)), np.bool_)
+    sides[random.integers(0, 2, 30), random.choice(len(ids), 30, replace=False)] = True
+    size = int(random.integers(20, 1_500))
+    for side, has_gap in zip(sides, gaps, strict=True):
+        begin = int(random.integers(0, len(ids) - size))
+        side[begin : begin + size] |= has_gap
+    return lacking(ids, (sides[0], sides[1]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [in_a_minute, partial(with_gaps, gaps=(False, True)), partial(with_gaps, gaps=(True, True))],
+    ids=["in a minute", "gap at the responder", "gaps at both"],
+)
+def test_one_table_is_enough(make: Callable[[SyncIds, np.random.Generator], Pair]) -> None:
     random = np.random.default_rng(17)
     shared = uniform(random, 60_000)
     for _ in range(40):
-        sets = DISTRIBUTIONS[name][1](shared, random)
+        sets = make(shared, random)
         views = IndexView.of(sets.ours), IndexView.of(sets.theirs)
         run = Run(views, (random.bytes(NONCE_BYTES), random.bytes(NONCE_BYTES)))
         run.check(sets)

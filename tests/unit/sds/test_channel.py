@@ -1,11 +1,29 @@
-"""The rules of sending, receiving and the sweeps, and faults of other implementations."""
+"""What a channel sends and receives, also from hostile participants that claim IDs of others."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import permutations
+from math import inf
 
-from storenode.sds.channel import ChannelFullError
-from storenode.sds.codec import Entry, MessageKind, decode_message
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storenode.message.varint import delimited
+from storenode.sds.channel import ChannelFullError, MessageChannel
+from storenode.sds.claims import Proof
+from storenode.sds.codec import (
+    Entry,
+    MessageError,
+    MessageKind,
+    SdsMessage,
+    decode_message,
+    encode_message,
+    encode_older,
+)
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
@@ -13,21 +31,31 @@ from storenode.sds.events import (
     BroadcastReason,
     ClockCapped,
     EphemeralReceived,
+    Forged,
     GaveUp,
     Lost,
     Message,
     Missing,
+    Packet,
+    PacketRefusal,
     PossiblyAcknowledged,
     Received,
+    Refused,
     Sent,
+    Withdrawn,
 )
-from storenode.sds.limits import MAX_CLOCK
+from storenode.sds.limits import MAX_CLOCK, MAX_LOST_IDS, MAX_WAITING_SYNCS
+from storenode.sds.log import MessageLog
+from storenode.sds.proofs import content_id
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
+    QUICK_REPAIR,
     SMALL,
+    answers,
     channel,
     delivered,
+    later,
     log_ids,
     make_rng,
     of,
@@ -329,3 +357,362 @@ def test_giving_up_is_not_acknowledgement() -> None:
     assert of(Acknowledged, seen) == []
     assert of(Sent, seen) == []
     assert len(me.outgoing) == 0
+
+
+# Several messages claim one ID: the proven one is in the log, whichever came first
+
+
+def genuine(text: bytes = b"pay alice", *, after: Sequence[str] = (), lamport: int = NOW) -> bytes:
+    history = tuple(Entry(name) for name in after)
+    message_id = content_id(CHANNEL, "peer", lamport, history, text)
+    return encode_message(SdsMessage(CHANNEL, message_id, "peer", lamport, history, content=text))
+
+
+def forged(of_payload: bytes, text: bytes = b"pay mallory", **changed: object) -> bytes:
+    return encode_message(replace(decode_message(of_payload), content=text, **changed))  # type: ignore[arg-type]
+
+
+def id_of(payload: bytes) -> str:
+    return decode_message(payload).message_id
+
+
+def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
+    """Return the log as an application has it that follows the events."""
+    shown: dict[str, bytes] = {}
+    for event in events:
+        if isinstance(event, Withdrawn):
+            del shown[event.message_id]
+        elif isinstance(event, Message):
+            assert event.message_id not in shown
+            shown[event.message_id] = event.content
+    assert shown.keys() == set(log_ids(me))
+    return shown
+
+
+def test_no_participant_is_given_a_forged_message_after_the_genuine_one_passed_by() -> None:
+    cause = genuine(b"cause", lamport=NOW - 5)
+    true = genuine(after=[id_of(cause)])
+    false = forged(true, history=())
+    me = channel(repair=QUICK_REPAIR, max_waiting=1)
+    take(me, wire("waits", after=["x"]), false, wire("asks", asks=[id_of(true)]))
+    assert [each.reason for each in of(Refused, take(me, true))] == [PacketRefusal.BUFFER_FULL]
+    assert not answers(me, NOW + 1_000, false)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_proven_message_wins_in_any_order(order: tuple[int, ...]) -> None:
+    true = genuine()
+    claims = [true, forged(true), forged(true, b"pay eve", lamport=NOW + 9), true]
+    me = channel()
+    events = take(me, *[claims[at] for at in order])
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert of(Message, events)[-1].proof is Proof.MESSAGE
+    assert me.counts.forged == 2
+    assert len(of(Forged, events)) + len(of(Withdrawn, events)) == 2
+    assert take(me, *claims) == []
+
+
+def test_a_copy_with_invented_causes_does_not_hold_the_content_up() -> None:
+    message_id = sha256(b"yes").hexdigest()
+    invented = wire(message_id, sender="mallory", content=b"yes", after=["invented"])
+    true = wire(message_id, content=b"yes", after=["cause"])
+    me = channel(repair=QUICK_REPAIR)
+    events = take(me, wire("reply", after=[message_id]), invented, true)
+    assert [each.message_id for each in me.missing()] == ["invented"]
+    events += take(me, invented, wire("cause"), true, invented)
+    reported = [(each.message_id, each.sender_id, each.unmet) for each in of(Message, events)]
+    assert reported == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
+    assert not me.missing()
+    assert not me.incoming.wants
+    me.check()
+
+
+def test_a_copy_takes_no_place_in_the_log() -> None:
+    message_id = sha256(b"yes").hexdigest()
+    me = channel()
+    events = take(me, wire(message_id, content=b"yes", after=["cause"]), wire("cause"))
+    events += take(me, wire(message_id, sender="mallory", content=b"yes"))
+    events += me.tick(NOW + 1, make_rng())
+    assert [each.sender_id for each in of(Message, events)] == ["peer", "peer"]
+
+
+def test_what_an_id_is_the_hash_of_proves_nothing_as_content() -> None:
+    true = genuine()
+    parts = [b"sds.v1", CHANNEL.encode(), b"peer", str(NOW).encode(), b"", b"pay alice"]
+    hashed = b"".join(len(part).to_bytes(4) + part for part in parts)
+    assert sha256(hashed).hexdigest() == id_of(true)
+    me = channel()
+    events = take(me, forged(true, hashed), true)
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert of(Message, events)[0].proof is Proof.NONE
+
+
+def test_between_two_that_prove_nothing_the_first_stays_and_both_are_known() -> None:
+    me = channel()
+    events = take(
+        me, wire("a", content=b"first"), wire("a", content=b"second"), wire("a", content=b"first")
+    )
+    assert contents(me, events) == {"a": b"first"}
+    assert [(each.content, each.certain) for each in of(Forged, events)] == [(b"second", False)]
+
+
+def test_what_we_sent_ourselves_is_never_replaced() -> None:
+    me = channel()
+    first = payloads(me.send(NOW, b"mine", "chosen"))[0]
+    second = payloads(me.send(NOW + 1, b"also mine"))[0]
+    events = take(me, first, forged(first), second, forged(second))
+    assert [each.certain for each in of(Forged, events)] == [True, True]
+    assert me.counts.echoes == 2
+    assert len(log_ids(me)) == 2
+
+
+def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() -> None:
+    true = genuine()
+    me = channel(repair=QUICK_REPAIR)
+    events = take(me, forged(true, history=(Entry("invented"),)))
+    assert me.missing()
+    events += take(me, true)
+    assert not me.missing()
+    assert not of(Withdrawn, events)
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert me.counts.forged == 1
+
+
+def test_one_that_left_memory_is_replaced_too() -> None:
+    trues = [genuine(b"m%d" % number, lamport=NOW + 10 * number) for number in range(300)]
+    me = channel()
+    me.log = MessageLog(me.log.salt, kept=10)
+    take(me, forged(trues[0]), *trues[1:200], forged(trues[200]), *trues[201:])
+    assert len(me.log.older) > 200
+    events = take(me, trues[0], trues[200])
+    assert len(of(Withdrawn, events)) == 2
+    assert len(me.log) == len(trues)
+    assert all(id_of(each) in me.log for each in trues)
+    assert not take(me, *trues)
+
+
+# Hostile messages neither stop a channel nor make it grow
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.data())
+def test_any_bytes_are_taken_or_refused(noise: bytes, data: st.DataObject) -> None:
+    packet = bytearray(wire("a", after=[Entry("b", b"h", "s")], seen=["b"], asks=["c"]))
+    place = data.draw(st.integers(0, len(packet) - 1))
+    packet[place : place + 3] = noise[:3]
+    me = channel(repair=QUICK_REPAIR)
+    take(me, noise, bytes(packet))
+    me.tick(NOW + 1, make_rng())
+    me.check()
+
+
+def test_strangers_and_noise_are_counted() -> None:
+    me = channel()
+    events = take(me, b"", b"\xff", wire("a", room="elsewhere"), wire("x" * 257))
+    assert [event.reason for event in of(Refused, events)] == [
+        PacketRefusal.MALFORMED,
+        PacketRefusal.MALFORMED,
+        PacketRefusal.FOREIGN,
+        PacketRefusal.MALFORMED,
+    ]
+    assert (me.counts.malformed, me.counts.foreign, me.counts.received) == (3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SdsMessage("room", "", "s", 1, content=b"x"),
+        SdsMessage("", "a", "s", 1, content=b"x"),
+        SdsMessage("room", "a", "s" * 257, 1, content=b"x"),
+        SdsMessage("room", "a", "s"),
+        SdsMessage("room", "a", "s", 1, (Entry("é" * 129),)),
+        SdsMessage("room", "a", "s", 1, (Entry("b", None, "s" * 257),)),
+        SdsMessage("room", "a", "s", 1, content=bytes(150 * 1024)),
+    ],
+)
+def test_messages_past_a_limit_are_refused(message: SdsMessage) -> None:
+    with pytest.raises(MessageError):
+        decode_message(encode_message(message))
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"\x0a\x02\xff\xfe", b"\xff", b"\x0a\x01a\x1a\x81\x02" + b"s" * 257, b"\x00"],
+)
+def test_a_bad_repair_request_costs_itself_alone(bad: bytes, older: bool) -> None:
+    good = SdsMessage("room", "a", "s", 1, (Entry("é" * 32),), b"f", content=b"x")
+    asked = [b"\x0a\x01b", bad, b"\x0a\x01c"]
+    payload = encode_older(good) if older else encode_message(good)
+    payload += b"".join(delimited(b"\x6a", each) for each in asked)
+    message = decode_message(payload)
+    assert message == replace(good, repair_request=(Entry("b"), Entry("c")))
+
+
+def test_a_hint_that_is_too_long_is_ignored_and_its_cause_is_waited_for() -> None:
+    me = channel()
+    sent = wire("a", after=[Entry("cause", bytes(257)), Entry("other", bytes(256))])
+    (missing,) = of(Missing, take(me, sent))
+    assert [(each.message_id, each.hints) for each in missing.messages] == [
+        ("cause", ()),
+        ("other", (bytes(256),)),
+    ]
+    assert me.counts.malformed == 0
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_history_may_be_as_long_as_the_message_has_room_for(*, older: bool) -> None:
+    me = channel(max_missing=10_000, max_missing_of_sender=10_000)
+    names = [f"cause{n}" for n in range(5_000)]
+    message = SdsMessage("room", "a", "s", NOW, tuple(map(Entry, names)), content=b"x")
+    packet = encode_older(message) if older else encode_message(message)
+    (missing,) = of(Missing, take(me, packet))
+    assert [entry.message_id for entry in missing.messages] == names
+    me.receive(NOW, [Packet(wire(name)) for name in names[:-1]])
+    assert "a" not in me.log
+    assert delivered(take(me, wire(names[-1]))) == [names[-1], "a"]
+
+
+def test_repair_requests_past_the_first_256_cost_themselves_alone() -> None:
+    asks = tuple(Entry(str(n)) for n in range(257))
+    message = SdsMessage("room", "a", "s", 1, repair_request=asks, content=b"x")
+    assert decode_message(encode_message(message)) == replace(message, repair_request=asks[:-1])
+
+
+def test_a_refused_message_is_named_and_its_descendants_wait() -> None:
+    me = channel()
+    events = take(me, wire("a", sender="s" * 257), wire("b", after=["a"]))
+    sentence = "an ID is longer than 256 bytes"
+    assert of(Refused, events) == [Refused(PacketRefusal.MALFORMED, "a", sentence)]
+    assert "b" in me.incoming.ids
+    assert "a" in me.incoming.wants
+
+
+def test_a_full_incoming_buffer_refuses_and_takes_later() -> None:
+    me = channel(max_waiting=10)
+    packets = [wire(f"m{n}", after=[f"cause{n}"]) for n in range(11)]
+    events = take(me, *packets)
+    assert of(Refused, events) == [Refused(PacketRefusal.BUFFER_FULL, "m10")]
+    assert (len(me.incoming), me.counts.buffer_full, len(me.filter)) == (10, 1, 10)
+    assert delivered(take(me, wire("cause0"))) == ["cause0", "m0"]
+    take(me, packets[10])
+    assert len(me.incoming) == 10
+    assert delivered(take(me, wire("cause10"))) == ["cause10", "m10"]
+
+
+@pytest.mark.parametrize("bound", [{"max_waiting_bytes": 5_000}, {"max_missing": 20}])
+def test_bytes_and_wishes_are_bounded(bound: dict[str, object]) -> None:
+    me = channel("me", **bound)
+    for number in range(50):
+        take(me, wire(f"m{number}", after=[f"c{number}-{n}" for n in range(4)]))
+    assert 0 < len(me.incoming) <= 5
+    assert len(me.incoming.wants) <= 20
+
+
+def test_sync_messages_take_half_of_the_wishes_at_most() -> None:
+    me = channel(max_missing=100, repair=QUICK_REPAIR)
+    for number in range(100):
+        take(me, wire(f"s{number}", after=[f"c{number}"], content=None))
+    assert len(me.incoming.wants) == 50
+    take(me, wire("content", after=["cause"]))
+    assert "content" in me.incoming.ids
+
+
+def test_the_oldest_sync_message_makes_room_and_its_wishes_go() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    for number in range(MAX_WAITING_SYNCS + 50):
+        me.receive(NOW, [Packet(wire(f"s{number}", after=[f"c{number}"], content=None))])
+    me.check()
+    assert len(me.incoming) == len(me.incoming.wants) == MAX_WAITING_SYNCS
+    assert me.incoming.request_due_ms() < inf
+
+
+def test_what_is_lost_is_forgotten_in_the_end() -> None:
+    me = channel(lost_after_ms=10, max_missing=10**6, max_waiting_bytes=10**9)
+    for turn in range(MAX_LOST_IDS // 256 + 3):
+        now = NOW + turn * 100
+        causes = [f"c{turn}-{n}" for n in range(256)]
+        me.receive(now, [Packet(wire(f"m{turn}", after=causes))])
+        me.tick(now + 50, make_rng())
+    assert len(me.lost) == MAX_LOST_IDS
+    assert len(me.incoming) == 0
+
+
+def test_many_circles_end_quickly_and_in_order() -> None:
+    me = channel(max_waiting=5_000)
+    packets = []
+    for number in range(0, 4_000, 2):
+        a, b = f"m{number:05}", f"m{number + 1:05}"
+        packets += [wire(a, after=[b], lamport=number), wire(b, after=[a], lamport=number + 1)]
+    me.receive(NOW, [Packet(packet) for packet in packets])
+    assert len(me.incoming) == 4_000
+    assert delivered(me.tick(NOW + 5_000, make_rng())) == [f"m{n:05}" for n in range(4_000)]
+
+
+def test_an_empty_filter_adds_no_more_entries_than_configured() -> None:
+    me = channel(gap_entries=4, history_entries=2)
+    for number in range(300):
+        take(me, wire(f"m{number}", lamport=NOW + number, sender="other"))
+    take(me, wire("new", seen=[], content=None, lamport=NOW + 60_000), now=NOW + 60_000)
+    assert len(me.gaps.pending) == 128
+    (sent,) = of(Broadcast, me.send(NOW + 60_000, b"text"))
+    assert len(decode_message(sent.payload).history) == 6
+
+
+def test_long_ids_of_others_do_not_make_our_messages_too_large() -> None:
+    me = channel(history_entries=256)
+    for number in range(256):
+        long = Entry(f"{number:0256}", bytes(256), "s" * 256)
+        packet = wire(long.message_id, sender="s" * 256, lamport=NOW + number)
+        me.receive(NOW, [Packet(packet, bytes(256))])
+    (sent,) = of(Broadcast, me.send(NOW + 999, bytes(100 * 1024)))
+    history = decode_message(sent.payload).history
+    assert [int(entry.message_id) for entry in history] == list(range(256 - len(history), 256))
+    assert 50 < len(history) < 60
+    usual = channel(history_entries=256, max_outgoing=300)
+    for _ in range(257):
+        (sent,) = of(Broadcast, usual.send(NOW, b"text"))
+    assert len(decode_message(sent.payload).history) == 256
+
+
+def test_a_large_message_is_sent_again_without_a_filter_if_need_be() -> None:
+    me = channel(filter_every=10, max_sends=5)
+    room = 150 * 1024 - SMALL.size_bytes
+    me.send(NOW, bytes(room), "large")
+    (again,) = of(Broadcast, me.tick(NOW + 30_000, make_rng()))[:1]
+    message = decode_message(again.payload)
+    assert (message.message_id, message.bloom_filter) == ("large", None)
+
+
+def test_hints_that_are_too_long_are_not_kept() -> None:
+    me = channel()
+    me.receive(NOW, [Packet(wire("a"), bytes(257))])
+    assert [entry.hint for entry in me.log.entries()] == [None]
+    me.send(NOW, b"text", "mine")
+    with pytest.raises(ValueError, match="hint"):
+        me.published("mine", bytes(257))
+
+
+def test_unavailable_parents_are_given_up_past_a_bound_for_the_sender_and_in_all() -> None:
+    me = channel(max_missing=30, max_missing_of_sender=20, repair=QUICK_REPAIR)
+    take(me, wire("honest", sender="alice", after=["cause"]))
+    names = [f"c{number}" for number in range(50)]
+    events = take(me, wire("flood", sender="mallory", after=names))
+    assert of(Lost, events) == [Lost(tuple(names[:30]), early=True)]
+    assert len(me.incoming.wants) == 21
+    for number in range(25):
+        causes = [f"d{number}-{n}" for n in range(9)]
+        take(me, wire(f"f{number}", sender=f"m{number}", after=causes))
+        assert len(me.incoming.wants) <= 30
+    assert "cause" in me.incoming.wants
+    assert delivered(take(me, wire("cause"))) == ["cause", "honest"]
+
+
+def test_asking_in_vain_becomes_rarer() -> None:
+    me = channel(repair=QUICK_REPAIR, sync_min_ms=10**9, sync_max_ms=10**9, lost_after_ms=None)
+    take(me, wire("a", after=[f"c{number}" for number in range(256)]))
+    asked = [of(Broadcast, later(me, second)) for second in range(1, 601)]
+    assert sum(map(bool, asked[:32])) >= 30
+    assert sum(map(bool, asked[-300:])) <= 6
+    take(me, wire("c0"), now=NOW + 600_000)
+    assert sum(bool(of(Broadcast, later(me, second))) for second in range(601, 621)) == 20

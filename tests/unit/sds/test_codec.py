@@ -1,9 +1,13 @@
-"""The wire format of SDS messages in both revisions, against a slow reading."""
+"""The wire format of SDS messages in both revisions, against a slow reading rule by rule."""
 
 from dataclasses import replace
 from hashlib import sha256
+from typing import TypeVar
 
 import pytest
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,6 +18,7 @@ from storenode.sds.codec import (
     Entry,
     MessageKind,
     SdsMessage,
+    SdsMetadata,
     decode,
     decode_message,
     encode,
@@ -22,9 +27,63 @@ from storenode.sds.codec import (
     sds_key,
 )
 from storenode.sds.proofs import content_id, joined
-from storenode.wire.sds.v1.message_pb2 import Message
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry, Message
+from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 from tests.interop.vectors import load
-from tests.unit.sds.oracle import read
+
+Parent = tuple[bytes, bytes | None]
+M = TypeVar("M", bound=ProtoMessage)
+
+
+def parse(kind: type[M], raw: bytes) -> M | None:
+    try:
+        return kind.FromString(raw)
+    except DecodeError:
+        return None
+
+
+def is_known(message: ProtoMessage) -> bool:
+    return len(UnknownFieldSet(message)) == 0
+
+
+def read_parent(raw: bytes) -> Parent | None:
+    entry = parse(HistoryEntry, raw)
+    if entry is not None and is_known(entry) and entry.message_id != "":
+        has_hint = entry.HasField("retrieval_hint")
+        return entry.message_id.encode(), entry.retrieval_hint if has_hint else None
+    try:
+        text = raw.decode("utf-8", errors="strict")
+    except UnicodeDecodeError:
+        return None
+    return None if text == "" else (raw, None)
+
+
+def is_id(text: str) -> bool:
+    return 1 <= len(text.encode()) <= 256
+
+
+def read(payload: bytes) -> SdsMetadata | None:
+    raw = parse(RawSdsMessage, payload)
+    if raw is None or not is_known(raw):
+        return None
+    requests = [parse(HistoryEntry, request) for request in raw.repair_request]
+    if not all(request is not None and is_known(request) for request in requests):
+        return None
+    if not is_id(raw.channel_id) or not is_id(raw.message_id):
+        return None
+    found = [read_parent(entry) for entry in raw.causal_history]
+    parents = [parent for parent in found if parent is not None]
+    if len(parents) < len(found) or len(found) > 256:
+        return None
+    has_lamport = raw.HasField("lamport_timestamp")
+    return SdsMetadata(
+        raw.channel_id.encode(),
+        raw.message_id.encode(),
+        raw.lamport_timestamp if has_lamport else None,
+        raw.sender_id.encode(),
+        parents,
+    )
+
 
 HINT = bytes(range(32))
 UNKNOWN = b"\x20\x01"

@@ -1,37 +1,61 @@
-"""Histories without filters, the schedule of messages and filters, and what peers lack."""
+"""When a channel sends what: sync messages and filters, gaps that filters show, and repairs."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bench.lines import measure
-from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.bloom import FilterShape, RollingFilter, filter_of
 from storenode.sds.channel import MessageChannel
-from storenode.sds.codec import SdsMessage, decode_message
+from storenode.sds.codec import Entry, SdsMessage, decode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import (
     Acknowledged,
+    Behind,
     Broadcast,
     BroadcastReason,
+    CaughtUp,
+    Event,
     Packet,
     PossiblyAcknowledged,
+    Recall,
     RepairAnswered,
+    RepairRequested,
 )
-from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
-from storenode.sds.limits import MAX_HEADS
+from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_SEARCHES, MAX_TELLINGS
+from storenode.sds.limits import (
+    ANSWER_EPOCH_MS,
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_BYTES_PER_REQUESTER,
+    MAX_BEHIND_PEERS,
+    MAX_COMPARED_PEERS,
+    MAX_EXPLAINED_IDS,
+    MAX_HEADS,
+    MAX_PENDING_ANSWERS,
+    MAX_RECALLED_AT_ONCE,
+)
+from storenode.sds.log import MessageLog
+from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
 from storenode.sds.schedule import SyncTimer
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,
+    QUICK_REPAIR,
     SMALL,
+    answers,
     channel,
     config,
     delivered,
+    grows_when_written,
+    later,
     log_ids,
     make_rng,
     of,
@@ -71,16 +95,6 @@ def test_what_a_peer_lacks_is_named_a_few_times() -> None:
         message = decode_message(payloads(me.send_sync(LATER))[0])
         named.append([entry.message_id for entry in message.history])
     assert named == [["gap", "newer"]] * MAX_TELLINGS + [["newer"]] * 2
-
-
-def test_who_lacks_what_is_known_while_its_filters_show_that() -> None:
-    me = channel(gap_entries=4)
-    take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
-    for second, seen, lacks in ((60, [], 2), (61, ["newer"], 1), (62, ["newer", "gap"], 0)):
-        now = NOW + second * 1_000
-        sync = wire(f"s{second}", seen=seen, sender="b", content=None, lamport=now)
-        take(me, sync, now=now)
-        assert me.gaps.behind() == ({"b": lacks} if lacks else {})
 
 
 def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:
@@ -274,9 +288,8 @@ def test_a_line_in_a_slow_channel_names_the_heads_alone() -> None:
     me = telling()
     for number in range(2):
         take(me, wire(f"m{number}", after=[f"m{n}" for n in range(number)], lamport=NOW + number))
-    for later, named in ((1_000, ["m0", "m1"]), (10 * MINUTE, None)):
-        message = decode_message(payloads(me.send(NOW + later, b"text"))[0])
-        last = [entry.message_id for entry in message.history]
+    for after_ms, named in ((1_000, ["m0", "m1"]), (10 * MINUTE, None)):
+        last = names(sent(me, NOW + after_ms))
         assert last == named if named else len(last) == 1
 
 
@@ -342,3 +355,303 @@ def test_what_a_peer_goes_on_lacking_is_sent_again_a_few_times() -> None:
         assert me.gaps.behind() == ({"b": lacks} if lacks else {})
     assert [key for _, key in answered] == ["gap"] * MAX_OFFERS
     assert answered[0][0] > 60
+
+
+# Gaps that filters of peers show
+
+TINY = FilterShape(40, 1e-6)
+
+
+def shown(ids: list[str], shape: FilterShape = SMALL, at: int = NOW, sender: str = "peer") -> bytes:
+    name = f"s{at}{sender}"
+    return wire(name, content=None, bloom_filter=filter_of(shape, ids), lamport=at, sender=sender)
+
+
+def test_a_message_that_no_participant_names_is_reported_after_the_grace_and_found() -> None:
+    me = channel()
+    take(me, wire("a"), shown(["a", "hidden"]))
+    assert of(Behind, later(me, 5, 10)) == []
+    (behind,) = of(Behind, later(me, 20))
+    assert behind == Behind("peer", NOW - 600_000, 1, 1)
+    assert me.lacks.at_least() == 1
+    take(me, wire("hidden"), now=NOW + 21_000)
+    assert of(CaughtUp, later(me, 31)) == [CaughtUp("peer")]
+    assert (me.lacks.at_least(), me.lacks.peers) == (0, {})
+
+
+def test_what_is_missing_or_lost_by_name_is_known() -> None:
+    me = channel(lost_after_ms=15_000)
+    take(me, wire("b", after=["a"]), shown(["a", "b"]))
+    assert of(Behind, later(me, 10, 20, 30, 40)) == []
+    assert "a" in me.lost
+    assert me.lacks.peers == {}
+
+
+def test_each_search_reaches_further_and_the_last_covers_everything() -> None:
+    me = channel(sync_min_ms=10**9, sync_max_ms=10**9, sync_at_least_ms=10**9, sync_owed_ms=10**9)
+    take(me, wire("a"), shown(["a", "hidden"]))
+    steps = [(second, later(me, second)) for second in range(10, 20_000, 10)]
+    events = [event for _, found in steps for event in found]
+    at = [second for second, found in steps if of(Behind, found)]
+    searches = of(Behind, events)
+    waits = [after - before for before, after in pairwise(at)]
+    assert waits == sorted(set(waits))
+    since = [each.since_ms for each in searches]
+    assert [each.searches for each in searches] == list(range(1, MAX_SEARCHES + 1))
+    assert since == sorted(since, reverse=True)
+    assert since[-1] == 0
+    syncs = [each for each in of(Broadcast, events) if each.reason is BroadcastReason.SYNC]
+    assert len(syncs) == MAX_SEARCHES - 1
+    assert me.lacks.at_least() == 1
+
+
+def test_a_search_begins_where_the_peer_last_showed_nothing_new() -> None:
+    me = channel()
+    take(me, wire("a"), shown(["a"]))
+    later(me, 1)
+    at = NOW + 3_600_000
+    take(me, shown(["a", "hidden"], at=at), now=at)
+    (behind,) = of(Behind, later(me, 3_610, 3_620))
+    assert behind.since_ms == NOW - 600_000
+
+
+def test_a_filter_that_reaches_further_back_than_ours_proves_nothing() -> None:
+    me = channel(filter=TINY)
+    ids = [f"m{number}" for number in range(200)]
+    for name in ids:
+        take(me, wire(name))
+    take(me, wire("all", content=None, bloom_filter=filter_of(TINY, ids)))
+    later(me, 1)
+    assert (me.lacks.peers, list(me.lacks.incomparable)) == ({}, ["peer"])
+    seen = filter_of(TINY, [*ids[-20:], "hidden"])
+    take(me, wire("newest", content=None, bloom_filter=seen))
+    assert len(of(Behind, later(me, 10, 20))) == 1
+    assert not me.lacks.incomparable
+
+
+def test_a_peer_whose_filter_has_another_size_is_counted_until_it_can_be_compared() -> None:
+    me = channel()
+    take(me, wire("a"), wire("s", content=None, bloom_filter=bytes(8)))
+    later(me, 1)
+    assert list(me.lacks.incomparable) == ["peer"]
+    take(me, wire("t", content=None, seen=["a"], lamport=NOW + 1), now=NOW + 2_000)
+    later(me, 3)
+    assert not me.lacks.incomparable
+
+
+def test_of_many_filters_of_a_peer_only_the_newest_is_compared() -> None:
+    me = channel()
+    take(me, shown(["a"], at=NOW + 1), shown(["a", "hidden"], at=NOW + 3), shown(["a"], at=NOW + 2))
+    assert me.lacks.peers == {}
+    take(me, wire("a"))
+    assert len(of(Behind, later(me, 1, 11, 21))) == 1
+
+
+def test_strangers_cannot_make_it_grow_or_hide_what_others_show() -> None:
+    me = channel()
+    ones = b"\xff" * SMALL.size_bytes
+    take(me, wire("ones", content=None, bloom_filter=ones, sender="enemy"))
+    later(me, 1)
+    assert (me.lacks.peers, list(me.lacks.incomparable)) == ({}, ["enemy"])
+    for number in range(MAX_COMPARED_PEERS + 50):
+        take(me, shown([], sender=f"clean{number}"), shown([f"x{number}"], sender=f"e{number}"))
+    assert len(me.lacks.peers) == MAX_BEHIND_PEERS
+    assert len(me.lacks.compared) == MAX_COMPARED_PEERS
+    later(me, *range(10, 20_000, 10))
+    at = NOW + 20_000_000
+    take(me, shown(["hidden"], at=at), now=at)
+    later(me, 20_001)
+    assert "peer" in me.lacks.peers
+    assert me.lacks.at_least() == 1
+
+
+def test_nothing_is_proven_while_too_much_is_missing_by_name() -> None:
+    me = channel(lost_after_ms=None)
+    for number in range(MAX_EXPLAINED_IDS // 256 + 1):
+        take(me, wire(f"m{number}", after=[f"c{number}-{n}" for n in range(256)]))
+    take(me, shown(["hidden"]))
+    assert of(Behind, later(me, 10, 20, 30)) == []
+    assert me.lacks.next_due_ms() > NOW + 30_000
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(40, 150), st.data())
+def test_a_hole_shows_if_and_only_if_the_peer_has_what_we_lack(
+    count: int, data: st.DataObject
+) -> None:
+    ids = [f"m{number:05}" for number in range(count)]
+    holes = set(data.draw(st.lists(st.sampled_from(ids), max_size=5)))
+    theirs = set(data.draw(st.lists(st.sampled_from(ids), max_size=5)))
+    me = channel()
+    take(me, *[wire(each) for each in ids if each not in holes])
+    events = take(me, shown([each for each in ids if each not in theirs]))
+    behind = of(Behind, [*events, *later(me, 1, 2, 12, 24)])
+    if lacking := holes - theirs:
+        assert [each.searches for each in behind] == [1]
+        assert 1 <= behind[0].at_least <= len(lacking)
+    else:
+        assert behind == []
+    take(me, *[wire(each, lamport=NOW + 1) for each in holes], now=NOW + 25_000)
+    assert len(of(CaughtUp, later(me, 37, 50))) == len(behind)
+
+
+def test_filters_that_roll_over_show_nothing_where_nothing_is_lacking() -> None:
+    shape = FilterShape(100, 0.001)
+    me, peer, rng = channel(filter=shape), RollingFilter(shape), make_rng(4)
+    ids = [f"m{number:05}" for number in range(300)]
+    order = sorted(range(len(ids)), key=lambda place: place + rng.uniform(0, 6))
+    events: list[Event] = []
+    for number, place in enumerate(order):
+        at = NOW + number * 250
+        take(me, wire(ids[number], lamport=at), now=at)
+        peer.add(ids[place])
+        if number % 40 == 39:
+            sync = wire(f"s{number}", content=None, bloom_filter=peer.encode(), lamport=at)
+            events += take(me, sync, now=at) + me.tick(at, rng)
+    assert of(Behind, events) == []
+    assert not me.lacks.incomparable
+    hidden = NOW + len(ids) * 250
+    peer.add("hidden")
+    take(me, wire("s", content=None, bloom_filter=peer.encode(), lamport=hidden), now=hidden)
+    found = [event for after in range(0, 40_000, 5_000) for event in me.tick(hidden + after, rng)]
+    assert [each.at_least for each in of(Behind, found)][:1] == [1]
+
+
+# Times and groups of SDS-Repair
+
+CONFIG = RepairConfig()
+
+
+def test_delays_follow_from_hashes() -> None:
+    def number(text: str) -> int:
+        return int(sha256(text.encode()).hexdigest()[:16], 16)
+
+    assert number_of("alice") == number("alice")
+    expected = number("alicem") % 90_000 + 30_000
+    assert request_delay_ms(CONFIG, "alice", "m") == expected
+    distance = number("alice") ^ number("bob")
+    assert answer_delay_ms(CONFIG, "alice", "bob", "m") == distance * number("m") % 120_000
+    assert answer_delay_ms(CONFIG, "bob", "bob", "m") == 0
+
+
+def test_one_group_of_several_answers_and_the_sender_always() -> None:
+    config = RepairConfig(groups=4)
+    chosen = [name for name in map(str, range(400)) if may_answer(config, name, "bob", "m")]
+    assert 60 < len(chosen) < 140
+    assert may_answer(config, "bob", "bob", "m")
+    assert all(may_answer(CONFIG, str(n), "bob", "m") for n in range(20))
+
+
+def test_an_answer_is_the_message_itself() -> None:
+    me, you = channel("me", repair=QUICK_REPAIR), channel("you")
+    original = wire("theirs", after=["cause"], sender="bob", seen=["cause"])
+    take(me, wire("cause"), original)
+    take(me, wire("ask", sender="carol", content=None, asks=["theirs", "unknown"]))
+    (sent,) = of(Broadcast, answers(me, NOW + 400, original))
+    assert sent.reason is BroadcastReason.REPAIR
+    assert decode_message(sent.payload) == decode_message(original).bare()
+    assert delivered(take(you, wire("cause"), sent.payload)) == ["cause", "theirs"]
+    assert me.counts.repair_requests_ignored == 1
+    assert me.recalled([decode_message(wire("unknown"))]) == [], "it is not in the log"
+    assert me.recalled([decode_message(wire("theirs", content=b"forged"))]) == []
+    take(me, wire("again", content=None, sender="carol", asks=["theirs"]), now=NOW + 450)
+    assert of(Recall, me.tick(NOW + 499, make_rng())) == [], "it was answered a moment ago"
+
+
+def test_anothers_request_puts_ours_off() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    take(me, wire("b", after=[Entry("a", b"h", "bob")]))
+    first = me.incoming.request_due_ms()
+    take(me, wire("ask", content=None, sender="carol", asks=["a"]), now=NOW + 90)
+    assert me.incoming.request_due_ms() == first + 90
+
+
+def test_requests_ride_on_content_and_name_three_at_most() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    take(me, wire("b", after=[f"a{n}" for n in range(5)]))
+    events = me.send(NOW + 400, b"text", "mine")
+    (asked,) = of(RepairRequested, events)
+    assert (len(asked.message_ids), asked.carrier) == (3, "mine")
+    (sent,) = of(Broadcast, events)
+    request = decode_message(sent.payload).repair_request
+    assert tuple(entry.message_id for entry in request) == asked.message_ids
+    (rest,) = of(RepairRequested, me.tick(NOW + 1_400, make_rng()))
+    assert len(rest.message_ids) == 3
+    assert {f"a{n}" for n in range(5)} == {*asked.message_ids, *rest.message_ids}
+
+
+def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    old = wire("old", sender="bob")
+    take(me, old, wire("new"))
+    asked = wire("ask", content=None, sender="carol", asks=[Entry("old", None, "bob")])
+    take(me, asked)
+    due = NOW + answer_delay_ms(RepairConfig(100, 400), "me", "bob", "old")
+    assert me.answers.next_due_ms() == due
+    assert of(Recall, me.tick(due - 1, make_rng())) == []
+    take(me, old)
+    assert of(Recall, me.tick(NOW + 400, make_rng())) == []
+
+
+def test_only_the_group_of_the_true_sender_answers() -> None:
+    config = RepairConfig(100, 400, groups=64, kept_messages=0)
+    me = channel(repair=config)
+    me.log = MessageLog(me.log.salt, kept=10)
+    names = [f"m{number:03}" for number in range(600)]
+    stored = [wire(name, sender="bob") for name in names]
+    take(me, *stored)
+    asked = [Entry(name) for name in names]
+    for at in range(0, 600, 32):
+        take(me, wire(f"ask{at}", content=None, sender="carol", asks=asked[at : at + 32]))
+    found = [event for at in range(20) for event in answers(me, NOW + 1_000 * at + 400, *stored)]
+    answered = [event.message_id for event in of(RepairAnswered, found)]
+    assert sorted(answered) == [name for name in names if may_answer(config, "me", "bob", name)]
+    assert 0 < len(answered) < 40
+
+
+def test_who_asks_for_everything_has_32_messages_a_second_read() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    me.log = MessageLog(me.log.salt, kept=10)
+    names = [f"m{number}" for number in range(1_500)]
+    take(me, *(wire(name, lamport=NOW + at, sender="me") for at, name in enumerate(names)))
+    asks = [names[at : at + 32] for at in range(0, 1_500, 32)]
+    take(me, *(wire(f"a{at}", content=None, asks=some) for at, some in enumerate(asks)))
+    assert len(me.answers.pending) == MAX_PENDING_ANSWERS
+    assert me.counts.repair_requests_ignored == 1_500 - MAX_PENDING_ANSWERS
+    recalled = [of(Recall, me.tick(NOW + 1_000 + ms, make_rng())) for ms in range(0, 3_000, 100)]
+    ids = [message_id for events in recalled for each in events for message_id in each.message_ids]
+    assert len(ids) == len(set(ids)) == 3 * MAX_RECALLED_AT_ONCE
+    assert set(ids) <= set(names)
+
+
+def test_an_answer_that_has_become_too_large_is_left_out() -> None:
+    # Entries of the older revision take less room than those that we send.
+    me = channel(repair=QUICK_REPAIR)
+    causes = [f"c{number}" for number in range(200)]
+    full = grows_when_written(causes)
+    take(me, *map(wire, causes), full)
+    take(me, wire("ask", content=None, sender="carol", asks=["full", "c0"]))
+    found = of(RepairAnswered, answers(me, NOW + 400, full, wire("c0")))
+    assert [event.message_id for event in found] == ["c0"]
+
+
+def test_what_is_sent_again_is_bounded_for_each_who_asks_and_in_all() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    names = [f"m{number}" for number in range(64)]
+    stored = [wire(name, content=bytes(100_000)) for name in names]
+    take(me, *stored)
+
+    def answered(who: str, now_ms: int) -> int:
+        for start in (0, 32):
+            asked = names[start : start + 32]
+            take(me, wire("ask", sender=who, content=None, asks=asked), now=now_ms)
+        later = (answers(me, now_ms + 400 + step, *stored) for step in (0, 1_000))
+        return sum(len(each.payload) for events in later for each in of(Broadcast, events))
+
+    start_ms = (NOW // ANSWER_EPOCH_MS + 1) * ANSWER_EPOCH_MS
+    most, of_one = MAX_ANSWER_BYTES, MAX_ANSWER_BYTES_PER_REQUESTER
+    found = [answered(f"p{number}", start_ms + 3_000 * number) for number in range(6)]
+    assert all(of_one - 101_000 < each <= of_one for each in found[:3])
+    assert most - 101_000 < sum(found) <= most
+    assert answered("p0", start_ms + ANSWER_EPOCH_MS) > of_one - 101_000
+    assert me.counts.repair_requests_ignored > 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import hmac
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import time_ns
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,20 +19,28 @@ from storenode.cli.chat.terminal import answer_command
 from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.hashing import message_hash
+from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel, Channels
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Repaired
-from storenode.sds.aio.transport import Fetched, Route
+from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
+from storenode.sds.aio.signing import Signing, unframe
+from storenode.sds.aio.transport import Fetched, Route, TransportError
 from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
+    Broadcast,
     Lost,
     Received,
     Sent,
+    Signed,
 )
-from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS
-from tests.support.bus import Bus, BusTransport
+from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS, MAX_SIGNATURE_BYTES
+from storenode.sds.proofs import canonical, content_id
+from tests.support.bus import Bus, BusLink, BusTransport
+from tests.support.conversation import conversation
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)
@@ -373,3 +385,204 @@ def _fetched(message: SdsMessage) -> Fetched:
     payload, timestamp_ns = encode_message(message), (message.lamport or 0) * 1_000_000
     hint = message_hash(PUBSUB, payload, CONTENT, None, timestamp_ns)
     return Fetched(payload, hint, timestamp_ns)
+
+
+# Signatures of the application
+
+KEYS = {"alice": b"key of alice", "bob": b"key of bob"}
+MARK = b"\x00sds-sig"
+
+
+class Keys:
+    """Signs with a secret that all know, which is enough to tell whose it is here."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    def sign(self, canonical: bytes) -> bytes:
+        return hmac.digest(KEYS[self._own], canonical, "sha256")
+
+    def verify(self, canonical: bytes, signature: bytes, sender_id: str) -> bool:
+        return hmac.compare_digest(hmac.digest(KEYS[sender_id], canonical, "sha256"), signature)
+
+
+async def log_of(channel: Channel, count: int) -> list[Message]:
+    await has(channel, count)
+    return await channel.log()
+
+
+def seen(messages: list[Message]) -> list[tuple[bytes, Signed]]:
+    return [(each.content, each.signed) for each in messages]
+
+
+@pytest.mark.parametrize("cipher", [None, Reversing(whole=False), Reversing(whole=True)])
+async def test_a_signature_is_verified_also_after_a_restart_and_passed_through_without_signer(
+    tmp_path: Path, cipher: Reversing | None
+) -> None:
+    bus, path = Bus(), tmp_path / "bob.db"
+    async with (
+        joined(bus.transport("a"), "alice", signer=Keys("alice"), cipher=cipher) as alice,
+        joined(bus.transport("c"), "carol", cipher=cipher) as carol,
+    ):
+        async with joined(
+            bus.transport("b"), "bob", signer=Keys("bob"), cipher=cipher, state=path
+        ) as bob:
+            live = bob.messages()
+            await alice.send(b"signed")
+            first = await asyncio.wait_for(anext(live), PATIENCE_S)
+            await live.aclose()
+            assert seen([first]) == [(b"signed", Signed.VALID)]
+            assert first.proof is Proof.MESSAGE
+            await bob.send(b"by bob")
+        (own, others) = await log_of(alice, 2)
+        assert seen([own, others]) == [(b"signed", Signed.VALID), (b"by bob", Signed.VALID)]
+        passed = await log_of(carol, 2)
+        assert seen(passed) == [(b"signed", Signed.UNCHECKED), (b"by bob", Signed.UNCHECKED)]
+        assert [each.signature for each in passed] == [own.signature, others.signature]
+        await carol.send(b"plain")
+        assert seen(await log_of(alice, 3))[2] == (b"plain", Signed.NO)
+    async with joined(
+        bus.transport("b"), "bob", signer=Keys("bob"), cipher=cipher, state=path
+    ) as bob:
+        assert seen(await log_of(bob, 3))[0] == (b"signed", Signed.VALID)
+
+
+async def test_a_signature_does_not_hold_for_another_message_sender_or_channel() -> None:
+    """Publish forgeries that another sender can make of a signed message."""
+    bus, rng, now_ms = Bus(), Random(1), time_ns() // 1_000_000
+    signing = Signing(Keys("alice"), "room", "alice")
+    alice = MessageChannel(config_of("alice"), now_ms, rng)
+    sent = alice.send(
+        now_ms, b"pay 5", sealed=lambda lamport, history: signing.frame(b"pay 5", lamport, history)
+    )[0]
+    assert isinstance(sent, Broadcast)
+    genuine = decode_message(sent.payload)
+    content = genuine.content or b""
+    clear, signature = unframe(content)
+    more = clear.replace(b"5", b"50") + content.removeprefix(clear)
+    forged = [
+        replace(genuine, message_id="later", lamport=(genuine.lamport or 0) + 1),
+        replace(genuine, message_id="by bob", sender_id="bob"),
+        replace(genuine, message_id="other", content=more),
+        replace(genuine, message_id="unknown", sender_id="nobody with a key"),
+    ]
+    copy = replace(genuine, message_id="copy")
+    for number, message in enumerate((genuine, copy, *forged)):
+        bus.add(ROUTE, Fetched(encode_message(message), b"%d" % number, time_ns()))
+    async with joined(bus.transport("b"), "bob", signer=Keys("bob")) as bob:
+        log = {each.message_id: each for each in await log_of(bob, 6)}
+    assert {log[each.message_id].signed for each in forged} == {Signed.INVALID}
+    found = log[genuine.message_id]
+    assert (found.content, found.signature, found.signed) == (b"pay 5", signature, Signed.VALID)
+    # The same once more: the signature holds, and the ID does not.
+    assert (log["copy"].signed, log["copy"].proof) == (Signed.VALID, Proof.NONE)
+    assert found.proof is Proof.MESSAGE
+
+
+def test_the_canonical_bytes_are_those_of_the_id_under_another_name() -> None:
+    made = canonical("room", "alice", 7, (), b"text")
+    assert made == b"".join(
+        len(part).to_bytes(4) + part
+        for part in (b"sds.v1.signed", b"room", b"alice", b"7", b"", b"text")
+    )
+    assert content_id("room", "alice", 7, (), made) != content_id("room", "alice", 7, (), b"text")
+
+
+def test_any_content_comes_back_as_it_was_given() -> None:
+    plain = Signing(None, "0", "alice")
+    rng = Random(2)
+    signatures = [b"", b"s", bytes(MAX_SIGNATURE_BYTES)]
+    contents = [b"x", b"x" + MARK, b"\x00\x01" + MARK, MARK, b"xs\x00\x01" + MARK]
+    contents += [rng.randbytes(rng.randrange(1, 40)) + MARK for _ in range(200)]
+    for content in contents:
+        opened = plain.read(Message("m", "alice", 1, plain.frame(content, 1, ())))
+        assert (opened.content, opened.signed) == (content, Signed.NO)
+    for content in contents:
+        for signature in signatures:
+            framed = content + signature + len(signature).to_bytes(2) + MARK
+            assert unframe(framed) == (content, signature)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        MARK,
+        b"\x00\x00" + MARK,
+        b"x\xff\xff" + MARK,
+        b"ab\x00\x02" + MARK,
+        b"x" * 9_000 + (MAX_SIGNATURE_BYTES + 1).to_bytes(2) + MARK,
+    ],
+)
+def test_what_only_looks_like_a_signature_is_content(hostile: bytes) -> None:
+    assert unframe(hostile) == (hostile, b"")
+
+
+async def test_a_signature_that_is_too_long_is_refused_to_its_sender() -> None:
+    keys = Keys("alice")
+    signer = SimpleNamespace(sign=lambda _: bytes(MAX_SIGNATURE_BYTES + 1), verify=keys.verify)
+    async with joined(Bus().transport("a"), "alice", signer=signer) as alice:
+        with pytest.raises(ValueError, match=r"a signature has \d+ bytes: 8192 are the most"):
+            await alice.send(b"text")
+        assert await alice.log() == []
+
+
+# A transport that breaks
+
+
+class Breaking(BusTransport):
+    """A scan breaks after its first page, as long as it ``breaks``."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus, "breaking")
+        self.breaks = True
+        self.scans: list[int] = []
+
+    def open(self, route: Route) -> BreakingLink:
+        return BreakingLink(self, route)
+
+
+class BreakingLink(BusLink):
+    """A link of it."""
+
+    def __init__(self, transport: Breaking, route: Route) -> None:
+        super().__init__(transport, route)
+        self._breaking = transport
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        self._breaking.scans.append(since_ns)
+        async with aclosing(super().scan(since_ns)) as pages:
+            async for page in pages:
+                yield page
+                if self._breaking.breaks:
+                    raise TransportError("The line is cut.")
+
+
+async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
+    bus, config = Bus(), ChannelConfig("room", "late", filter=SHAPE)
+    said = list(
+        conversation(
+            "room",
+            2 * MAX_QUERY_HASHES + 100,
+            pubsub_topic=PUBSUB,
+            content_topic=CONTENT,
+            newest_ns=1_763_625_600_000_000_000,
+            shape=SHAPE,
+        )
+    )
+    for each in said:
+        bus.add(ROUTE, Fetched(each.payload, each.hint, each.timestamp_ns))
+    breaking = Breaking(bus)
+    state = tmp_path / "late.db"
+    async with asyncio.timeout(PATIENCE_S):
+        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+            await late.wait_for(lambda status: status.trouble == "The line is cut.")
+            breaking.away = True
+        seen = len(breaking.scans)
+        breaking.away = breaking.breaks = False
+        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+            await late.wait_for(lambda status: status.synced)
+            last = await late.log(1_000)
+            assert [m.message_id for m in last] == [each.message_id for each in said[-1_000:]]
+            assert len(late._participant.core.log) == len(said)
+    assert breaking.scans[0] == 0
+    assert breaking.scans[seen] >= said[MAX_QUERY_HASHES - 1].timestamp_ns

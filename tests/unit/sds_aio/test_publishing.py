@@ -1,22 +1,28 @@
-"""Own messages that a node refuses, answers to repair requests, and a channel that was left."""
+"""Own messages that nodes refuse, answers to repair requests, and searches for missed messages."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from sim.limits import START_NS
+from sim.timeline import Timeline
 from storenode.common.errors import ClientClosedError
-from storenode.sds.aio.channel import Channel, Channels
+from storenode.sds.aio.channel import Channels
 from storenode.sds.aio.events import NotStored
-from storenode.sds.aio.ledger import revive
+from storenode.sds.aio.feed import ChannelFeed
+from storenode.sds.aio.ledger import ParticipantLedger, revive
 from storenode.sds.aio.participant import Participant
-from storenode.sds.aio.repair import RepairResponder
+from storenode.sds.aio.repair import Repair, RepairResponder
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import (
@@ -28,17 +34,17 @@ from storenode.sds.aio.transport import (
     Route,
     TransportError,
 )
+from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Recall, Sent
 from storenode.sds.log import MessageLog
 from tests.support.bus import Bus, BusLink, BusTransport
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, config, make_rng, of, take, wire
-from tests.unit.sds_aio.test_bus import ROUTE, Reversing, has
+from tests.support.virtual_time import run_virtually
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, config, make_rng, of, take, wire
+from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing, config_of, has, joined
 
-PATIENCE_S = 60.0
 S = 1_000_000_000
-START_NS = 1_763_625_600 * S
 CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=3_600_000)
 
 
@@ -82,13 +88,8 @@ async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path:
     strict = Strict(bus)
     strict.away = True
     async with (
-        Channel.join(
-            strict,
-            "room",
-            "alice",
-            state=tmp_path / "alice.db",
-            config=CONFIG,
-            clock=lambda: strict.now_ns,
+        joined(
+            strict, "alice", state=tmp_path / "alice.db", config=CONFIG, clock=lambda: strict.now_ns
         ) as alice,
         asyncio.timeout(PATIENCE_S),
     ):
@@ -110,7 +111,7 @@ async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path:
 async def test_refused_messages_are_reported_and_stay_in_the_log() -> None:
     strict = Strict(Bus())
     async with (
-        Channel.join(strict, "room", "alice", config=CONFIG, clock=lambda: strict.now_ns) as alice,
+        joined(strict, "alice", config=CONFIG, clock=lambda: strict.now_ns) as alice,
         asyncio.timeout(PATIENCE_S),
     ):
         events = alice.events()
@@ -125,7 +126,7 @@ async def test_refused_messages_are_reported_and_stay_in_the_log() -> None:
 
 
 async def test_a_channel_that_was_left_says_so() -> None:
-    async with Channel.join(Bus().transport(), "room", "alice", config=CONFIG) as alice:
+    async with joined(Bus().transport(), "alice", config=CONFIG) as alice:
         events = alice.events()
         await alice.send(b"hello")
     assert [event async for event in events], "what is queued can still be read"
@@ -165,31 +166,30 @@ async def test_leaving_while_offline_takes_no_time_when_nothing_is_forgotten(
     transport.away = True
     state = tmp_path / "alice.db"
     async with asyncio.timeout(PATIENCE_S):
-        async with Channel.join(transport, "room", "alice", state=state, config=CONFIG) as alice:
+        async with joined(transport, "alice", state=state, config=CONFIG) as alice:
             said = await alice.send(b"later")
         transport.away = False
-        async with Channel.join(transport, "room", "alice", state=state, config=CONFIG) as alice:
+        async with joined(transport, "alice", state=state, config=CONFIG) as alice:
             await alice.wait_for(lambda status: status.synced and not status.unpublished)
-    (stored,) = transport.bus.stored(Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto"))
+    (stored,) = transport.bus.stored(ROUTE)
     assert said.encode() in stored.payload
 
 
 async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on() -> None:
     one, two = Bus().transport("one"), Bus().transport("two")
-    route = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
     async with (
-        Channel.join([one, two], "room", "alice", config=CONFIG) as alice,
+        joined([one, two], "alice", config=CONFIG) as alice,
         asyncio.timeout(PATIENCE_S),
     ):
         said = await alice.send(b"hello")
         await alice.wait_for(lambda status: not status.unpublished)
-        (stored,) = one.bus.stored(route)
+        (stored,) = one.bus.stored(ROUTE)
         assert said.encode() in stored.payload
         one.away = True
         await alice.send(b"to the second")
-        while len(two.bus.stored(route)) < 2:
+        while len(two.bus.stored(ROUTE)) < 2:
             await two.bus.news()
-        assert stored in two.bus.stored(route), "the same bytes, time and hash"
+        assert stored in two.bus.stored(ROUTE), "the same bytes, time and hash"
 
 
 HINT, COPY_HINT = b"h" * 32, b"c" * 32
@@ -274,20 +274,12 @@ async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
 ) -> None:
     """Use a bus that stores nothing and, like a node, refuses messages older than 20 s."""
     strict = Strict(Bus(remembers=False))
-    config = ChannelConfig(
-        "room",
-        "alice",
-        repair=RepairConfig(50, 200),
-        resend_ms=3_600_000,
-        resend_possible_ms=3_600_000,
-        sync_min_ms=3_600_000,
-        sync_max_ms=3_600_000,
+    config = replace(
+        CONFIG, repair=RepairConfig(50, 200), sync_min_ms=3_600_000, sync_max_ms=3_600_000
     )
     cipher = Reversing(whole=whole)
     async with (
-        Channel.join(
-            strict, "room", "alice", config=config, clock=lambda: strict.now_ns, cipher=cipher
-        ) as alice,
+        joined(strict, "alice", config=config, clock=lambda: strict.now_ns, cipher=cipher) as alice,
         asyncio.timeout(PATIENCE_S),
     ):
         await alice.send(b"the first message of a run carries a filter")
@@ -309,25 +301,6 @@ async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
         )
 
 
-QUICK = RepairConfig(50, 200)
-
-
-def joined(transport: BusTransport, sender: str, state: Path | None = None, **more: Any) -> Any:  # noqa: ANN401
-    config = ChannelConfig(
-        "0",
-        sender,
-        repair=more.pop("repair", QUICK),
-        sync_min_ms=100,
-        sync_max_ms=200,
-        sync_at_least_ms=500,
-        resend_ms=60_000,
-        resend_possible_ms=60_000,
-        behind_after_ms=None,
-        **more,
-    )
-    return Channel.join(transport, sender_id=sender, state=state, config=config)
-
-
 async def test_messages_that_left_memory_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,11 +308,14 @@ async def test_messages_that_left_memory_are_answered(
     monkeypatch.setattr(MessageLog.__init__, "__defaults__", (10,))
     bus, path = Bus(remembers=False), tmp_path / "alice.db"
     transport = bus.transport("alice")
-    async with joined(transport, "alice", path) as alice:
+    patient: dict[str, Any] = {"repair": RepairConfig(50, 200), "resend_ms": 60_000}
+    patient |= {"resend_possible_ms": 60_000, "behind_after_ms": None}
+    alices, bobs = config_of("alice", **patient), config_of("bob", lost_after_ms=None, **patient)
+    async with joined(transport, "alice", state=path, config=alices) as alice:
         sent = await alice.send_all([b"%d" % number for number in range(600)])
     async with (
-        joined(transport, "alice", path) as alice,
-        joined(bus.transport("bob"), "bob", lost_after_ms=None) as bob,
+        joined(transport, "alice", state=path, config=alices) as alice,
+        joined(bus.transport("bob"), "bob", config=bobs) as bob,
     ):
         log = alice._participant.core.log
         assert sent[0] in log
@@ -351,3 +327,135 @@ async def test_messages_that_left_memory_are_answered(
         await has(bob, 1)
         (message,) = await bob.log()
         assert (message.message_id, message.content) == (sent[0], b"0")
+
+
+# Scans for messages that were missed: wanted until one node was read to its end
+
+MESSAGES = tuple(Fetched(b"%d" % number, b"", number * 10) for number in range(1, 9))
+PAGE = 2
+
+
+class ScannedStore:
+    """A link that can only be scanned, and that fails after so many pages of each scan."""
+
+    def __init__(self, *fails_after: int) -> None:
+        self.name = "store"
+        self.fails_after = list(fails_after)
+        self.scans: list[int] = []
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        self.scans.append(since_ns)
+        left = self.fails_after.pop(0) if self.fails_after else len(MESSAGES)
+        found = [each for each in MESSAGES if each.timestamp_ns >= since_ns]
+        for start in range(0, len(found), PAGE):
+            if start >= left * PAGE:
+                raise TransportError("The line is cut.")
+            yield found[start : start + PAGE]
+        if not left:
+            raise TransportError("The line is cut.")
+
+
+class Receiver:
+    """A receiver without room for one message until it was relieved so often."""
+
+    def __init__(self, refuses: Fetched | None = None, until: int = 0) -> None:
+        self.came: dict[Fetched, None] = {}
+        self.relieved = 0
+        self._refuses, self._until = refuses, until
+
+    async def take(self, messages: Sequence[Fetched]) -> int | None:
+        for each in messages:
+            if each == self._refuses and self.relieved < self._until:
+                return each.timestamp_ns
+            self.came[each] = None
+        return None
+
+    async def relieve(self) -> None:
+        self.relieved += 1
+
+
+def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns: int) -> None:
+    """Request scans, and let virtual time pass."""
+    timeline = Timeline(START_NS)
+
+    async def run() -> None:
+        core = MessageChannel(ChannelConfig("room", "alice"), 0, random.Random(1))
+        participant = SimpleNamespace(
+            ledger=ParticipantLedger(core),
+            rotation=Rotation(stores),
+            links=stores,
+            take=receiver.take,
+            relieve=receiver.relieve,
+        )
+        feed = ChannelFeed(cast("Participant", participant))
+        task = asyncio.create_task(feed.searches())
+        for each in since_ns:
+            feed.search(each)
+        await asyncio.sleep(seconds)
+        task.cancel()
+
+    run_virtually(timeline, run())
+
+
+def test_a_search_that_fails_is_tried_again_until_it_is_complete() -> None:
+    store, receiver = ScannedStore(0, 1, 0, 0, 2), Receiver()
+    searched([store], receiver, 60, 10)
+    assert tuple(receiver.came) == MESSAGES
+    # It goes on from the last page that came, and ends with the first scan that is complete.
+    assert store.scans == [10, 10, 20, 20, 20, 50]
+
+
+def test_a_search_goes_to_the_next_node_at_once() -> None:
+    silent, store, receiver = ScannedStore(*[0] * 100), ScannedStore(), Receiver()
+    searched([silent, store], receiver, 60, 10)
+    assert (silent.scans, store.scans, tuple(receiver.came)) == ([10], [10], MESSAGES)
+
+
+def test_a_search_without_room_is_relieved_and_goes_on_from_the_refused_message() -> None:
+    store, receiver = ScannedStore(), Receiver(MESSAGES[4], until=3)
+    searched([store], receiver, 60, 0)
+    assert tuple(receiver.came) == MESSAGES
+    assert store.scans == [0, 50, 50, 50]
+
+
+def test_a_search_that_cannot_succeed_is_tried_every_few_seconds() -> None:
+    store, receiver = ScannedStore(), Receiver(MESSAGES[4], until=10_000)
+    searched([store], receiver, 600, 0)
+    assert 100 < len(store.scans) < 200
+
+
+def test_requests_of_one_moment_are_one_scan_of_the_longest_time() -> None:
+    store, receiver = ScannedStore(), Receiver()
+    searched([store], receiver, 60, 50, 10, 30)
+    assert (store.scans, tuple(receiver.came)) == ([10], MESSAGES)
+
+
+def test_missing_messages_are_asked_for_less_and_less() -> None:
+    core = channel()
+    take(core, wire("b", after=["a"]))
+    asked_s: list[float] = []
+
+    async def nothing(*_: object) -> AsyncGenerator[Sequence[Fetched], None]:
+        asked_s.append(asyncio.get_running_loop().time())
+        yield []
+
+    async def run() -> None:
+        participant = SimpleNamespace(
+            core=core,
+            rotation=Rotation([cast("Link", SimpleNamespace(by_id=nothing))]),
+            feed=SimpleNamespace(quiet=SimpleNamespace(wait=partial(asyncio.sleep, 0))),
+            readable=True,
+            take=Receiver().take,
+            tell=lambda _: None,
+            ledger=ParticipantLedger(core),
+            now_ms=lambda: NOW,
+        )
+        repair = Repair(cast("Participant", participant))
+        repair.wake()
+        task = asyncio.create_task(repair.run())
+        await asyncio.sleep(200)
+        task.cancel()
+
+    run_virtually(Timeline(START_NS), run())
+    pauses = [round(after - before) for before, after in pairwise(asked_s)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]

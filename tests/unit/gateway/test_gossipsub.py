@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,17 @@ ONE: Final = TOPICS[0]
 
 def router(seed: int = 1, **more: bool) -> Router:
     return Router(TOPICS, random.Random(seed), **more)
+
+
+def with_peers(
+    *keys: str, is_outbound: bool = False, topics: Sequence[str] = (ONE,), **more: bool
+) -> Router:
+    """Return a router whose peers have subscribed to topics."""
+    subject = router(**more)
+    for key in keys:
+        subject.join(0, key, is_outbound=is_outbound)
+        subject.receive(0, key, encode_subscriptions(topics))
+    return subject
 
 
 def sent(effects: list[RouterEffect]) -> list[tuple[str, bytes]]:
@@ -180,18 +192,13 @@ def test_a_connected_network_receives_each_message_once(
 
 
 def test_no_graft_is_sent_while_a_peer_may_remember_an_earlier_stream() -> None:
-    subject = router()
-    subject.join(0, "a", is_outbound=True)
-    subject.receive(0, "a", encode_subscriptions(TOPICS))
+    subject = with_peers("a", is_outbound=True, topics=TOPICS)
     early = [each for now in range(1, QUIET_S) for each in sent(subject.heartbeat(now))]
     assert early == []
     later = sent(subject.heartbeat(QUIET_S + 1))
     assert sorted(later) == sorted(("a", encode_graft(topic)) for topic in TOPICS)
     # Until then it is sent messages as if it were in the mesh.
-    subject = router()
-    for key in "ab":
-        subject.join(0, key, is_outbound=True)
-        subject.receive(0, key, encode_subscriptions(TOPICS))
+    subject = with_peers(*"ab", is_outbound=True, topics=TOPICS)
     message = GossipMessage(ONE, b"x")
     assert subject.receive(1, "a", encode_message(ONE, b"x")) == [Arrived("a", message)]
     assert sent(subject.accept("a", message)) == [("b", encode_message(ONE, b"x"))]
@@ -234,11 +241,7 @@ def test_a_flood_of_announcements_is_asked_for_within_its_limit_and_punished() -
 
 
 def test_a_message_is_served_three_times_to_a_peer_and_not_to_one_that_refuses_it() -> None:
-    subject = router()
-    for key in ("a", "b"):
-        subject.join(0, key, is_outbound=False)
-        subject.receive(0, key, encode_subscriptions([ONE]))
-    message = GossipMessage(ONE, b"x")
+    subject, message = with_peers(*"ab"), GossipMessage(ONE, b"x")
     subject.receive(1, "b", encode_idontwant([message.message_id]))
     assert sent(subject.publish(1, message)) == [("a", encode_message(ONE, b"x"))]
     assert subject.publish(1, message) == []
@@ -263,10 +266,7 @@ def test_a_signed_message_or_one_of_another_topic_does_not_hide_the_genuine_one(
 
 
 def test_a_leaf_receives_and_sends_nothing_on() -> None:
-    subject = router(forwards=False)
-    for key in ("a", "b"):
-        subject.join(0, key, is_outbound=True)
-        subject.receive(0, key, encode_subscriptions([ONE]))
+    subject = with_peers(*"ab", is_outbound=True, forwards=False)
     message = GossipMessage(ONE, bytes(1_000))
     assert subject.receive(1, "a", encode_message(ONE, message.data)) == [Arrived("a", message)]
     assert subject.accept("a", message) == []
@@ -340,10 +340,10 @@ def test_backoffs_are_bounded_and_outlive_a_new_stream(monkeypatch: pytest.Monke
 
 
 def test_strangers_do_not_keep_the_peers_of_this_router_out_of_its_mesh() -> None:
-    subject = router()
-    for number in range(MAX_MESH_PEERS):
-        subject.join(0, f"stranger {number}", is_outbound=False)
-        subject.receive(0, f"stranger {number}", encode_subscriptions([ONE]) + encode_graft(ONE))
+    strangers = [f"stranger {number}" for number in range(MAX_MESH_PEERS)]
+    subject = with_peers(*strangers)
+    for key in strangers:
+        subject.receive(0, key, encode_graft(ONE))
     subject.join(0, "own", is_outbound=True)
     subject.receive(0, "own", encode_subscriptions([ONE]))
     assert ("own", encode_graft(ONE)) in sent(subject.heartbeat(QUIET_S + 1))

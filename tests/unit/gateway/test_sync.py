@@ -1,40 +1,221 @@
-"""Sessions with a simulated nwaku over a connection in memory, and with peers that misbehave."""
+"""Connections in memory: pushes to subscribers, and sessions with nwaku and with liars."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from store.gateway import sync
-from store.gateway.connection import Handler, WakuConnection
+from store.gateway import connector, sync
+from store.gateway.addresses import PeerMultiaddr
+from store.gateway.clients import ClientRules, Clients
+from store.gateway.connection import Handler, Secured, Surroundings, WakuConnection
+from store.gateway.connector import WakuConnector
 from store.gateway.faults import StreamEndedError
+from store.gateway.feed import NodeFeed
+from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
 from store.gateway.limits import (
     MAX_SYNC_FRAME_BYTES,
     MAX_TRANSFER_FRAME_BYTES,
     MAX_UNSOLICITED_MESSAGES,
 )
 from store.gateway.metrics import GatewayMetrics
+from store.gateway.mplex import Mplex
+from store.gateway.multiplexing import Multiplexer
 from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
+from store.gateway.noise import SecurePipe, StaticKey
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
-from store.gateway.wire import bytes_field, delimited
+from store.gateway.wire import bytes_field, delimited, encode_status, fields, number_field
+from store.gateway.yamux import Yamux
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
-from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PublishResult, ScanPage
+from storenode.wire.storenode.v1.store_pb2 import (
+    PUBLISH_SOURCE_NWAKU,
+    FollowPage,
+    PublishResult,
+    ScanPage,
+)
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.support.nwaku import SimulatedNwaku, decode
-from tests.unit.gateway.memory_pair import connected_pair, until
+
+
+class MemoryPipe:
+    """An end of a connection, whose other side has a peer ID."""
+
+    peer_id = "peer"
+
+    def __init__(self, incoming: asyncio.Queue[bytes], outgoing: asyncio.Queue[bytes]) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+
+    async def receive(self) -> bytes:
+        return await self._incoming.get()
+
+    async def send(self, data: bytes) -> None:
+        self._outgoing.put_nowait(data)
+
+
+@asynccontextmanager
+async def connected_pair(
+    metrics: GatewayMetrics,
+    handlers: Mapping[str, Handler],
+    handlers_of_peer: Mapping[str, Handler],
+    *work: Coroutine[None, None, None],
+    is_mplex: bool = False,
+) -> AsyncIterator[tuple[WakuConnection, WakuConnection]]:
+    """Yield the gateway's end and the peer's, and run other work beside them for a minute."""
+    queues: list[asyncio.Queue[bytes]] = [asyncio.Queue(), asyncio.Queue()]
+    clients, ends = Clients(ClientRules(10, 10, 10)), []
+    for ways, served, is_own in ((queues, handlers, True), (queues[::-1], handlers_of_peer, False)):
+        pipe = MemoryPipe(*ways)
+        multiplexer: Multiplexer = Mplex() if is_mplex else Yamux(is_outbound=is_own)
+        secured = Secured(cast("SecurePipe", pipe), ByteReader(pipe), multiplexer)
+        around = Surroundings(cast("StaticKey", None), served, metrics, 8)
+        client = clients.arrive("192.0.2.1" if is_own else "192.0.2.2", 0)
+        ends.append(WakuConnection(secured, client, around))
+    tasks = [asyncio.create_task(each) for each in (*(end.run() for end in ends), *work)]
+    try:
+        async with asyncio.timeout(60):
+            yield ends[0], ends[1]
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(is_reached: Callable[[], bool]) -> None:
+    """Wait for a state that has no event."""
+    while not is_reached():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+# Streams that the gateway opens
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 TOPIC: Final = "/a/1/b/proto"
+SUBSCRIBE: Final = (
+    bytes_field(1, b"r")
+    + number_field(2, 1)
+    + bytes_field(10, PUBSUB.encode())
+    + bytes_field(11, TOPIC.encode())
+)
+
+
+class FollowedNode:
+    """A node that is followed: its first page is empty, and the others are put in."""
+
+    def __init__(self) -> None:
+        self.pages: asyncio.Queue[FollowPage] = asyncio.Queue()
+        self.pages.put_nowait(FollowPage(cursor=b"0", live=True))
+
+    async def follow(self, cursor: bytes) -> AsyncGenerator[bytes, None]:
+        del cursor
+        while True:
+            yield (await self.pages.get()).SerializeToString()
+
+    def publish(self, payload: bytes) -> None:
+        page = FollowPage(cursor=b"1", live=True)
+        message = WakuMessage(payload=payload, content_topic=TOPIC, timestamp=2**62)
+        page.messages.add(pubsub_topic=PUBSUB).message.MergeFrom(message)
+        self.pages.put_nowait(page)
+
+
+@asynccontextmanager
+async def subscribed(
+    handlers: dict[str, Handler], *, is_mplex: bool = True
+) -> AsyncIterator[tuple[WakuConnection, FollowedNode, Filter]]:
+    """Subscribe a client, which serves the streams that the gateway opens by its handlers."""
+    node, metrics = FollowedNode(), GatewayMetrics("0")
+    feed = NodeFeed(cast("UpstreamNode", node))
+    found = Filter(feed, metrics, frozenset({PUBSUB}))
+    served, work = {FILTER_SUBSCRIBE: found.serve}, (feed.run(), found.run())
+    async with connected_pair(metrics, served, handlers, *work, is_mplex=is_mplex) as (own, peer):
+        async with peer.opened(FILTER_SUBSCRIBE) as stream:
+            await stream.send_delimited(SUBSCRIBE, 60)
+            assert await ByteReader(stream).delimited(1_000) == encode_status(b"r", 200, "OK")
+        assert len(found) == 1
+        yield own, node, found
+        found.check()
+    assert len(found) == 0
+    client = own.client
+    assert client.unsent.used_bytes == client.unread.used_bytes == client.criteria == 0
+
+
+@pytest.mark.parametrize("is_mplex", [True, False])
+async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mplex: bool) -> None:
+    taken: list[list[bytes]] = []
+
+    async def take_two(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+        del stream, connection
+        taken.append([])
+        for _ in range(2):
+            pushed = dict(fields(await reader.delimited(1_000)))
+            message = WakuMessage.FromString(cast("bytes", pushed[1]))
+            assert (pushed[2], message.content_topic) == (PUBSUB.encode(), TOPIC)
+            taken[-1].append(message.payload)
+        raise StreamEndedError
+
+    async with subscribed({FILTER_PUSH: take_two}, is_mplex=is_mplex) as (own, node, found):
+        node.publish(b"one")
+        await until(lambda: taken == [[b"one"]])
+        node.publish(b"two")
+        await until(lambda: any(each.has_failed for each in own._streams.values()))
+        node.publish(b"three")
+        await until(lambda: taken == [[b"one", b"two"], [b"three"]])
+        assert len(found) == 1
+
+
+async def end_at_once(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+    del stream, reader, connection
+    raise StreamEndedError
+
+
+@pytest.mark.parametrize("handlers", [{}, {FILTER_PUSH: end_at_once}], ids=["unknown", "ended"])
+async def test_a_client_that_takes_no_push_has_no_subscription(
+    handlers: dict[str, Handler],
+) -> None:
+    async with subscribed(handlers) as (_, node, found):
+        (pushing,) = (each.pushing for each in found._subscribers.values())
+        assert pushing is not None
+        for _ in range(3):
+            node.publish(b"one")
+        await asyncio.wait({pushing})
+        assert len(found) == 0
+
+
+async def test_a_cancellation_counts_though_the_connection_ends_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined, ended = asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        await ended.wait()
+        raise StreamEndedError
+
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
+    monkeypatch.setattr(connector, "begin_handshake", AsyncMock())
+    monkeypatch.setattr(connector, "WakuConnection", lambda *_: Mock(run=run))
+    kept = WakuConnector(Mock(), {"peer": [lambda _: joined.set()]})
+    keeping = asyncio.create_task(kept.keep(PeerMultiaddr("192.0.2.1", 1, "peer")))
+    await joined.wait()
+    ended.set()
+    await asyncio.sleep(0)
+    keeping.cancel()
+    await asyncio.wait({keeping}, timeout=5)
+    assert keeping.cancelled()
+
+
+# Sessions with nwaku
+
 SECOND_NS: Final = 10**9
 HOUR_NS: Final = 3600 * SECOND_NS
 
@@ -202,63 +383,46 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         assert counted(metrics, outcome="unsolicited") == 0
 
 
-async def answer_rubbish(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del connection
-    await reader.delimited(10**7)
-    await stream.send(delimited(b"\0\0\x01\x01\x07rubbish"))
+def spoiler(
+    answer: Callable[[bytes], bytes], *, stays: bool = False, repeats: bool = False
+) -> Handler:
+    """Return a handler that answers frames, and then ends its stream or stays silent."""
+
+    async def spoil(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+        del connection
+        is_first = True
+        while is_first or repeats:
+            is_first = False
+            await stream.send(answer(await reader.delimited(10**7)))
+            stream.release()
+        if stays:
+            await reader.exactly(1)
+
+    return spoil
 
 
-async def announce_too_much(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del connection
-    await reader.delimited(10**7)
-    await stream.send(varint(MAX_SYNC_FRAME_BYTES + 1))
-    await reader.exactly(1)
+def differ_again(frame: bytes) -> bytes:
+    only = decode(frame)[1][0]
+    low_ns, high_ns = only.bounds[0][0], only.bounds[1][0]
+    head = b"\0\0" + varint(low_ns) + varint(high_ns - low_ns)
+    return delimited(head + b"\x01" + bytes(31) + b"x")
 
 
-async def never_end(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del connection
-    while True:
-        only = decode(await reader.delimited(10**7))[1][0]
-        low_ns, high_ns = only.bounds[0][0], only.bounds[1][0]
-        frame = b"\0\0" + varint(low_ns) + varint(high_ns - low_ns) + b"\x01" + bytes(31) + b"x"
-        await stream.send(delimited(frame))
-        stream.release()
-
-
-async def stay_silent(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del stream, connection
-    await reader.delimited(10**7)
-    await reader.exactly(1)
-
-
-async def share_no_topic(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del connection
-    await reader.delimited(10**7)
-    await stream.send(delimited(b""))
-
-
-async def list_too_much(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del connection
-    _, ranges = decode(await reader.delimited(10**7))
-    (low, high), *_ = [each.bounds for each in ranges]
+def list_too_much(frame: bytes) -> bytes:
+    (low, high), *_ = [each.bounds for each in decode(frame)[1]]
     is_short = high[0] - low[0] < HOUR_NS // 3
-    await stream.send(delimited(b"\0") if is_short else varint(MAX_SYNC_FRAME_BYTES + 1))
-
-
-async def hang_up(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del stream, connection
-    await reader.delimited(10**7)
+    return delimited(b"\0") if is_short else varint(MAX_SYNC_FRAME_BYTES + 1)
 
 
 @pytest.mark.parametrize(
     ("handler", "outcome"),
     [
-        (answer_rubbish, "failed"),
-        (announce_too_much, "failed"),
-        (never_end, "failed"),
-        (stay_silent, "failed"),
-        (share_no_topic, "topics_differ"),
-        (hang_up, "refused"),
+        (spoiler(lambda _: delimited(b"\0\0\x01\x01\x07rubbish")), "failed"),
+        (spoiler(lambda _: varint(MAX_SYNC_FRAME_BYTES + 1), stays=True), "failed"),
+        (spoiler(differ_again, repeats=True), "failed"),
+        (spoiler(lambda _: b"", stays=True), "failed"),
+        (spoiler(lambda _: delimited(b"")), "topics_differ"),
+        (spoiler(lambda _: b""), "refused"),
         (None, "refused"),
     ],
 )
@@ -278,7 +442,7 @@ async def test_a_range_with_too_many_ids_is_compared_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
-    handlers: dict[str, Handler] = {RECONCILIATION: list_too_much}
+    handlers = {RECONCILIATION: spoiler(list_too_much)}
     node, peer = FakeNode(BOTH), Peer()
     async with connected(node, peer, handlers, interval_ns=1_000_000) as (found, own, metrics):
         found.join(own)

@@ -60,7 +60,7 @@ def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - it
     return ChannelConfig("room", sender, **{**usual, **chosen})
 
 
-def joined(transport: BusTransport, sender: str, **more: Any) -> Any:  # noqa: ANN401
+def joined(transport: BusTransport | list[BusTransport], sender: str, **more: Any) -> Any:  # noqa: ANN401
     config = more.pop("config", None) or config_of(sender)
     return Channel.join(transport, "room", sender, config=config, **more)
 

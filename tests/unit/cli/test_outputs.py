@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import io
 import json
 import logging
+import os
 import re
 import sys
+import threading
 import unicodedata
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chaos.demo.report import ConsoleReport, SafeConsole
 from chaos.node import NodeFailedError
@@ -24,9 +31,26 @@ from store.observe import logging as observed
 from storenode.cli import errors, main
 from storenode.cli.chat.terminal import formatted
 from storenode.cli.chat.transcript import Transcript
+from storenode.cli.client import source
+from storenode.cli.client.coverage import _line, sentence
 from storenode.cli.client.output import Output
 from storenode.cli.client.text import note
+from storenode.cli.errors import USAGE, CliError
+from storenode.cli.sync import listed
+from storenode.client.plain import to_json, to_plain
+from storenode.client.sds_messages import sds_payload
+from storenode.client.types import (
+    AnswerCoverage,
+    CausalHistoryPage,
+    CoverageStep,
+    HistoryEntry,
+    SdsStoredMessage,
+    StoreCoverage,
+    WakuMessage,
+    WakuMessageKeyValue,
+)
 from storenode.sds.aio.events import Disconnected, Message
+from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.pages import ROOT
 
 HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
@@ -220,3 +244,295 @@ def test_a_node_on_a_terminal_says_what_to_do_next(
         "Ready. Publish: storenode publish --node 127.0.0.1:7430 -t /my-app/1/chat/proto hello."
         " Read: storenode query --node 127.0.0.1:7430. Stop: Ctrl-C.\n"
     )
+
+
+# The lines of storenode coverage
+
+HOUR = 3_600_000_000_000
+
+
+def page(
+    state: AnswerCoverage.State.ValueType,
+    *stores: str,
+    reason: str = "",
+    compared: int = 5,
+    keyed: bool = True,
+    within: tuple[int, int] = (0, 1),
+) -> AnswerCoverage:
+    start, end = within
+    return AnswerCoverage(
+        state=state,
+        store_ids=stores or ("b",),
+        reason=reason,
+        compared_at=compared * HOUR,
+        complete_from=start * HOUR,
+        complete_until=end * HOUR,
+        keyed=keyed,
+    )
+
+
+WHOLE = page(AnswerCoverage.COMPLETE)
+ELSEWHERE = page(AnswerCoverage.COMPLETE, "c", compared=4)
+PART = page(AnswerCoverage.PARTIAL, reason="the horizon", within=(1, 2))
+UNKNOWN = page(AnswerCoverage.UNCONFIRMED, reason="why")
+LACKING = page(AnswerCoverage.INCOMPLETE, "c\x1b", reason="it lacked messages", compared=3)
+NEWER = page(99)  # type: ignore[arg-type] # as a newer node sends it
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], "unknown: the node says nothing about this answer."),
+        ([WHOLE], "complete as far as 1 store (b) knew as of 1970-01-01T05:00:00.000Z."),
+        (
+            [WHOLE, ELSEWHERE],
+            "complete on each page as far as 2 stores (b, c) knew as of 1970-01-01T04:00:00.000Z.",
+        ),
+        (
+            [WHOLE, PART],
+            (
+                "complete from 1970-01-01T01:00:00.000Z up to 1970-01-01T02:00:00.000Z as far as 1"
+                " store (b) knew as of 1970-01-01T05:00:00.000Z; the horizon."
+            ),
+        ),
+        ([WHOLE, UNKNOWN, PART], "not confirmed: why."),
+        ([NEWER, WHOLE], "not confirmed: the node does not say why."),
+        (
+            [UNKNOWN, LACKING, WHOLE],
+            (
+                "incomplete as of 1970-01-01T03:00:00.000Z: it lacked messages: 1 store (c\\x1b);"
+                " see storenode coverage."
+            ),
+        ),
+        (
+            [page(AnswerCoverage.COMPLETE, *"abcde", keyed=False)],
+            (
+                "complete as far as 5 stores (a, b, c and 2 more) knew as of"
+                " 1970-01-01T05:00:00.000Z, by XOR."
+            ),
+        ),
+    ],
+)
+def test_an_answer_is_as_complete_as_its_least_complete_page(
+    said: list[AnswerCoverage], expected: str
+) -> None:
+    assert sentence(said) == f"Coverage: {expected}"
+
+
+def store(**fields: Any) -> StoreCoverage:  # noqa: ANN401 - those of the message
+    return StoreCoverage(store_id="b\x1b", compared_at=2 * HOUR, **fields)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (CoverageStep(), "messages not counted  not confirmed by any store"),
+        (
+            CoverageStep(messages=1, before_horizon=True),
+            "1 message, before the horizon  not",
+        ),
+        (
+            CoverageStep(messages=2, intake=CoverageStep.RESUMED, missing_parents=1),
+            "2 messages, in part resumed from a peer, 1 parent missing  not confirmed",
+        ),
+        (
+            CoverageStep(messages=0, stores=[store(state=StoreCoverage.EQUAL)]),
+            "0 messages  equal to b\\x1b as of 1970-01-01T02:00:00.000Z, by XOR",
+        ),
+        (
+            CoverageStep(stores=[store(state=StoreCoverage.DIFFERS, missing_here=1), store()]),
+            (
+                "messages not counted  differs from b\\x1b as of 1970-01-01T02:00:00.000Z"
+                " (missing here 1, there 0); not confirmed by b\\x1b as it is now"
+            ),
+        ),
+        (
+            CoverageStep(stores=[store(equal_until=HOUR, last_equal=1)]),
+            "messages not counted  equal to b\\x1b up to 1970-01-01T01:00:00.000Z only, equal as",
+        ),
+    ],
+)
+def test_a_step_says_what_is_stored_and_by_whom_it_is_confirmed(
+    step: CoverageStep, expected: str
+) -> None:
+    assert _line(step).startswith(f"1970-01-01T00:00:00.000Z  {expected}")
+
+
+# Stored messages, page by page
+
+
+def test_json_of_nested_and_repeated_messages() -> None:
+    page = CausalHistoryPage(truncated=True)
+    page.messages.add().entry.message_id = '"0\x7f\n'
+    page.missing.add(message_id="é", retrieval_hint=b"\x01")
+    page.missing.add(message_id="")
+    assert to_json(page) == (
+        '{"messages": [{"entry": {"message_id": "\\"0\\u007f\\n"}}],'
+        ' "missing": [{"message_id": "\\u00e9", "retrieval_hint": "01"}, {"message_id": ""}],'
+        ' "truncated": true}'
+    )
+
+
+def stored() -> list[WakuMessageKeyValue]:
+    spoken = sds_payload("room", "id\x1b", b"hello\x07", sender_id="al\u202eice")
+    payloads = [b"text \x7f", b"\xff" * 90, b"", b"x" * 200, spoken]
+    found = [WakuMessageKeyValue(message_hash=bytes([9] * 32))]
+    for number, payload in enumerate(payloads):
+        # Also before 1970, and over the end of a second.
+        message = WakuMessage(
+            payload=payload,
+            content_topic="/a\x7f/1/é/x",
+            timestamp=(number - 2) * 999_999_999_999_999_999,
+        )
+        found.append(WakuMessageKeyValue(message_hash=bytes([number] * 32), message=message))
+    return found
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_page_is_printed_as_its_messages_one_by_one(
+    as_json: bool, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    items = stored()
+    out = Output("json" if as_json else "table")
+    out.stored(items)
+    out.flush()
+    together = capfdbinary.readouterr().out
+    for item in items:
+        out.stored([item])
+    out.stored([])
+    out.flush()
+    assert capfdbinary.readouterr().out == together
+    lines = together.decode().splitlines()
+    assert len(lines) == len(items)
+    assert all(line.isprintable() for line in lines)
+    if as_json:
+        assert [json.loads(line) for line in lines] == [to_plain(item) for item in items]
+    else:
+        assert lines[0] == "09" * 32
+        shown = rf"1906-08-16T20:26:40.000Z  {'00' * 32}  /a\x7f/1/é/x  text \x7f"
+        assert lines[1] == shown
+        assert lines[3] == rf"1970-01-01T00:00:00.000Z  {'02' * 32}  /a\x7f/1/é/x  "
+        assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07  (not verified)")
+
+
+def test_what_an_id_does_not_prove_is_forged_beside_what_it_proves(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name = genuine_id("room", b"genuine")
+    payloads = [claiming("room", name, b"first"), genuine("room", b"genuine")]
+    items = [
+        SdsStoredMessage(
+            entry=HistoryEntry(message_id=name),
+            stored=WakuMessageKeyValue(message=WakuMessage(payload=payload)),
+        )
+        for payload in [*payloads, payloads[0]]
+    ]
+    for shape in ("table", "json"):
+        out = Output(shape)
+        # On pages of their own: what came before the genuine message cannot be called forged.
+        for item in items:
+            out.sds([item])
+        out.sds(items)
+        out.flush()
+        lines = capfd.readouterr().out.splitlines()
+        if shape == "json":
+            assert [json.loads(line)["proven"] for line in lines] == [False, True, False] * 2
+        else:
+            said = [line.rpartition("  ")[2] for line in lines]
+            assert said[:3] == ["(not verified)", "alice: genuine", "(FORGED)"]
+            assert said[3:] == ["(FORGED)", "alice: genuine", "(FORGED)"]
+
+
+def test_raw_output_is_the_payloads_and_remarks_go_elsewhere(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    out = Output("raw")
+    out.stored(stored()[:3])
+    out.cursor("cursor", b"\x01")
+    out.finish()
+    shown = capfdbinary.readouterr()
+    assert shown.out == b"\x09" * 32 + b"\ntext \x7f\n" + b"\xff" * 90 + b"\n"
+    assert shown.err == b"cursor: 01\n"
+
+
+def test_progress_is_shown_on_a_terminal_when_the_output_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("storenode.cli.client.output.PROGRESS_INTERVAL_S", 0.0)
+    out = Output("json")
+    out.stored(stored())
+    out.finish()
+    shown, cleared, _ = capfd.readouterr().err.split("\r")
+    assert shown.rstrip() == "6 messages, up to 2033-05-18T03:33:19.999Z"
+    assert cleared == " " * len(shown)
+
+
+def test_input_that_comes_after_the_end_leaves_no_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    out, into = os.pipe()
+
+    async def interrupted() -> None:
+        async with asyncio.timeout(0):
+            await anext(source.lines(out))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(TimeoutError):
+            asyncio.run(interrupted())
+        (reader,) = (each for each in threading.enumerate() if each.name == "input")
+        os.write(into, b"late")
+        reader.join()
+    os.close(into)
+    os.close(out)
+    assert [str(each.message) for each in caught] == []
+    assert capfd.readouterr().err == ""
+
+
+# Lists of SDS messages
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("list") / "ids"
+
+
+@given(given=st.lists(st.tuples(texts, texts, st.none() | st.binary(min_size=32, max_size=32))))
+def test_what_is_written_line_by_line_is_read(
+    path: Path, given: list[tuple[str, str, bytes | None]]
+) -> None:
+    lines = [
+        {"channel": channel, "message_id": name, "hint": hint and hint.hex(), "other": 1}
+        for channel, name, hint in given
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert list(listed(path)) == [(channel, (name, hint)) for channel, name, hint in given]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "Line 1 of"),
+        ("[]", "is not like"),
+        ("\n", "is not like"),
+        ('{"channel": "a"}', "is not like"),
+        ('{"channel": "a", "message_id": ""}', "is not like"),
+        ('{"channel": 1, "message_id": "b"}', "is not like"),
+        ('{"channel": "a", "message_id": "b", "hint": 7}', "is not like"),
+        ('{"channel": "a", "message_id": "b", "hint": "00"}', "64 hexadecimal digits"),
+        ('{"channel": "a", "message_id": "\\ud800"}', "is not like"),
+        ("[" * 100_000, "is not like"),
+        ("x" * 300_000, "is longer than"),
+        ('{"channel": "a", "message_id": "b"}\n{}', "Line 2 of"),
+    ],
+)
+def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "ids"
+    path.write_text(text)
+    with pytest.raises(CliError, match=sentence) as caught:
+        list(listed(path))
+    assert caught.value.code == USAGE
+    assert len(caught.value.sentence.splitlines()) == 1

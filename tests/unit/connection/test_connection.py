@@ -1,21 +1,76 @@
-"""The status of a call as its callee gave it, and blocking calls with their interruptions."""
+"""Statuses of calls as their callee gave them, and blocking calls with their interruptions."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
+from store.domain.ports import PeerAddress
+from store.rpc.peer_calls import PeerCall, PeerCallError
+from store.serving.context import NodeIdentity
+from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
+from storenode.cli.client.session import run_session
+from storenode.cli.errors import OK
 from storenode.connection.call_status import Ending, cancelled
 from storenode.connection.event_loop import call_on_loop, run_blocking
-from tests.support.breaking_call import BROKEN, ENDED, ORDERS, REFUSED, BreakingCall, Status
 from tests.support.virtual_time import virtual_time
+
+Status = tuple[grpc.StatusCode, str]
+BROKEN: Final[Status] = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+ENDED: Final[Status] = (grpc.StatusCode.OK, "")
+REFUSED: Final[Status] = (grpc.StatusCode.ABORTED, "the other one goes first")
+ORDERS: Final[tuple[tuple[list[Status], list[Status]], ...]] = (
+    ([REFUSED, BROKEN], []),
+    ([BROKEN, REFUSED], []),
+    ([BROKEN], [REFUSED]),
+    ([REFUSED], [BROKEN]),
+    ([], [BROKEN, REFUSED]),
+)
+"""What a call is told before and after a write of it fails."""
+
+
+class BreakingCall:
+    """The status of the failed write takes the place of the peer's, or the peer's that of it."""
+
+    def __init__(self, before: list[Status], after: list[Status]) -> None:
+        self._before, self._after = before, after
+        self._status: Status | None = None
+        self._callbacks: list[Callable[[object], None]] = []
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Register a callback for the end of the call."""
+        self._callbacks.append(callback)
+
+    async def code(self) -> grpc.StatusCode:
+        """Return the code of the present status."""
+        assert self._status is not None
+        return self._status[0]
+
+    async def details(self) -> str:
+        """Return the details of the present status."""
+        assert self._status is not None
+        return self._status[1]
+
+    async def write(self, _: object) -> None:
+        """Fail."""
+        for status in self._before:
+            self._set(status)
+        for status in self._after:
+            asyncio.get_running_loop().call_soon(self._set, status)
+        raise asyncio.InvalidStateError
+
+    def _set(self, status: Status) -> None:
+        self._status = status
+        for callback in self._callbacks:
+            callback(self)
 
 
 def error_of(status: Status) -> AioRpcError:
@@ -141,4 +196,77 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_ends_its_call() -> None:
 
     with interrupted_by(signal.SIGUSR1), pytest.raises(KeyboardInterrupt):
         run_blocking(interrupt_and_wait)
+    assert ends == ["cancelled"]
+
+
+# Calls of peers
+
+
+def test_texts_of_peers_are_cut_and_made_printable() -> None:
+    assert shown("plain text: über") == "plain text: über"
+    assert shown("a\nb\x1b[31m") == "a\ufffdb\ufffd[31m"
+    cut = shown("x" * 10_000)
+    assert len(cut) == MAX_PEER_TEXT_CHARS
+    assert cut.endswith("…")
+
+
+async def named() -> NodeIdentity:
+    return NodeIdentity("b.example", "b", "0.1.0")
+
+
+@pytest.mark.parametrize(("before", "after"), ORDERS)
+async def test_a_write_that_fails_gives_the_status_of_the_peer(
+    before: list[Status], after: list[Status]
+) -> None:
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(before, after), named)
+    with pytest.raises(PeerCallError, match="the other one goes first") as failure:
+        await call.write(b"")
+    assert failure.value.code is grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
+async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> None:
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), named)
+    with pytest.raises(PeerCallError, match="before its end"):
+        await call.write(b"")
+
+
+@virtual_time
+async def test_a_write_that_fails_for_no_reason_that_is_known() -> None:
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), named)
+    with pytest.raises(PeerCallError, match="while a frame was sent") as failure:
+        await call.write(b"")
+    assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+# Sessions of client commands
+
+
+@pytest.mark.parametrize("interrupt_ends", [False, True])
+def test_a_signal_that_does_not_wake_the_thread_ends_the_session(*, interrupt_ends: bool) -> None:
+    # As one that comes just before the event loop sleeps: this one goes to another thread.
+    ends: list[str] = []
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    async def wait() -> int:
+        timer = threading.Timer(BEFORE_SLEEP_S, interrupt)
+        timer.start()
+        # Runs if the event loop does not wake before.
+        asyncio.get_running_loop().call_later(GIVE_UP_S, ends.append, "given up")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        finally:
+            timer.join()
+        return OK
+
+    if interrupt_ends:
+        assert run_session(wait(), interrupt_ends=True) == OK
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run_session(wait(), interrupt_ends=False)
     assert ends == ["cancelled"]

@@ -1,10 +1,23 @@
-"""The problems of a node that are derived from its own metrics."""
+"""Problems, rates, clocks and probes that are derived from a node's own state."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
 import pytest
 
+from store.observe.clocks import SAMPLE_AGE_NS, ClockComparison, parse_time
+from store.observe.http import (
+    LIVE_SILENCE_S,
+    MAX_METRICS_REQUESTS,
+    READY_SILENCE_S,
+    MetricsListener,
+)
+from store.observe.metrics import Metrics, read_totals
 from store.observe.problems import RULES, Problems
+from tests.integration.run.helpers import get
 from tests.support.faults import FAULTS, START_S, Fault, healthy, record
 
 
@@ -106,3 +119,175 @@ def test_a_stall_keeps_its_beginning_while_its_cause_changes() -> None:
         assert found.sentence == f"nothing has been committed for {now_s[0]:.0f} s: {cause}"
         assert (found.page, found.since_s) == ("nothing-commits", START_S)
         now_s[0] += 10
+
+
+def test_each_total_is_that_of_its_counters() -> None:
+    metrics = Metrics("1")
+    metrics.count_stored("client", 10)
+    metrics.count_intake("client", 3, {})
+    metrics.count_stored("gossip", 20)
+    metrics.count_stored("transfer", 4)
+    metrics.count_stored("resume", 2)
+    metrics.query_seconds.labels("Query").observe(0.5)
+    metrics.query_seconds.labels("Scan").observe(700)
+    metrics.gossip_events.labels("bodies_pushed").inc(6)
+    metrics.gossip_events.labels("bodies_answered").inc(2)
+    metrics.gossip_events.labels("ids_sent").inc(99)
+    metrics.transfer_messages.labels("sent", "stored").inc(8)
+    metrics.transfer_messages.labels("received", "stored").inc(99)
+    metrics.calls.labels("Query", "UNAVAILABLE").inc(4)
+    metrics.calls.labels("Query", "INVALID_ARGUMENT").inc(99)
+    metrics.http_requests.labels("query", "503").inc(2)
+    metrics.http_requests.labels("query", "429").inc(99)
+    metrics.publish_batch_seconds.observe(0.5)
+    assert read_totals(metrics) == {
+        "published": 10,
+        "queries": 2,
+        "gossip_in": 20,
+        "gossip_out": 8,
+        "transfer_in": 6,
+        "transfer_out": 8,
+        "failed": 6,
+        "batches": 1,
+        "batch_seconds": 0.5,
+    }
+
+
+# Comparison of clocks
+
+S = 10**9
+DRIFT_NS = 20 * S
+
+
+class Clocks:
+    """A node's clock, the steady one behind it, and the right time."""
+
+    def __init__(self) -> None:
+        self.right_ns = 1_800_000_000 * S
+        self.steady_ns = 0
+        self.set_ns = 0
+        self.comparison = ClockComparison(DRIFT_NS, self.now, lambda: self.steady_ns)
+
+    def now(self) -> int:
+        return self.right_ns + self.steady_ns + self.set_ns
+
+    def right(self) -> int:
+        return self.right_ns + self.steady_ns
+
+
+def test_a_clock_that_is_set_back_differs_until_it_is_right_again() -> None:
+    clocks = Clocks()
+    clocks.comparison.note("b", clocks.right())
+    assert clocks.comparison.offsets_s() == {"b": 0}
+    clocks.set_ns = -7_200 * S
+    assert clocks.comparison.offsets_s() == {"b": 7_200}, "without another sample"
+    clocks.set_ns = 0
+    clocks.steady_ns += 60 * S
+    assert clocks.comparison.offsets_s() == {"b": 0}
+
+
+def test_a_sample_that_was_delayed_makes_no_clock_late() -> None:
+    clocks = Clocks()
+    clocks.comparison.note("b", clocks.right())
+    clocks.comparison.note("b", clocks.right() - 30 * S)
+    assert clocks.comparison.offsets_s() == {"b": 0}
+    clocks.comparison.note("b", clocks.right() - 30 * S)
+    assert clocks.comparison.offsets_s() == {"b": -30}, "it is late indeed"
+    clocks.comparison.note("c", clocks.right() - 3 * S, delay_ns=3 * S)
+    assert clocks.comparison.offsets_s()["c"] == 0
+
+
+def test_an_old_sample_says_nothing() -> None:
+    clocks = Clocks()
+    clocks.comparison.note("b", clocks.right() + 90 * S)
+    clocks.steady_ns += SAMPLE_AGE_NS + 1
+    assert clocks.comparison.offsets_s() == {}
+
+
+def test_only_several_publishers_tell_of_a_clock() -> None:
+    clocks = Clocks()
+    for name in ("a", "b"):
+        clocks.comparison.note_publisher(name, in_time=False)
+    for _ in range(100):
+        clocks.comparison.note_publisher("a", in_time=False)
+    assert clocks.comparison.refused_publishers() == 0
+    clocks.comparison.note_publisher("c", in_time=False)
+    clocks.comparison.note_publisher("d", in_time=True)
+    assert clocks.comparison.refused_publishers() == 0.75
+    clocks.steady_ns += 301 * S
+    assert clocks.comparison.refused_publishers() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        (None, None),
+        ("1800000000000000000", 1_800_000_000 * S),
+        *((each, None) for each in ("", "-1", "1.5", "٣", " 1", "9" * 20)),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_no_time(text: str | None, time_ns: int | None) -> None:
+    assert parse_time(text) == time_ns
+
+
+# Probes while the loop does something else
+
+
+@dataclass
+class Node:
+    """The state of a node that a metrics listener reads."""
+
+    unready: str | None = None
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+    now_s: float = 0.0
+    address: str = ""
+
+    async def render(self) -> bytes:
+        """Return what the node's loop alone can render."""
+        await self.free.wait()
+        return b"rendered"
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    """Start a metrics listener for a node."""
+    node = Node()
+    listener = MetricsListener(
+        node.render, None, lambda: node.unready, (), clock=lambda: node.now_s
+    )
+    node.address = f"127.0.0.1:{await listener.open('127.0.0.1', 0)}"
+    yield node
+    await listener.close()
+
+
+async def test_probes_are_answered_while_the_loop_of_the_node_is_blocked(node: Node) -> None:
+    # These block the loop that this test runs in.
+    assert get(node.address, "/readyz") == (200, "ready\n")
+    node.unready = "the node is shutting down"
+    assert get(node.address, "/readyz") == (503, "not ready: the node is shutting down\n")
+
+
+async def test_a_node_whose_loop_does_not_run_is_not_ready_and_later_not_alive(node: Node) -> None:
+    assert get(node.address, "/healthz") == (200, "alive\n")
+    node.now_s = READY_SILENCE_S + 1
+    assert get(node.address, "/readyz") == (503, "not ready: nothing has run for 11 s\n")
+    assert get(node.address, "/healthz") == (200, "alive\n")
+    node.now_s = LIVE_SILENCE_S + 1
+    assert get(node.address, "/healthz") == (503, "not alive: nothing has run for 61 s\n")
+
+
+async def test_more_requests_for_metrics_than_are_rendered_at_one_time_are_refused(
+    node: Node,
+) -> None:
+    async def metrics() -> bytes:
+        reader, writer = await asyncio.open_connection(*node.address.split(":"))
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    asking = {asyncio.create_task(metrics()) for _ in range(MAX_METRICS_REQUESTS + 1)}
+    refused, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result()[:13] for each in refused] == [b"HTTP/1.1 503 "]
+    node.free.set()
+    assert {(await each)[:13] for each in waiting} == {b"HTTP/1.1 200 "}

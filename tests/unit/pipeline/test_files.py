@@ -1,18 +1,39 @@
-"""Files, paths and errors: written whole or not at all, and refused in one sentence."""
+"""Files of an archive: written whole or not at all, sliced, and made of rows without a loss."""
 
 from __future__ import annotations
 
 import os
 import pickle
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from store.messages.record import RecordBatch
 from store.pipeline import files
+from store.pipeline.columns import ARROW, NAMES, PARTITIONS, SDS_COLUMNS
 from store.pipeline.errors import UNREACHABLE, PipelineError, of_spark, of_store, store_error
-from store.pipeline.parquet import batches_of
+from store.pipeline.fingerprints import Fingerprint
+from store.pipeline.limits import (
+    HOUR_NS,
+    MAX_SLICE_ROWS,
+    MAX_STEP_MESSAGES,
+    MIN_SLICE_ROWS,
+    MIN_STEP_MESSAGES,
+)
+from store.pipeline.parquet import WRITTEN, batches_of, write_batches
+from store.pipeline.restore import encoded
+from store.pipeline.source import NO_SHARD, _decoded, in_shares, in_steps, plan_slices, shard_of
+from storenode.message.rules import Policy
+from storenode.message.varint import varint
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import admit
+from tests.unit.builders import NOW_NS, entries, entry
 
 STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
 NO_DATABASE = "An archive is a directory, not a database"
@@ -182,3 +203,222 @@ def test_a_sentence_says_what_was_wrong(text: str, code: int, sentence: str) -> 
     found = of_spark(Exception(text))
     assert (found.code, sentence in found.sentence) == (code, True)
     assert len(found.sentence.splitlines()) == 1
+
+
+# Files as workers write them
+
+WRITTEN_NAMES = ("ts", "payload", "meta", "parents")
+Row = dict[str, Any]
+
+
+def row(number: int, day: int, shard: int) -> Row:
+    parents = [{"id": f"p{each}", "hint": None} for each in range(number % 3)]
+    words = {f"h{word}": number + word for word in range(4)}
+    return {
+        **dict.fromkeys(ARROW.names),
+        **words,
+        "day": day,
+        "shard": shard,
+        "ts": number,
+        "hash": bytes(32),
+        "pubsub_topic": "/waku/2/rs/1/0",
+        "content_topic": "c",
+        "payload": bytes([number % 256]) * number,
+        "parents": None if number % 5 else parents,
+    }
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, ARROW)
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    made = [row(number, 20_000 + number % 4, number % 7 - 1) for number in range(200)]
+    return sorted(made, key=lambda each: (each["day"], each["shard"], each["ts"]))
+
+
+def written(folder: Path, rows: list[Row], size: int) -> list[Row]:
+    batches = (batch(rows[start : start + size]) for start in range(0, len(rows), size))
+    made = [each for found in write_batches(str(folder), ARROW, PARTITIONS, batches) for each in
+            found.cast(WRITTEN).to_pylist()]  # fmt: skip
+    for each in made:
+        assert pq.read_metadata(folder / each["path"]).num_rows == each["rows"]
+    return made
+
+
+def by_time(found: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    return sorted(found, key=lambda each: int(each[1]["ts"]))
+
+
+def test_every_row_is_in_the_file_of_its_directory_and_on_the_disk(
+    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[Path, int] = {}
+    monkeypatch.setattr(files, "_sync", lambda place: synced.update({place: place.stat().st_size}))
+    made = written(tmp_path / "messages", rows, 33)
+    assert len(made) == 28
+    found = [
+        (str(Path(each["path"]).parent), row)
+        for each in made
+        for part in batches_of(f"{tmp_path}/messages/{each['path']}", WRITTEN_NAMES)
+        for row in part.to_pylist()
+    ]
+    days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
+    assert by_time(found) == by_time(
+        [
+            (
+                f"day={days[each['day']]}/shard={each['shard']}",
+                {name: each[name] for name in WRITTEN_NAMES},
+            )
+            for each in rows
+        ]
+    )
+    for each in made:
+        file = tmp_path / "messages" / each["path"]
+        assert synced[file] == file.stat().st_size == each["size_bytes"]
+        assert set(file.parents[:3]) <= synced.keys()
+
+
+def test_only_row_groups_that_may_hold_a_time_are_read(tmp_path: Path, rows: list[Row]) -> None:
+    same = sorted(({**each, "day": 20_000, "shard": 0} for each in rows), key=lambda e: e["ts"])
+    (file,) = written(tmp_path, same, 20)
+    path = tmp_path / file["path"]
+    assert pq.read_metadata(path).num_row_groups == 10, "a batch is a row group"
+    start = pq.read_metadata(path).row_group(9).column(0).file_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + 400] = b"\0" * 400
+    path.write_bytes(data)
+    found = [ts for part in batches_of(str(path), ["ts"], 45, 61) for ts in part["ts"].to_pylist()]
+    assert found == list(range(45, 61))
+
+
+# Rows of the database and messages
+
+WITHOUT_SDS = tuple(name for name in NAMES if name not in SDS_COLUMNS)
+ANY = Policy(max_drift_ns=None, publisher=False)
+
+
+def plain_tail_bytes(ts: int, pubsub_topic: str, content_topic: str) -> int:
+    """Compute the protobuf-encoded size of a tail without optional fields, in bytes."""
+    topics = (pubsub_topic.encode(), content_topic.encode())
+    return 1 + len(varint(2 * ts)) + sum(1 + len(varint(len(t))) + len(t) for t in topics)
+
+
+def rows_of(batch: RecordBatch) -> pa.RecordBatch:
+    """Build the rows that the query returns; a tail without optional fields is null."""
+    topics = [batch.topics[key] for key in batch.topic_keys]
+    tails = [
+        None if 2**55 <= ts < 2**62 and len(tail) == plain_tail_bytes(ts, *names) else tail
+        for ts, names, tail in zip(batch.timestamps, topics, batch.tails, strict=True)
+    ]
+    return pa.record_batch(
+        {
+            "ts": pa.array(batch.timestamps, pa.int64()),
+            "hash": pa.array(batch.hashes, pa.binary()),
+            "payload": pa.array(batch.payloads, pa.binary()),
+            "pubsub_topic": pa.array([pubsub for pubsub, _ in topics], pa.string()),
+            "content_topic": pa.array([content for _, content in topics], pa.string()),
+            "tail": pa.array(tails, pa.binary()),
+        }
+    )
+
+
+@given(st.lists(entries.filter(lambda item: not item.message.ephemeral), max_size=12))
+def test_a_row_is_the_message_that_was_admitted(items: list[WakuMessageAndTopic]) -> None:
+    batch = admit(items, NOW_NS, ANY).batch
+    rows = _decoded(rows_of(batch), WITHOUT_SDS).to_pylist()
+    again = admit([WakuMessageAndTopic.FromString(encoded(row)) for row in rows], NOW_NS, ANY).batch
+    assert (again.hashes, again.heads, again.payloads, again.tails) == (
+        batch.hashes,
+        batch.heads,
+        batch.payloads,
+        batch.tails,
+    )
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x12\x01", b"\xff" * 9])
+def test_a_tail_that_is_damaged_is_named_by_its_timestamp(tail: bytes) -> None:
+    rows = rows_of(admit([entry(b"x", timestamp=NOW_NS)], NOW_NS, ANY).batch)
+    with pytest.raises(PipelineError, match=f"the first with the timestamp {NOW_NS}:"):
+        _decoded(rows.set_column(5, "tail", pa.array([tail], pa.binary())), WITHOUT_SDS)
+
+
+@pytest.mark.parametrize(
+    ("topic", "shard"),
+    [
+        ("/waku/2/rs/1/0", 0),
+        ("/waku/2/rs/99/7", 7),
+        ("/waku/2/rs/1/64", 0),
+        ("/waku/2/rs/1/65535", 63),
+        ("/waku/2/rs/1/007", NO_SHARD),
+        ("/waku/2/default-waku/proto", NO_SHARD),
+    ],
+)
+def test_strangers_cannot_make_a_directory_each(topic: str, shard: int) -> None:
+    assert shard_of(topic) == shard
+
+
+# Slices
+
+hours = st.dictionaries(
+    st.integers(0, 60).map(lambda hour: hour * HOUR_NS),
+    st.integers(1, 3 * MIN_SLICE_ROWS).map(lambda count: Fingerprint(count, 1, 2, 3, 4)),
+    max_size=20,
+)
+
+
+@given(hours, st.integers(1, 9), st.integers(0, 30), st.integers(31, 61))
+def test_slices_are_the_hours_within_the_range_in_order(
+    stored: dict[int, Fingerprint], tasks: int, first: int, end: int
+) -> None:
+    within = (first * HOUR_NS + 7, end * HOUR_NS - 5)
+    groups = plan_slices(stored, within, tasks)
+    assert len(groups) <= tasks
+    assert all(groups)
+    found = [each for group in groups for each in group]
+    assert all(one.high_ns <= two.low_ns for one, two in pairwise(found))
+    covered = sum(each.high_ns - each.low_ns for each in found)
+    wanted = sum(max(0, min(hour + HOUR_NS, within[1]) - max(hour, within[0])) for hour in stored)
+    assert covered == wanted
+    assert all(each.low_ns // HOUR_NS * HOUR_NS in stored for each in found)
+    most = max(MIN_SLICE_ROWS, -(-sum(each.messages for each in stored.values()) // tasks))
+    assert all(each.rows < 2 * most for each in found)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tasks", "slices"),
+    [(9, 8, 1), (MIN_SLICE_ROWS * 3, 8, 3), (MAX_SLICE_ROWS * 10, 2, 10)],
+)
+def test_a_slice_is_neither_tiny_nor_huge(messages: int, tasks: int, slices: int) -> None:
+    groups = plan_slices({0: Fingerprint(messages, 0, 0, 0, 0)}, (0, HOUR_NS), tasks)
+    assert sum(map(len, groups)) == slices
+
+
+@pytest.mark.parametrize(
+    ("hours", "each", "most"),
+    [
+        (24, 1_000, 24_000),
+        (24 * 30, 20_000, MIN_STEP_MESSAGES),
+        (24 * 365, 60_000, MAX_STEP_MESSAGES),
+        (3, 9_000_000, 9_000_000),
+    ],
+)
+def test_steps_are_whole_hours_in_order_and_small_beside_all(
+    hours: int, each: int, most: int
+) -> None:
+    stored = {hour * HOUR_NS: Fingerprint(each, 1, 2, 3, 4) for hour in reversed(range(hours))}
+    steps = in_steps(stored)
+    assert [start for step in steps for start in step] == sorted(stored)
+    assert max(len(step) for step in steps) * each <= most + each
+    assert in_steps({}) == []
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 80))
+def test_shares_keep_the_order_and_come_near_their_size(sizes: list[int], share: int) -> None:
+    groups = in_shares(sizes, int, share)
+    assert [size for group in groups for size in group] == sizes
+    assert all(groups)
+    assert len(groups) <= max(bool(sizes), -(-sum(sizes) // share))
+    assert all(sum(group) <= share + max(group) for group in groups)
+    assert in_shares([16] * 8, int, 33) == [[16, 16]] * 4

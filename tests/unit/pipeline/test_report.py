@@ -1,21 +1,41 @@
-"""The page of a report: names stay text, nothing is loaded, and findings are true."""
+"""Pages, metrics and progress of a job."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import signal
+import sys
 import unicodedata
 from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
+from store.pipeline import nightly
+from store.pipeline.archive import ArchiveJob, ArchiveReport
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.errors import FAILED, UNREACHABLE, PipelineError
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from store.pipeline.report import text
 from store.pipeline.report.figures import MAX_NAMES, MAX_STEPS, Figures, axis_of, to_json
 from store.pipeline.report.page import page_of
+from store.pipeline.reports import JobRun, write_metrics
+from store.pipeline.spark import (
+    TerminatedError,
+    _choose_python,
+    _not_started,
+    _relay,
+    ended_by_signals,
+    interrupt_here,
+)
+from store.pipeline.verify import VerifyReport
 
 START = 20_000 * DAY_NS
 TIMES = st.integers(0, 2**63 - 1)
@@ -224,3 +244,146 @@ def test_an_axis_holds_every_hour_once(one: int, other: int) -> None:
     assert len(axis.starts) <= MAX_STEPS
     assert all(start % axis.step_ns == 0 for start in axis.starts)
     assert axis_of(first // HOUR_NS * HOUR_NS, last) == axis
+
+
+# Metrics of a job
+
+
+def values(file: Path) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("storenode_pipeline_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(file.read_text(encoding="utf-8"))
+        for sample in family.samples
+    }
+
+
+def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.prom"
+    report = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
+    report["audit"] = {"sound": False, "missing": 3}
+    write_metrics(file, JobRun("verify", 100.0, 160.0, 0, report))
+    assert values(file) == {
+        ("last_run_timestamp_seconds", "verify"): 160.0,
+        ("last_success_timestamp_seconds", "verify"): 160.0,
+        ("duration_seconds", "verify"): 60.0,
+        ("exit_code", "verify"): 0.0,
+        ("figure", "sound", "verify"): 1.0,
+        ("figure", "messages", "verify"): 7.0,
+        ("figure", "faults", "verify"): 2.0,
+        ("figure", "audit_sound", "verify"): 0.0,
+        ("figure", "audit_missing", "verify"): 3.0,
+    }
+    write_metrics(file, JobRun("verify", 200.0, 201.0, 3, {}))
+    found = values(file)
+    assert found["last_success_timestamp_seconds", "verify"] == 160.0
+    assert (found["last_run_timestamp_seconds", "verify"], found["exit_code", "verify"]) == (201, 3)
+    write_metrics(file, JobRun("audit", 300.0, 301.0, 1, {}))
+    assert ("last_success_timestamp_seconds", "audit") not in values(file)
+    file.write_text("no metrics {")
+    write_metrics(file, JobRun("audit", 400.0, 401.0, 1, {}))
+    assert values(file)["exit_code", "audit"] == 1.0
+    assert [each.name for each in tmp_path.iterdir()] == ["nightly.prom"]
+
+
+@pytest.mark.parametrize("code", [FAILED, UNREACHABLE])
+def test_a_check_that_is_refused_does_not_hide_what_another_has_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PipelineError("The channel x is too large.", code)
+
+    monkeypatch.setattr(nightly, "archive", lambda *_: ArchiveReport())
+    monkeypatch.setattr(nightly, "verify", lambda *_: VerifyReport(messages=7))
+    monkeypatch.setattr(nightly, "ArchiveMessages", lambda *_: None)
+    monkeypatch.setattr(nightly, "audit_recorded", refuse)
+    session: Any = None
+    job = ArchiveJob("", DeltaArchive(str(tmp_path)))
+    if code != FAILED:
+        with pytest.raises(PipelineError, match="too large"):
+            nightly.nightly(session, job)
+        return
+    report = nightly.nightly(session, job)
+    assert report.lines()[-1] == "audit: The channel x is too large."
+    found = report.as_json()
+    assert (found["sound"], found["verify"]["messages"], found["audit"]["sound"]) == (
+        False,
+        7,
+        False,
+    )
+
+
+# The start and the end of Spark
+
+
+@pytest.fixture(autouse=True)
+def no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_ENV_LOADED", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("master", "env", "chosen"),
+    [
+        (None, "/usr/bin/other", sys.executable),
+        ("local[2]", "/usr/bin/other", sys.executable),
+        ("spark://host:7077", "/usr/bin/other", "/usr/bin/other"),
+        ("spark://host:7077", None, sys.executable),
+    ],
+)
+def test_workers_of_this_machine_are_this_interpreter(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, env: str | None, chosen: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", env or "")
+    if env is None:
+        monkeypatch.delenv("PYSPARK_PYTHON")
+    _choose_python(master)
+    assert os.environ["PYSPARK_PYTHON"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
+            "Spark's JVM has ended at its start",
+        ),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nat x",
+            "the same spark.authenticate.secret",
+        ),
+        ("[SOME.ERROR] odd", "Spark gave up: [SOME.ERROR] odd"),
+    ],
+)
+def test_why_spark_did_not_start_is_reported(said: str, sentence: str) -> None:
+    assert sentence in _not_started(Exception(said)).sentence
+
+
+def test_stray_lines_of_a_jvm_are_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.write(write, b"WARNING: Using incubator modules: x\nwrong\n[Stage 1:==> 2 of 8]\r")
+    os.close(write)
+    _relay(read)
+    assert capfd.readouterr().err == "wrong\n[Stage 1:==> 2 of 8]\r"
+
+
+def test_both_signals_are_exceptions_within_the_block(caplog: pytest.LogCaptureFixture) -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(TerminatedError), ended_by_signals():
+        terminated_while_py4j_waits()
+    assert caplog.messages == ["something else"]
+    with pytest.raises(KeyboardInterrupt), ended_by_signals():
+        interrupted_after_a_library_took_the_signal()
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def terminated_while_py4j_waits() -> None:
+    logging.getLogger().error("KeyboardInterrupt while sending command.")
+    logging.getLogger().error("something else")
+    with pytest.raises(TerminatedError):
+        os.kill(os.getpid(), signal.SIGTERM)
+    raise ValueError("the library fails in its own way")
+
+
+def interrupted_after_a_library_took_the_signal() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt_here()
+    os.kill(os.getpid(), signal.SIGINT)

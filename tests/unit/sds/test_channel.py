@@ -1,4 +1,4 @@
-"""What a channel sends and receives, also from hostile participants that claim IDs of others."""
+"""Sending and receiving in a channel, also from hostile participants that claim IDs of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a channel remembers: its log, filters, and snapshots from which it goes on."""
+"""The memory of a channel: its log, filters, and snapshots from which it goes on."""
 
 from __future__ import annotations
 

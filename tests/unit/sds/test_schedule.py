@@ -1,4 +1,4 @@
-"""When a channel sends what: sync messages and filters, gaps that filters show, and repairs."""
+"""Schedules of a channel: sync messages and filters, gaps that filters show, and repairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for stores: each difference between a history and what nodes hold breaks one rule."""
+"""Rules of the fault world: for stores and logs, for growth, for its plan and its waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +17,16 @@ import pytest
 from chaos.checker.clients import Endpoint, Follower
 from chaos.checker.hashing import fingerprint, message_hash
 from chaos.checker.history import Ack, History, Pruned, Published, Replaced, Synced
+from chaos.checker.logs import Entry, Log, check_logs
 from chaos.checker.stores import Holding, Served, check_stores
+from chaos.soak.growth import BYTES_PER_MESSAGE, EVERY_S, MIB, Sample, check_growth
+from chaos.soak.nemesis import FAULTS, plan
+from chaos.waiter import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2 import FollowPage, FollowRequest
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue as Entry
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+
+# Rules for stores
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/message_hash.json").read_text())
 LEGAL = [case for case in VECTORS["cases"] if 0 < int(case["timestamp"] or 0) < 2**63]
@@ -249,8 +257,10 @@ async def test_a_follower_counts_what_is_stored_and_resumes_at_its_cursor() -> N
     async def follow(request: FollowRequest) -> AsyncIterator[FollowPage]:
         asked.append(request)
         if not request.cursor:
-            ephemeral = Entry(message_hash=b"b", message=WakuMessage(ephemeral=True))
-            yield FollowPage(messages=[Entry(message_hash=b"a"), ephemeral], cursor=b"1")
+            ephemeral = WakuMessageKeyValue(message_hash=b"b", message=WakuMessage(ephemeral=True))
+            yield FollowPage(
+                messages=[WakuMessageKeyValue(message_hash=b"a"), ephemeral], cursor=b"1"
+            )
 
     follower = Follower("n1", Endpoint("127.0.0.1:1"))
     for _ in range(2):
@@ -258,3 +268,158 @@ async def test_a_follower_counts_what_is_stored_and_resumes_at_its_cursor() -> N
     assert [each.claimed for each in follower.received] == [b"a", b"b"]
     assert follower.stored == {b"a"}
     assert [(each.cursor, each.include_data) for each in asked] == [(b"", True), (b"1", True)]
+
+
+# Rules for logs of participants
+
+ENTRIES = [
+    Entry(1, "alice-1", "alice", "hello"),
+    Entry(2, "bob-1", "bob", "hi"),
+    Entry(2, "bob-2", "bob", "there"),
+]
+SENT = {"alice": {"alice-1": "hello"}, "bob": {"bob-1": "hi", "bob-2": "there"}}
+LOGS = [Log(name, "kitchen", SENT[name], ENTRIES) for name in ("alice", "bob")]
+
+
+def rules(*logs: Log) -> list[str]:
+    return [each.rule for each in check_logs(logs)]
+
+
+def test_equal_logs_have_no_violation() -> None:
+    assert rules(*LOGS) == []
+
+
+ALICE_1, BOB_1, BOB_2 = ENTRIES
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        ([BOB_1, BOB_2], ["unnamed loss"]),
+        ([*ENTRIES, Entry(3, "carol-1", "carol", "boo")], ["unknown entry"]),
+        ([ALICE_1, replace(BOB_1, content="ho"), BOB_2], ["unknown entry", "unequal logs"]),
+        ([ALICE_1, replace(BOB_1, sender="alice"), BOB_2], ["unknown entry", "unequal logs"]),
+        ([BOB_1, BOB_2, replace(ALICE_1, lamport=3)], ["unequal logs"]),
+        (ENTRIES[::-1], ["unequal logs"]),
+        ([*ENTRIES, BOB_2], ["unequal logs"]),
+    ],
+)
+def test_another_log_is_a_violation(entries: list[Entry], found: list[str]) -> None:
+    assert rules(LOGS[0], replace(LOGS[1], entries=entries)) == found
+
+
+def test_a_loss_may_be_reported_but_not_by_the_sender() -> None:
+    reported = replace(LOGS[1], entries=ENTRIES[1:], lost=frozenset({"alice-1"}))
+    assert rules(LOGS[0], reported) == []
+    assert rules(replace(LOGS[0], entries=ENTRIES[1:]), LOGS[1]) == ["unnamed loss"]
+
+
+def test_channels_are_compared_separately() -> None:
+    elsewhere = Log("carol", "garden", {"carol-1": "x"}, [Entry(1, "carol-1", "carol", "x")])
+    assert rules(*LOGS, elsewhere) == []
+
+
+# The rule of growth
+
+
+def samples(
+    value: Callable[[int], float], seconds: int = 600, messages_per_s: int = 0
+) -> list[Sample]:
+    """Return the samples of a life."""
+    times = range(0, seconds, int(EVERY_S))
+    return [Sample(float(at), value(at), at * messages_per_s) for at in times]
+
+
+NOISE = Random(1)
+
+
+def filling(at: int) -> float:
+    """Return the memory of a node that keeps something of 100 messages a second."""
+    return 150 * MIB + at * 100 * BYTES_PER_MESSAGE
+
+
+def short_work(at: int) -> float:
+    return (900 if 500 < at < 540 else 150) * MIB
+
+
+FLAT = {
+    "noise": samples(lambda _: (150 + NOISE.random() * 20) * MIB),
+    "falling": samples(lambda at: (300 - at * 0.1) * MIB),
+    "a start": samples(lambda at: (50 if at < 60 else 170) * MIB),
+    "short work": samples(short_work),
+    "a node that keeps something of messages": samples(filling, 1_200, 100),
+    "too short to judge": samples(lambda at: at * MIB, seconds=150),
+}
+GROWING = {
+    "memory without messages": samples(filling, 1_200),
+    "memory beyond the bound of messages": samples(filling, 3_600, 100),
+}
+
+
+@pytest.mark.parametrize("name", [*FLAT, *GROWING])
+def test_only_memory_that_grows_is_found(name: str) -> None:
+    found = check_growth("node a", "memory", (FLAT | GROWING)[name])
+    assert [each.rule for each in found] == ["not flat"] * (name in GROWING)
+
+
+@pytest.mark.parametrize("measure", ["database connections", "sockets", "files", "threads"])
+def test_counts_that_grow_are_found(measure: str) -> None:
+    for messages_per_s in (0, 100):
+        growing = samples(lambda at: 20 + at // 10, messages_per_s=messages_per_s)
+        assert check_growth("node a", measure, growing)
+    assert check_growth("node a", measure, samples(lambda at: 20 + at % 5)) == []
+
+
+# The schedule of faults
+
+
+def test_a_seed_repeats_its_plan_and_another_gives_another() -> None:
+    plans = [list(plan(seed, list(FAULTS), 20, 120)) for seed in (1, 1, 2)]
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_every_kind_comes_before_any_comes_again_and_in_time() -> None:
+    for seed in range(20):
+        planned = list(plan(seed, list(FAULTS), 20, 120))
+        assert len(planned) == 10
+        assert {each.name for each in planned[: len(FAULTS)]} == FAULTS.keys()
+        assert all(each.victim in FAULTS[each.name].victims for each in planned)
+        assert all(
+            earlier.at_s + earlier.length_s < later.at_s for earlier, later in pairwise(planned)
+        )
+        assert planned[-1].at_s + planned[-1].length_s < 20 * 60
+
+
+def test_a_short_run_has_one_fault_within_it_if_any_is_possible() -> None:
+    (planned,) = plan(1, list(FAULTS), 1, 120)
+    assert planned.at_s + planned.length_s < 60
+    assert list(plan(1, [], 20, 120)) == []
+
+
+# Waits
+
+
+async def test_a_wait_goes_on_for_as_long_as_its_count_changes() -> None:
+    waiter, left = Waiter(patience_s=0.5, limit_s=60.0), iter(range(12, -1, -1))
+    # Each look comes 0.1 s after the one before: together they take more than the patience.
+    await waiter.until_none("lines", lambda: next(left))
+
+
+async def test_a_wait_without_change_is_given_up() -> None:
+    with pytest.raises(StuckError, match="lines: 3 left, and no change for 0 s"):
+        await Waiter(patience_s=0.0).until_none("lines", lambda: 3)
+
+
+async def test_the_limit_ends_every_wait() -> None:
+    waiter, counts = Waiter(patience_s=60.0, limit_s=0.0), iter(range(9, 0, -1))
+    with pytest.raises(StuckError, match="lines: 9 left when the time limit was reached"):
+        await waiter.until_none("lines", lambda: next(counts))
+
+
+async def test_a_condition_may_be_asked_for() -> None:
+    answers = iter([False, True])
+
+    async def is_so() -> bool:
+        return next(answers)
+
+    await Waiter(patience_s=60.0).until("it", is_so)

@@ -1,81 +1,61 @@
 """Runs benchmarks one after the other, each in a process of its own.
 
-``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
+    python -m bench [NAME...] [--messages N] [--record]
+    python -m bench NAME [--record] [OPTIONS]
+
+Without names all run. ``--messages`` is the size of the data, by default each benchmark's own; one
+that is named alone takes its other options as well, which ``python -m bench NAME --help`` lists.
 ``--record`` writes the measurements, with machine, commit and date, to ``bench/results/NAME.json``,
 from which ``python -m bench.charts`` draws the charts of ``docs/benchmarks.md``.
-``gateway``, ``readers`` and ``pipeline`` have options of their own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
-
-from bench.readers import main as readers
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 BENCHMARKS: Final = (
-    "publish",
-    "single",
-    "disk",
-    "scan",
-    "hashes",
-    "causal_history",
-    "reconcile",
-    "sync",
-    "gossip",
-    "slow_flush",
-    "sds",
-    "lines",
-    "nats",
-    "groups",
-    "idle",
-    "pipeline",
+    *("publish", "single", "disk", "scan", "hashes", "causal_history", "reconcile", "sync"),
+    *("sessions", "gossip", "slow_flush", "sds", "lines", "nats", "groups", "idle", "readers"),
+    *("gateway", "pipeline"),
 )
 
 
 def main() -> int:
     """Run; the exit code is 1 if any of them failed."""
-    others: dict[str, Callable[[list[str]], int]] = {
-        "gateway": partial(with_own_options, "gateway"),
-        "pipeline": partial(with_own_options, "pipeline"),
-        "readers": readers,
-    }
-    if sys.argv[1:2] and sys.argv[1] in others:
-        return others[sys.argv[1]](sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--messages", type=int, help="size of the data; default: each its own")
-    parser.add_argument("--record", action="store_true", help="write bench/results/NAME.json")
-    given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in BENCHMARKS]:
-        parser.error(f"no benchmark is called {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}")
-    size = [] if given.messages is None else ["--messages", str(given.messages)]
-    codes = [run(name, size, record=given.record) for name in given.names or BENCHMARKS]
+    arguments = sys.argv[1:]
+    names = list(takewhile(BENCHMARKS.__contains__, arguments))
+    options = [each for each in arguments[len(names) :] if each != "--record"]
+    is_recorded = "--record" in arguments
+    if len(names) != 1 and options and options[0] != "--messages":
+        print(f"{__doc__}\nBenchmarks: {', '.join(BENCHMARKS)}")
+        if options[0] in ("-h", "--help"):
+            return 0
+        sys.exit(f"python -m bench: {options[0]!r} is no benchmark: choose one of those above")
+    codes = [run(each, options, record=is_recorded) for each in names or BENCHMARKS]
     return int(any(codes))
 
 
-def with_own_options(name: str, options: list[str]) -> int:
-    """Run a benchmark that has options of its own, and `--record`."""
-    own = [each for each in options if each != "--record"]
-    return run(name, own, record=len(own) < len(options))
-
-
-def run(name: str, size: list[str], *, record: bool) -> int:
+def run(name: str, options: Sequence[str], *, record: bool) -> int:
     """Run a benchmark, print its lines, write them with ``record``, and return its exit code."""
     lines = list[dict[str, object]]()
-    command = [sys.executable, "-m", f"bench.{name}", *size]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    module = "pipeline.__main__" if name == "pipeline" else name
+    program = (
+        f"import sys; sys.argv[0] = 'python -m bench {name}'; "
+        f"from bench.{module} import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             sys.stdout.write(line)

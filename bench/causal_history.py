@@ -160,7 +160,3 @@ def main() -> None:
         with bench.channel() as channel:
             for case in cases:
                 compare(bench, channel, case)
-
-
-if __name__ == "__main__":
-    main()

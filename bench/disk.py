@@ -108,7 +108,3 @@ def main() -> None:
     first_ns, step_ns = time.time_ns() - (2 + _DAYS) * _DAY_NS, _DAYS * _DAY_NS // count
     measure("uniform", rows(count, start_ns=first_ns, step_ns=step_ns))
     measure("varied", varied(count, first_ns, step_ns))
-
-
-if __name__ == "__main__":
-    main()

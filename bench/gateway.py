@@ -1,6 +1,6 @@
 """A gateway under many connections: its memory, and what it adds to a query.
 
-``python -m bench gateway`` measures, in front of a real node:
+Measured are, in front of a real node:
 
 - ``crowd``: so many connections at once, over TCP, each with a query; then all of them again;
 - ``turn``: so many connections one after the other, each with a query;
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -27,7 +26,6 @@ import grpc
 import psutil
 
 from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
-from bench.support import own_options
 from store.gateway.gossipsub_wire import encode_message, encode_subscriptions
 from store.gateway.relay import RELAY
 from storenode.client.blocking_client import Client
@@ -190,13 +188,13 @@ async def run(given: argparse.Namespace, gateway: GatewayProcess, node: NodeProc
         await relay(gateway, node)
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     """Start a node and a gateway, and measure."""
-    parser = own_options("gateway", __doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=MEASUREMENTS, help="what; default: all")
     parser.add_argument("--crowd", type=int, default=1_000, help="connections at once")
     parser.add_argument("--turn", type=int, default=5_000, help="connections in turn")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     if unknown := set(given.names) - set(MEASUREMENTS):
         parser.error(f"nothing is called {min(unknown)!r}: {', '.join(MEASUREMENTS)}")
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
@@ -210,8 +208,3 @@ def main(arguments: list[str]) -> int:
             options = *GENEROUS, "--cluster", "7", "--shard", "0", "--relay", "router"
             with running_gateway(folder / "gateway", node.listen, *options) as gateway:
                 asyncio.run(run(given, gateway, node))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

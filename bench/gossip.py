@@ -174,7 +174,3 @@ def main() -> None:
     with triangle() as nodes:
         latency(nodes, min(1_000, count))
         spread(nodes, requests)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 No baseline: the figures are of virtual time and of messages, the same on every machine. Each case
 is the median of several seeds, with their faults. Options of the channel are drawn from the seed;
 then come groups with fixed options beside two stores, so that sizes compare: the same conversation,
-a fifth of what participants broadcast to each other lost. ``python -m bench.groups --sizes 10
+a fifth of what participants broadcast to each other lost. ``python -m bench groups --sizes 10
 10000`` measures those alone, of these sizes. ``--messages`` has no meaning here.
 """
 
@@ -114,7 +114,3 @@ def main() -> None:
             measure(size, with_store=with_store)
     for size in given.sizes or SIZES:
         measure_size(size)
-
-
-if __name__ == "__main__":
-    main()

@@ -154,7 +154,3 @@ def main() -> None:
         ratio_empty_cpu=singles["empty_cpu_us"] / singles["bare_cpu_us"],
         **singles,
     )
-
-
-if __name__ == "__main__":
-    main()

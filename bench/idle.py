@@ -76,7 +76,3 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         start(Path(directory))
         idle(Path(directory), wanted_s)
-
-
-if __name__ == "__main__":
-    main()

@@ -140,7 +140,3 @@ def main() -> None:
                     **{f"baseline_{name}": value for name, value in before.items()},
                     ratio=ours["bytes_per_line"] / before["bytes_per_line"],
                 )
-
-
-if __name__ == "__main__":
-    main()

@@ -109,7 +109,3 @@ def main() -> None:
                     nats=value,
                     ratio=own[name] / value,
                 )
-
-
-if __name__ == "__main__":
-    main()

@@ -131,7 +131,3 @@ def main() -> None:
         ratio_own_tables=middle("own_s", "node_s"),
         **{name: middle(name) for name in rounds[0] if name.endswith("_cpu_us")},
     )
-
-
-if __name__ == "__main__":
-    main()

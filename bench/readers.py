@@ -1,6 +1,6 @@
 """Benchmark of many readers of one node: followers, scans in turn, and a storm of logins.
 
-``python -m bench readers`` measures, each on a node of its own:
+Measured are, each on a node of its own:
 
 - ``grpc``: so many followers by ``Follow``, on ``--connections`` connections;
 - ``sse``: so many followers by server-sent events, each on a connection of its own;
@@ -15,6 +15,7 @@ a topic that one more follower has for itself. Memory is that of the node's proc
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
 import time
@@ -26,7 +27,7 @@ from typing import Final
 import psutil
 
 from bench.data import PUBSUB_TOPIC
-from bench.support import Bench, bench_node, own_options, publish_requests, report, settle, used
+from bench.support import Bench, bench_node, publish_requests, report, settle, used
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
@@ -296,9 +297,9 @@ async def login(bench: Bench, participants: int) -> None:
     )
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     """Measure what is asked for."""
-    parser = own_options("readers", __doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     for name, size in (
         ("followers", 1_000),
@@ -307,7 +308,7 @@ def main(arguments: list[str]) -> int:
         ("participants", 200),
     ):
         parser.add_argument(f"--{name}", type=int, default=size, help="default: %(default)s")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"no part is called {unknown[0]!r}: choose from {', '.join(PARTS)}")
     if min(given.followers, given.connections, given.scans, given.participants) < CHANNELS_OF_ONE:
@@ -320,4 +321,3 @@ def main(arguments: list[str]) -> int:
                 asyncio.run(scans(bench, given.scans, given.participants))
             else:
                 asyncio.run(login(bench, given.participants))
-    return 0

@@ -277,7 +277,3 @@ def main() -> None:
     if given.case is None:
         index_figures(given.messages)
     report(benchmark="reconcile", cases=len(kept), kept=sum(kept))
-
-
-if __name__ == "__main__":
-    main()

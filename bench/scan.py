@@ -53,7 +53,3 @@ def main() -> None:
         ratio=baseline / node,
         ratios=[round(pair[0] / pair[1], 3) for pair in pairs],
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -195,7 +195,3 @@ def main() -> None:
     # First, while no memory that other cases have left takes the log in.
     by_length()
     rates(given.messages)
-
-
-if __name__ == "__main__":
-    main()

@@ -111,7 +111,3 @@ def main() -> None:
         **spent,
         **spent_alone,
     )
-
-
-if __name__ == "__main__":
-    main()

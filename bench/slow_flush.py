@@ -123,7 +123,3 @@ def main() -> None:
             for case in ("alone", "peer")
         )
     report(benchmark="slow_flush", case="ratio", ratio=beside / alone)
-
-
-if __name__ == "__main__":
-    main()

@@ -75,15 +75,6 @@ def options(description: str | None, messages: int = 500_000, **more: int) -> ar
     return parser.parse_args()
 
 
-def own_options(name: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser for a benchmark that has options of its own."""
-    return argparse.ArgumentParser(
-        description=description,
-        prog=f"python -m bench {name}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
 def copy_in(bench: Bench, statement: str, blocks: Iterable[bytes]) -> None:
     """Send prepared blocks by COPY; the commit is part of it."""
     with bench.connection.cursor() as cursor, cursor.copy(statement) as copy:

@@ -64,13 +64,13 @@ class Pair:
     def sync(self) -> tuple[float, dict[str, Any], dict[str, float]]:
         """Run one ``storenode sync``; return its seconds, report, and processor time."""
         command = [COMMAND, "sync", "--json", "--admin", self.caller.node.admin, *self.options]
-        before, start = self._used(), time.perf_counter()
+        before, start = self.used(), time.perf_counter()
         ended = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
         taken = time.perf_counter() - start
         assert ended.returncode == 0, ended
         cost = {
             f"{side}_{part}_cpu_s": getattr(now, part) - getattr(then, part)
-            for side, now, then in zip(("caller", "callee"), self._used(), before, strict=True)
+            for side, now, then in zip(("caller", "callee"), self.used(), before, strict=True)
             for part in ("node", "postgres")
         }
         found = json.loads(ended.stdout)
@@ -86,7 +86,8 @@ class Pair:
                 assert time.monotonic() < deadline, "a node does not read its IDs into memory"
                 time.sleep(0.05)
 
-    def _used(self) -> tuple[Used, Used]:
+    def used(self) -> tuple[Used, Used]:
+        """Read the processor time of the processes of either side."""
         return used(self.caller), used(self.callee)
 
 
@@ -221,7 +222,3 @@ def main() -> None:
             count = given.messages + given.many
             both.wait_until_in_memory(count)
             few(both, "sync over TLS", count, given.missing)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,105 @@
-"""A participant as a program: ``python -m tests.support.participant NODE CHANNEL NAME STATE``.
-
-It sends messages until it is stopped, and prints the ID of each as a line.
-"""
+"""Participants of channels for tests: a program, a past that they said, a transport that loses."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from chaos.link import PassingLink
+from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
-from storenode.sds.bloom import FilterShape
+from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
+from storenode.sds.bloom import FilterShape, RollingFilter
+from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.proofs import content_id
+
+NS_PER_MS = 1_000_000
+CONTENT_BYTES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a channel as it was published."""
+
+    message_id: str
+    payload: bytes
+    timestamp_ns: int
+    hint: bytes
+
+
+def conversation(
+    channel_id: str,
+    count: int,
+    *,
+    pubsub_topic: str,
+    content_topic: str,
+    newest_ns: int,
+    shape: FilterShape,
+    senders: int = 4,
+    hints: bool = True,
+) -> Iterator[Said]:
+    """Yield messages one millisecond apart; each names the two before it, and has a filter."""
+    seen = RollingFilter(shape)
+    rng = random.Random(count)
+    last: list[Entry] = []
+    for number in range(count):
+        timestamp_ns = newest_ns - (count - 1 - number) * NS_PER_MS
+        lamport, sender = timestamp_ns // NS_PER_MS, f"participant-{number % senders}"
+        history, content = tuple(last[-2:]), rng.randbytes(CONTENT_BYTES)
+        name = content_id(channel_id, sender, lamport, history, content)
+        message = SdsMessage(
+            channel_id, name, sender, lamport, history, seen.encode(), content=content
+        )
+        payload = encode_message(message)
+        hint = message_hash(pubsub_topic, payload, content_topic, None, timestamp_ns)
+        seen.add(name)
+        last = [*last[-1:], Entry(name, hint if hints else None, sender)]
+        yield Said(name, payload, timestamp_ns, hint)
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """A transport that loses what ``loses`` selects, in its feed and in scans."""
+
+    inner: Transport
+    loses: Callable[[Fetched], bool]
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def open(self, route: Route) -> LossyLink:
+        return LossyLink(self.inner.open(route), self.loses)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyLink(PassingLink):
+    """A link of it."""
+
+    loses: Callable[[Fetched], bool]
+
+    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        async with aclosing(self.inner.follow(cursor)) as pages:
+            async for page in pages:
+                yield replace(page, messages=self._kept(page.messages))
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        async with aclosing(self.inner.scan(since_ns)) as pages:
+            async for messages in pages:
+                if kept := self._kept(messages):
+                    yield kept
+
+    def _kept(self, messages: Sequence[Fetched]) -> list[Fetched]:
+        return [each for each in messages if not self.loses(each)]
+
 
 ROOT = Path(__file__).parents[2]
 SHAPE = FilterShape(500, 0.01)

@@ -1,20 +1,18 @@
-"""Directories for servers that are made anew again and again: in memory, where there is room.
-
-A database is some hundred files. To make and remove them takes about four times as much processor
-time on a disk's file system as on one in memory, and is most of what a small test takes there.
-"""
+"""Places for what tests make: in memory where there is room, or once in a run."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import psutil
+import pytest
 
 _MEMORY: Final = Path("/dev/shm")
 _LEAST_FREE_BYTES: Final = 4 * 1024**3
@@ -48,3 +46,17 @@ def _memory() -> Path | None:
         if not psutil.pid_exists(int(left.name.removeprefix(_PREFIX).partition("-")[0])):
             shutil.rmtree(left, ignore_errors=True)
     return _MEMORY if shutil.disk_usage(_MEMORY).free >= _LEAST_FREE_BYTES else None
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
+    """Return what ``make`` gave for a new directory; who asks for the same name meanwhile waits."""
+    # Where several processes run tests, those of one run have their directories in a common one.
+    base = factory.getbasetemp()
+    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    directory, made = common / name, common / f"{name}.path"
+    with (common / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            made.write_text(str(make(directory)), encoding="utf-8")
+    return Path(made.read_text(encoding="utf-8"))

@@ -1,13 +1,18 @@
-"""Tests of the generated parts of the site: links, references, and the list of versions."""
+"""Documents that are generated: the site, its references, charts, and the table of sizes."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from bench.charts import IMAGES, Chart, charts, draw, path, svg
+from store.cli.capacity import Assumptions, capacity, capacity_command
 from store.cli.run import run
 from storenode import client
 from storenode.cli.main import COMMANDS
@@ -107,3 +112,93 @@ def test_the_reference_of_the_schemas_has_every_comment_and_links_that_lead_some
     assert "| `DUPLICATE` | 2 | Already stored here, and durable. |" in text
     assert "internal" not in text
     assert {*re.findall(r"\]\(#([^)]+)\)", text)} <= {*re.findall(r"\{#([^}]+)\}", text)}
+
+
+# Charts of benchmarks
+
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+every_chart = pytest.mark.parametrize("chart", charts(), ids=lambda chart: chart.file)
+
+
+@every_chart
+def test_what_is_committed_is_what_the_command_makes(chart: Chart) -> None:
+    assert path(chart).read_text(encoding="utf-8") == svg(chart)
+
+
+@every_chart
+def test_bars_have_the_lengths_of_their_values(chart: Chart) -> None:
+    ax = draw(chart).axes[0]
+    low, high = sorted(ax.get_xlim())
+    for number, bars in enumerate(ax.containers):
+        values = [row.values[number] for row in chart.rows if number < len(row.values)]
+        ends = [bar.get_x() + bar.get_width() for bar in bars]
+        assert ends == pytest.approx(values)
+        assert low <= min(values) <= max(values) <= high
+    limits = [row.limit for row in chart.rows if row.limit is not None]
+    drawn = [path.get_extents().x0 for lines in ax.collections for path in lines.get_paths()]
+    assert drawn == limits
+
+
+@every_chart
+def test_every_value_is_shown(chart: Chart) -> None:
+    text = " ".join(ET.fromstring(svg(chart)).itertext())
+    for row in chart.rows:
+        assert row.label in text
+        assert all(f"{value:g}" in text for value in row.values)
+
+
+def test_the_page_shows_all_charts_and_no_others() -> None:
+    shown = re.findall(r"\]\(images/(bench-[\w-]+\.svg)\)", PAGE)
+    assert sorted(shown) == sorted(path(chart).name for chart in charts())
+    assert sorted(each.name for each in IMAGES.glob("bench-*.svg")) == sorted(shown)
+
+
+def test_the_tables_of_measurements_name_what_they_were_measured_on() -> None:
+    text = references.measurements()
+    titles = re.findall(r"^### (.+)$", text, re.MULTILINE)
+    assert titles[0] == "Publishing in batches"
+    assert len(titles) == len(re.findall(r"commit [0-9a-f]{12}: .+ cores, Python 3", text))
+    assert "| d=1,000 |" in text
+
+
+# The command capacity
+
+SCALING = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+TABLE = SCALING.partition("## Machines")[2].partition("## Large groups")[0]
+
+
+def row(name: str) -> list[str]:
+    (line,) = [line for line in TABLE.splitlines() if line.startswith(f"| {name} | ")]
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def rounded(text: str) -> float:
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * {"": 1.0, "MB": 1.0, "GB": 1e3, "TB": 1e6}[unit]
+
+
+@pytest.mark.parametrize(("column", "participants"), [*enumerate((1_000, 100_000, 10_000_000))])
+def test_the_table_is_what_the_command_adds_up(column: int, participants: int) -> None:
+    found = capacity(Assumptions(participants=participants))
+    for name, value in (
+        ("messages a second, peak", found.messages_per_s),
+        ("deliveries a second, peak", found.deliveries_per_s),
+        ("followers", found.followers),
+        ("cores of nodes", found.node_cores),
+        ("cores of Postgres", found.postgres_cores),
+        ("memory for followers", found.followers_mb),
+        ("disk, one copy", found.disk_gb * 1e3),
+    ):
+        assert rounded(row(name)[column]) == pytest.approx(value, rel=0.25), name
+
+
+def test_assumptions_are_options_and_bad_ones_are_refused() -> None:
+    result = CliRunner().invoke(
+        capacity_command, ["--participants", "1000", "--message-kb", "2", "--json"]
+    )
+    assert json.loads(result.stdout)["disk_gb"] == pytest.approx(1_000 * 20 * 30 * 2 / 1e6)
+    for bad in ("0", "-1", "nan", "inf", "many"):
+        result = CliRunner().invoke(capacity_command, ["--participants", bad])
+        assert result.exit_code == 2
+        assert "--participants" in result.stderr

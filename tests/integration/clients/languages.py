@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.node import clean_environment
 from tests.support.pages import ROOT, blocks, section
-from tests.support.shared_directory import made_once
+from tests.support.places import made_once
 
 PAGE: Final = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 TIMEOUT_S: Final = 840.0

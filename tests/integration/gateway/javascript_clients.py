@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.node import clean_environment
-from tests.support.shared_directory import made_once
+from tests.support.places import made_once
 
 SOURCES: Final = Path(__file__).with_name("javascript")
 AVAILABLE: Final = sys.platform == "linux" and shutil.which("npm") is not None

@@ -17,10 +17,8 @@ from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.transport import Route
 from storenode.sds.events import Acknowledged, EphemeralReceived
-from tests.support.conversation import Said, conversation
-from tests.support.lossy import Lossy
 from tests.support.node import NodeProcess
-from tests.support.participant import SHAPE, config_of, sending
+from tests.support.participant import SHAPE, Lossy, Said, config_of, conversation, sending
 
 PATIENCE_S = 90.0
 HOUR_NS = 3_600 * 10**9

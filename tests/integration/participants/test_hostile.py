@@ -24,8 +24,7 @@ from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 from tests.support.bus import Bus, BusTransport
-from tests.support.conversation import Said, conversation
-from tests.support.participant import SHAPE, config_of, until
+from tests.support.participant import SHAPE, Said, config_of, conversation, until
 
 PATIENCE_S = 90.0
 ROOM = "den"

@@ -26,8 +26,8 @@ from storenode.sds.aio.reliable import (
 )
 from storenode.sds.config import ChannelConfig
 from storenode.sds.segments import Revision, split
-from tests.support.lossy import Lossy
 from tests.support.node import NodeProcess
+from tests.support.participant import Lossy
 
 PATIENCE_S = 60.0
 SMALL = SegmentationConfig(segment_bytes=1_024)

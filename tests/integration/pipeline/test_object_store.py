@@ -32,8 +32,7 @@ from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import messages, more, plain, published, stored_ids, when
 from tests.support import azurite
-from tests.support.google_dialect import google_dialect
-from tests.support.object_store import BUCKET, ObjectStore, running_store
+from tests.support.object_store import BUCKET, ObjectStore, google_dialect, running_store
 from tests.support.ports import HeldPort
 
 # Each goes the whole way by itself, and a busy machine takes minutes for that.

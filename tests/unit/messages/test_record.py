@@ -1,18 +1,38 @@
+"""Frames and records of messages: what protobuf would write, and judged without being decoded."""
+
+from __future__ import annotations
+
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from store.domain.admission import Verdict
+from store.messages import frames, transfer
 from store.messages.fields import ADMISSION_CHUNK_BYTES, ADMISSION_CHUNK_MESSAGES, chunk_messages
 from store.messages.record import RecordBatch
-from storenode.message.rules import Policy
-from storenode.message.varint import delimited
+from store.messages.shapes import TIME_BYTES, read_lead, read_names, read_times
+from store.messages.transfer import transferred
+from storenode.message.rules import Policy, Reason
+from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata
-from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import (
+    CausalHistoryPage,
+    FollowPage,
+    ScanPage,
+    SdsMessagesPage,
+    SdsStoredMessage,
+)
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.admission import admit
-from tests.unit.builders import NOW_NS, entries, entry
+from tests.support.admission import Decoding, admit
+from tests.unit.builders import NOW_NS, entries, entry, hashes, utf8_text
 
 POLICY = Policy(max_drift_ns=10**10)
 
@@ -116,3 +136,266 @@ def test_a_chunk_is_bounded_in_messages_and_in_bytes(size_bytes: int) -> None:
         assert chunk == 1 or chunk * size_bytes <= ADMISSION_CHUNK_BYTES
     assert chunk_messages(5_000, 5_000 * 250) == ADMISSION_CHUNK_MESSAGES
     assert chunk_messages(0, 0) == 1, "no endless loop"
+
+
+# Pages
+
+key_values = st.builds(
+    WakuMessageKeyValue,
+    message_hash=hashes,
+    message=st.builds(
+        WakuMessage,
+        payload=st.binary(max_size=300),
+        content_topic=utf8_text,
+        timestamp=st.none() | st.integers(-(2**63), 2**63 - 1),
+    ),
+    pubsub_topic=utf8_text,
+)
+pages_of_key_values = st.lists(key_values, max_size=4)
+cursors = st.binary(max_size=200)
+hints = st.none() | st.binary(max_size=40)
+
+
+def frame(message: WakuMessageKeyValue) -> bytes:
+    return ScanPage(messages=[message]).SerializeToString()
+
+
+def joined(messages: list[WakuMessageKeyValue]) -> bytes:
+    return b"".join(map(frame, messages))
+
+
+@given(pages_of_key_values, cursors, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
+def test_a_scan_page_is_what_protobuf_writes(
+    messages: list[WakuMessageKeyValue], cursor: bytes, timestamps: list[int]
+) -> None:
+    expected = ScanPage(messages=messages, cursor=cursor, timestamps=timestamps)
+    assert frames.scan_page(joined(messages), cursor, timestamps) == expected.SerializeToString()
+
+
+@given(pages_of_key_values, cursors, st.booleans())
+def test_a_follow_page_is_what_protobuf_writes(
+    messages: list[WakuMessageKeyValue], cursor: bytes, live: bool
+) -> None:
+    expected = FollowPage(messages=messages, cursor=cursor, live=live)
+    assert frames.follow_page(joined(messages), cursor, live=live) == expected.SerializeToString()
+
+
+@given(utf8_text, st.integers(0, 2**32 - 1), utf8_text)
+def test_a_failed_query_is_what_protobuf_writes_with_its_request_id_present(
+    request_id: str, status: int, desc: str
+) -> None:
+    expected = StoreQueryResponse(request_id=request_id, status_code=status, status_desc=desc)
+    encoded = frames.query_failure(request_id, status, desc)
+    assert encoded == (b"" if request_id else b"\x0a\x00") + expected.SerializeToString()
+
+
+@given(st.lists(hashes, max_size=4))
+def test_frames_without_data_hold_the_hash_alone(digests: list[bytes]) -> None:
+    expected = [WakuMessageKeyValue(message_hash=digest) for digest in digests]
+    assert frames.presences(digests) == joined(expected)
+    assert frames.presences(digests) == b"".join(map(frames.presence, digests))
+
+
+@given(
+    st.lists(st.tuples(utf8_text, hashes, key_values), max_size=3),
+    st.lists(st.tuples(utf8_text, hints), max_size=3),
+    st.booleans(),
+)
+def test_an_sds_page_is_what_protobuf_writes(
+    stored: list[tuple[str, bytes, WakuMessageKeyValue]],
+    missing: list[tuple[str, bytes | None]],
+    truncated: bool,
+) -> None:
+    spliced = frames.sds_page(
+        b"".join(frames.sds_stored_message(name.encode(), d, frame(m)) for name, d, m in stored),
+        [(name.encode(), hint) for name, hint in missing],
+        truncated=truncated,
+    )
+    entries = [
+        SdsStoredMessage(entry=HistoryEntry(message_id=name, retrieval_hint=digest), stored=message)
+        for name, digest, message in stored
+    ]
+    absent = [HistoryEntry(message_id=name, retrieval_hint=hint) for name, hint in missing]
+    for page in (SdsMessagesPage, CausalHistoryPage):
+        expected = page(messages=entries, missing=absent, truncated=truncated)
+        assert spliced == expected.SerializeToString()
+
+
+# Messages that are judged without being decoded
+
+USUAL = entry(b"x" * 200).SerializeToString()
+SMALL = entry(b"x", version=1).SerializeToString()
+
+
+def refuse_to_decode(_: bytes) -> None:
+    """Fail: a message was decoded."""
+    raise AssertionError("a message was decoded")
+
+
+@pytest.mark.parametrize("size", [1, 79, 80, 81, 127, 128, 129, 200, 1_000, 16_000, 16_383])
+@pytest.mark.parametrize("version", [None, 0, 1, 127])
+def test_a_usual_message_is_not_decoded(
+    monkeypatch: pytest.MonkeyPatch, size: int, version: int | None
+) -> None:
+    messages = [entry(bytes((number,)) * size, version=version) for number in range(3)]
+    encoded = [message.SerializeToString() for message in messages]
+    expected = admit(messages, NOW_NS, POLICY, Decoding)
+    assert expected.verdicts == [Verdict.ACCEPTED] * 3
+    if len(messages[0].message.SerializeToString()) < 1 << 14:
+        undecoded = SimpleNamespace(FromString=refuse_to_decode)
+        monkeypatch.setattr(transfer, "WakuMessageAndTopic", undecoded)
+    assert admit(encoded, NOW_NS, POLICY) == expected
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """Return a message with some of its bytes changed, left out or added."""
+    data = bytearray(draw(st.sampled_from([USUAL, SMALL]) | entries.map(encode)))
+    for _ in range(draw(st.integers(0, 3))):
+        # What is not payload is at both ends.
+        end = draw(st.booleans())
+        at = min(draw(st.integers(0, 90)), len(data))
+        at = len(data) - at if end else at
+        length = draw(st.sampled_from([0, 0, 1, 1, 2]))
+        data[at : at + length] = draw(st.binary(max_size=2))
+    return bytes(data)
+
+
+def encode(message: WakuMessageAndTopic) -> bytes:
+    """Return the encoding of a message."""
+    return message.SerializeToString()
+
+
+@given(st.lists(damaged(), max_size=6))
+@example([USUAL, USUAL])
+@example([USUAL, SMALL, USUAL])
+@example([USUAL[:-1], USUAL])
+@example([USUAL + b"\x12\x00"])
+@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * NOW_NS + 1))])
+@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * (NOW_NS + 10**11)))])
+@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * NOW_NS)[:-1] + b"\xbf\x00")])
+def test_the_verdict_is_that_on_the_decoded_message(encoded: list[bytes]) -> None:
+    messages = list[WakuMessageAndTopic]()
+    readable = list[bytes]()
+    for each in encoded:
+        with suppress(DecodeError):
+            messages.append(WakuMessageAndTopic.FromString(each))
+            readable.append(each)
+    found = admit(encoded, NOW_NS, POLICY)
+    assert len(found.verdicts) == len(encoded)
+    malformed = [each.label for each in found.refusals.values()].count(Reason.MALFORMED)
+    assert malformed == len(encoded) - len(readable)
+    assert found.batch == admit(readable, NOW_NS, POLICY).batch
+    assert admit(readable, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY, Decoding)
+
+
+def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> None:
+    odd = USUAL + b"\x98\x06\x01"
+    assert (
+        WakuMessageAndTopic.FromString(odd).message == WakuMessageAndTopic.FromString(USUAL).message
+    )
+    admission = admit([odd, USUAL, USUAL, odd], NOW_NS, POLICY)
+    assert admission.verdicts == [Verdict.ACCEPTED, *[Verdict.DUPLICATE] * 3]
+    assert admission.positions == [0] * 4
+    assert len(admission.batch) == 1
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [
+        b"",
+        b"\x0a",
+        b"\x0a\x20\x0a",
+        b"\x12\x20\x0a\x05xx",
+        b"\x0a\x20\x12\x05xx",
+        b"\x0a\xa0\x80\x01\x0a\x05",
+        b"\x0a\xa0\x00\x0a\x05x",
+        b"\x0a\x20\x0a\x00\x12\x01",
+        b"\x0a\x20\x0a\x15xx",
+    ],
+)
+def test_other_leads_are_not_read(lead: bytes) -> None:
+    assert read_lead(lead) is None
+
+
+TOPIC = delimited(b"\x12", b"topic")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"\x50", TOPIC),
+        (TOPIC, TOPIC),
+        (TOPIC + b"\x50\x50", TOPIC),
+        (TOPIC + b"\x18\x80\x50", TOPIC),
+        (TOPIC + b"\x18\x01", TOPIC),
+        (TOPIC + b"\x50", b""),
+        (TOPIC + b"\x50", TOPIC[:-1]),
+        (TOPIC + b"\x50", TOPIC + b"\x12\x01a"),
+        (TOPIC + b"\x50", delimited(b"\x12", b"\xff")),
+        (delimited(b"\x12", b"\xed\xa0\x80") + b"\x50", TOPIC),
+        (delimited(b"\x12", b"c" * 3_000) + b"\x50", TOPIC),
+    ],
+)
+def test_what_surrounds_a_time_otherwise_is_not_read(before: bytes, after: bytes) -> None:
+    assert read_names(TOPIC + b"\x50", TOPIC) == ("topic", "topic")
+    assert read_names(before, after) is None
+
+
+@given(st.lists(st.integers(2**55, 2**62 - 1), min_size=1))
+def test_times_are_read_as_they_were_written(timestamps: list[int]) -> None:
+    found, valid = read_times([varint(2 * timestamp) for timestamp in timestamps])
+    assert found.tolist() == timestamps
+    assert valid.all()
+
+
+def test_times_of_another_form_are_not_valid() -> None:
+    right = varint(2 * NOW_NS)
+    wrong = [
+        bytes(TIME_BYTES),
+        varint(2 * NOW_NS + 1),
+        right[:-1] + b"\x00",
+        right[:-1] + b"\x81",
+        b"\x01" + right[1:],
+    ]
+    for repeats in (1, 10):
+        _, valid = read_times([right, *wrong] * repeats)
+        assert valid.tolist() == [True, *[False] * len(wrong)] * repeats
+    assert read_times([])[1].tolist() == []
+
+
+# Transfers
+
+TRANSFERRED = Policy(max_drift_ns=10**10, publisher=False)
+
+
+def stored_frame(item: WakuMessageAndTopic) -> bytes:
+    """Return the frame of a message as the node stores it."""
+    item = WakuMessageAndTopic.FromString(item.SerializeToString())
+    item.message.ClearField("ephemeral")
+    return admit([item], NOW_NS, TRANSFERRED).batch.frame(0)
+
+
+@given(entries)
+@example(entry(b""))
+@example(entry(b"", version=0, meta=b"", proof=b""))
+@example(entry(bytes(40)))
+@example(entry(bytes(127)))
+@example(entry(bytes(128)))
+@example(entry(bytes(16_384), pubsub="/p" * 100))
+@example(entry(bytes(150_000), pubsub="/p" * 400))
+def test_a_stored_frame_becomes_what_protobuf_writes_with_its_payload_present(
+    item: WakuMessageAndTopic,
+) -> None:
+    item.message.ClearField("ephemeral")
+    message = item.message.SerializeToString()
+    if not item.message.payload:
+        message = b"\x0a\x00" + message
+    sent = delimited(b"\x0a", message) + delimited(b"\x12", item.pubsub_topic.encode())
+    assert transferred(stored_frame(item)) == sent
+
+
+@given(entries)
+def test_what_is_sent_comes_in_as_it_was_stored(item: WakuMessageAndTopic) -> None:
+    frame = stored_frame(item)
+    assert admit([transferred(frame)], NOW_NS, TRANSFERRED).batch.frame(0) == frame

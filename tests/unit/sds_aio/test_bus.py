@@ -40,7 +40,7 @@ from storenode.sds.events import (
 from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS, MAX_SIGNATURE_BYTES
 from storenode.sds.proofs import canonical, content_id
 from tests.support.bus import Bus, BusLink, BusTransport
-from tests.support.conversation import conversation
+from tests.support.participant import conversation
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)

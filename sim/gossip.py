@@ -310,16 +310,18 @@ class UnreadSession:
 
     async def is_shared(self) -> bool:
         """Return True if another node shares the database."""
-        database = self._database
-        return await self._session.look("unread.is_shared", lambda: len(database.listeners) > 1)
+        listeners = self._database.listeners
+        return await self._session.look("unread.is_shared", lambda: len(listeners) > 1)
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations."""
 
         def note() -> None:
             for each in confirmed:
-                self._confirmed(each)
-                self._database.confirmed.setdefault(each.message_hash, {})[each.store_id] = None
+                known = self._database.confirmed.setdefault(each.message_hash, {})
+                if each.store_id not in known:  # and not reported again after a crash
+                    self._confirmed(each)
+                known[each.store_id] = None
                 if each.message_hash in self._database.unread:
                     self._database.unread[each.message_hash].stores[each.store_id] = None
 

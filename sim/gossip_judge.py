@@ -84,7 +84,11 @@ class GossipChecker:
         """Check a confirmation that a life of a node notes."""
         store_id, digest = confirmed.store_id, confirmed.message_hash
         if store_id.startswith(LIAR):
-            self._count_liar(life, store_id, digest)
+            voice = life, digest, store_id.split("/", maxsplit=1)[0]
+            before = self._voices.setdefault(voice, store_id)
+            if before != store_id:
+                self.fail(f"{before} has confirmed {_name(digest)} as {store_id} too")
+            self._lies.setdefault(digest, set()).add(store_id)
             return
         if store_id == node.database.store_id:
             self.fail(f"{store_id} confirms its own message")
@@ -122,13 +126,6 @@ class GossipChecker:
                 self.fail(f"{node.name} lacks confirmations in peace: {report.reason}")
             if not report.reason and report.confirms < asked:
                 self.fail(f"{node.name} calls {report.confirms} confirmations {asked}")
-
-    def _count_liar(self, life: Life, store_id: str, digest: bytes) -> None:
-        voice = life, digest, store_id.split("/", maxsplit=1)[0]
-        before = self._voices.setdefault(voice, store_id)
-        if before != store_id:
-            self.fail(f"{before} has confirmed {_name(digest)} as {store_id} too")
-        self._lies.setdefault(digest, set()).add(store_id)
 
     # Conduct (rules 2, 3 and 4)
 

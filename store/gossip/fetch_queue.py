@@ -1,14 +1,14 @@
 """Messages that peers have announced and that are not here: looked up, asked for, waited for.
 
-A message is UNKNOWN when it is announced, CHECKING while the database is asked whether it is held,
-OPEN when it is missing and no peer is asked, and ASKED while a peer is; see `_MOVES`.
-In any state it is removed when its body has come, when it is stored from another source, or when no
-peer is left that announced it.
+A message is looked up in the database when it is announced. Where it is missing, it is open while
+no peer is asked for it. It is removed when its body has come, when it is stored from another
+source, or when no peer is left that announced it.
 
 A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
 a round begins with the first frame of the peer after it was asked, and anew with each body that it
-delivers. After `PATIENCE_NS` the rest of the round counts as not delivered. A peer that
-is silent is no liar; after `SILENCE_NS` another one may be asked.
+delivers. After `PATIENCE_NS` the rest of the round counts as not delivered, and is asked of others,
+or of this peer again where no other is known to have it. A peer that is silent is no liar; after
+`SILENCE_NS` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
 not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
@@ -19,9 +19,8 @@ announced. While a peer that announced a parent can be asked, no other is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 from typing import Final
 
@@ -38,24 +37,6 @@ _FULL_ROUNDS: Final = 2
 """So many times `GossipLimits.round_ids` may be under way with one peer."""
 
 
-class FetchState(Enum):
-    """The state of a message to fetch."""
-
-    UNKNOWN = "unknown"
-    CHECKING = "checking"
-    OPEN = "open"
-    ASKED = "asked"
-
-
-_MOVES: Final = {
-    FetchState.UNKNOWN: {FetchState.CHECKING},  # it is looked up
-    FetchState.CHECKING: {FetchState.OPEN},  # it is not stored
-    FetchState.OPEN: {FetchState.ASKED, FetchState.OPEN},  # a peer that announced it is asked
-    FetchState.ASKED: {FetchState.OPEN},  # the peer does not deliver, or has gone
-}
-"""The next states. A message leaves from any state once it has come, or nobody can deliver it."""
-
-
 @dataclass(slots=True)
 class FetchRound:
     """A request to a peer; ``talks_ns``: when its clock began, None: not yet."""
@@ -65,6 +46,20 @@ class FetchRound:
     guess: bool = False
     talks_ns: int | None = None
     given_up: bool = False
+
+    @property
+    def ends_ns(self) -> int | None:
+        """The time at which the round expires; None: its clock has not begun."""
+        if self.guess:
+            return (self.talks_ns or self.asked_ns) + SILENCE_NS
+        return None if self.talks_ns is None else self.talks_ns + PATIENCE_NS
+
+    @property
+    def wake_ns(self) -> int:
+        """The time at which it expires or is given up; in the past where a frame must come."""
+        given_up_ns = self.asked_ns + SILENCE_NS
+        ends_ns = given_up_ns if self.ends_ns is None else self.ends_ns
+        return ends_ns if self.given_up else min(ends_ns, given_up_ns)
 
 
 @dataclass(slots=True)
@@ -96,19 +91,20 @@ class FetchSource:
 class _Fetch:
     """A message to fetch.
 
-    ``peers``: those that may deliver it, each with whether that is a guess. ``doubted``: it is to
-    be looked up although no peer has announced it.
+    ``peers``: those that may deliver it, each with whether that is a guess; one of them may be
+    ``asked``. ``missing``: it was looked up, and is not stored. ``doubted``: it is to be looked up
+    although no peer has announced it.
     """
 
-    state: FetchState = FetchState.UNKNOWN
+    missing: bool = False
     doubted: bool = False
     peers: dict[str, bool] = field(default_factory=dict)
     asked: str = ""
 
-    def move(self, state: FetchState, asked: str = "") -> None:
-        """Enter a state, in which a peer may be ``asked``."""
-        assert state in _MOVES[self.state]
-        self.state, self.asked = state, asked
+    @property
+    def is_open(self) -> bool:
+        """True if a peer is to be asked."""
+        return self.missing and not self.asked
 
 
 class FetchQueue:
@@ -153,7 +149,7 @@ class FetchQueue:
         if len(want.peers) < MAX_HOLDERS:
             want.peers[peer] = guess
             source.announced[digest] = content
-            if want.state is FetchState.OPEN:
+            if want.is_open:
                 self._open(digest, want)
         return True
 
@@ -171,14 +167,14 @@ class FetchQueue:
         taken = list(islice(self._unknown, most))
         for digest in taken:
             del self._unknown[digest]
-            self._wants[digest].move(FetchState.CHECKING)
         return taken
 
     def missing(self, digest: bytes) -> None:
         """Open a message that was looked up and is not stored."""
         want = self._wants.get(digest)
-        if want is None or want.state is not FetchState.CHECKING:
+        if want is None or want.missing or digest in self._unknown:
             return
+        want.missing = True
         self._open(digest, want)
         if not want.peers:
             del self._wants[digest]
@@ -227,7 +223,7 @@ class FetchQueue:
         ids = dict.fromkeys(islice(queue, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
-            want.move(FetchState.ASKED, peer)
+            want.asked = peer
             for other in want.peers:
                 self.sources[other].withdraw(digest)
         if ids:
@@ -255,8 +251,7 @@ class FetchQueue:
         failed = []
         for peer, source in self.sources.items():
             for round_ in list(source.rounds):
-                ends_ns = self._ends_ns(round_)
-                if ends_ns is not None and now_ns >= ends_ns:
+                if round_.ends_ns is not None and now_ns >= round_.ends_ns:
                     failed.append((peer, self._fail(source, peer, round_)))
                 elif not round_.given_up and now_ns >= round_.asked_ns + SILENCE_NS:
                     round_.given_up = True
@@ -266,25 +261,19 @@ class FetchQueue:
     @property
     def wake_ns(self) -> int | None:
         """The time at which `expire` is due; None: no round is open."""
-        times = [
-            time_ns
-            for source in self.sources.values()
-            for round_ in source.rounds
-            for time_ns in self._times(round_)
-        ]
-        return min(times, default=None)
+        rounds = (round_ for source in self.sources.values() for round_ in source.rounds)
+        return min((round_.wake_ns for round_ in rounds), default=None)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
         for digest, want in self._wants.items():
-            assert (digest in self._unknown) == (want.state is FetchState.UNKNOWN)
+            assert not (want.missing and digest in self._unknown)
             assert all(digest in self.sources[peer].announced for peer in want.peers)
-            assert bool(want.asked) == (want.state is FetchState.ASKED)
-            assert not want.asked or self.is_asked(digest, want.asked)
-            assert want.peers or want.state is not FetchState.OPEN
+            assert not want.asked or (want.missing and self.is_asked(digest, want.asked))
+            assert want.peers or not want.is_open
             free = [self.sources[each] for each in want.peers if not self.is_asked(digest, each)]
             offered = any(digest in each.open or digest in each.guesses for each in free)
-            assert offered or not free or want.state is not FetchState.OPEN
+            assert offered or not free or not want.is_open
         for peer, source in self.sources.items():
             self._check_source(peer, source)
 
@@ -292,7 +281,7 @@ class FetchQueue:
         assert len(source.announced) <= self._announced_ids
         assert all(peer in self._wants[digest].peers for digest in source.announced)
         for queue, guess in ((source.open, False), (source.guesses, True)):
-            assert all(self._wants[digest].state is FetchState.OPEN for digest in queue)
+            assert all(self._wants[digest].is_open for digest in queue)
             assert all(self._wants[digest].peers[peer] is guess for digest in queue)
         assert sum(round_.guess for round_ in source.rounds) <= 1
         assert source.asked == sum(len(round_.ids) for round_ in source.rounds)
@@ -309,7 +298,7 @@ class FetchQueue:
             self._close(source, digest)
             if want.asked == peer:
                 self._reopen([digest], peer)
-        if guess and want.state is FetchState.OPEN:
+        if guess and want.is_open:
             source.withdraw(digest)
             source.offer(digest, guess=False)
 
@@ -320,18 +309,6 @@ class FetchQueue:
             self._unknown[digest] = None
         return want
 
-    def _times(self, round_: FetchRound) -> Iterator[int]:
-        if (ends_ns := self._ends_ns(round_)) is not None:
-            yield ends_ns
-        if not round_.given_up:
-            yield round_.asked_ns + SILENCE_NS
-
-    def _ends_ns(self, round_: FetchRound) -> int | None:
-        """Return when a round expires; None: its clock has not begun."""
-        if round_.guess:
-            return (round_.talks_ns or round_.asked_ns) + SILENCE_NS
-        return None if round_.talks_ns is None else round_.talks_ns + PATIENCE_NS
-
     def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
         """Open messages that a peer does not deliver to other peers."""
         for digest in ids:
@@ -341,7 +318,7 @@ class FetchQueue:
 
     def _open(self, digest: bytes, want: _Fetch, but: str = "") -> None:
         """Offer a message to peers that have announced it, or else to guessed ones."""
-        want.move(FetchState.OPEN)
+        want.asked = ""
         free = [each for each in want.peers if each != but and not self.is_asked(digest, each)]
         announced = [peer for peer in free if not want.peers[peer]]
         for peer in announced or free:
@@ -352,10 +329,9 @@ class FetchQueue:
         want = self._wants[digest]
         del want.peers[peer]
         if want.peers:
-            if want.state is FetchState.OPEN:
+            if want.is_open:
                 self._open(digest, want)
-            return
-        if want.state is FetchState.OPEN or (want.state is FetchState.UNKNOWN and not want.doubted):
+        elif want.is_open or (digest in self._unknown and not want.doubted):
             self._unknown.pop(digest, None)
             del self._wants[digest]
 
@@ -366,7 +342,10 @@ class FetchQueue:
         for digest in round_.ids:
             want = self._wants[digest]
             faults += not want.peers[peer]
-            self._not_from(source, want, digest, peer)
+            if not want.peers[peer] and len(want.peers) == 1:
+                self._open(digest, want)
+            else:
+                self._not_from(source, want, digest, peer)
         return faults
 
     def _not_from(self, source: FetchSource, want: _Fetch, digest: bytes, peer: str) -> None:

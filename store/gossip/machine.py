@@ -73,7 +73,7 @@ from store.gossip.fetch_queue import FetchQueue
 from store.gossip.graph import Graph, graph_events
 from store.gossip.limits import DEFAULT_LIMITS, GossipLimits
 from store.gossip.peer import GossipPeer
-from store.gossip.recent_messages import Bits, RecentMessages
+from store.gossip.recent_messages import Bits, RecentMessages, SeenMessage
 from store.gossip.scores import PeerStanding, Scores
 from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
@@ -222,14 +222,7 @@ class Gossip:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
-        for table in (
-            self._recent,
-            self._stores,
-            self._unread,
-            self._graph,
-            self._scores,
-            self._fetches,
-        ):
+        for table in (self._stores, self._unread, self._graph, self._scores, self._fetches):
             table.check()
         for peer in self._peers.values():
             peer.check(self._bounds)
@@ -300,8 +293,8 @@ class Gossip:
         """Announce the newest messages and the unread events to a peer that joins."""
         lacking = (
             digest
-            for digest, place in self._recent.newest()
-            if not self._recent.holders[place] & peer.store.bit
+            for digest, seen in reversed(self._recent.items())
+            if not seen.holders & peer.store.bit
         )
         for digest in reversed(list(islice(lacking, self._bounds.catch_up_ids))):
             peer.tell(digest, self._bounds.queued_ids)
@@ -368,9 +361,6 @@ class Gossip:
             self._effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
         return True
 
-    def _differs_here(self, peer: GossipPeer, digest: bytes, place: int, theirs: bytes) -> bool:
-        return self._differs(peer.key, digest, self._recent.content_digests[place], theirs)
-
     def _resolve(self, digest: bytes, content: bytes) -> int:
         """Fetch a message no more; return the stores that announced it with this content digest."""
         holders = 0
@@ -404,9 +394,9 @@ class Gossip:
         refused = {batch.hashes[place] for place in conflicts}
         self._link([event for event in graph_events(batch) if event.id not in refused], fresh=True)
         if peer is not None and self._is_joined(peer):
-            for place in map(self._recent.place, batch.hashes):
-                if place >= 0:
-                    self._recent.received_from[place] |= peer.bit
+            for seen in map(self._recent.get, batch.hashes):
+                if seen is not None:
+                    seen.received_from |= peer.bit
 
     def _hold(
         self, digest: bytes, content: bytes, *, fresh: bool, needed: int | None = None
@@ -417,43 +407,41 @@ class Gossip:
         ``content``: its content digest, empty where it is not known. ``needed``: the confirmations
         that its publisher wants; None: no client of this node published it.
         """
-        recent = self._recent
         self._missing.pop(digest, None)
-        place = recent.place(digest)
-        if place >= 0:
-            recent.learn_content(place, content)
-            if fresh and recent.quiet[place]:
-                self._begin(digest, place, needed)
+        seen = self._recent.get(digest)
+        if seen is not None:
+            seen.learn_content(content)
+            if fresh and seen.quiet:
+                self._begin(digest, seen, needed)
             return
         holders = self._resolve(digest, content)
         pending = self._pending.pop(digest, None)
         if pending is not None and not is_other_content(content, pending.content):
             holders |= pending.holders
-        place = recent.add(digest, content, quiet=not fresh)
-        recent.holders[place] = holders
+        seen = self._recent[digest] = SeenMessage(content, quiet=not fresh, holders=holders)
         if fresh:
-            self._begin(digest, place, needed)
+            self._begin(digest, seen, needed)
         else:
-            self._announce(digest, place, first_hand=False)
+            self._announce(digest, seen, first_hand=False)
         if digest in self._unread:
             self._confirm_by(digest, holders)
 
-    def _begin(self, digest: bytes, place: int, wanted: int | None) -> None:
+    def _begin(self, digest: bytes, seen: SeenMessage, wanted: int | None) -> None:
         """Announce a new event, and wait for the confirmations that it needs."""
-        self._recent.quiet[place] = False
-        self._announce(digest, place, first_hand=wanted is not None)
+        seen.quiet = False
+        self._announce(digest, seen, first_hand=wanted is not None)
         self._make_unread(digest, max(self._max_confirms, wanted or 0))
 
-    def _announce(self, digest: bytes, place: int, *, first_hand: bool) -> None:
+    def _announce(self, digest: bytes, seen: SeenMessage, *, first_hand: bool) -> None:
         """Announce a message, unless it is old, and push it if a client of this node published it.
 
         Of several peers with one store, one gets the body.
         """
-        holders, quiet = self._recent.holders[place], self._recent.quiet[place]
+        holders = seen.holders
         for peer in self._peers.values():
             if holders & peer.store.bit:
                 peer.answer(digest, self._bounds.queued_ids)
-            elif quiet:
+            elif seen.quiet:
                 continue
             elif first_hand and len(peer.pushes) < self._bounds.pushed_ids:
                 holders |= peer.store.bit
@@ -478,8 +466,8 @@ class Gossip:
 
     def _fetch_parents(self, event: GraphEvent) -> None:
         """Look up parents of an event, and request them from peers that have it, or else any."""
-        place = self._recent.place(event.id)
-        holders = self._recent.holders[place] if place >= 0 else 0
+        seen = self._recent.get(event.id)
+        holders = 0 if seen is None else seen.holders
         having = [key for key, peer in self._peers.items() if holders & peer.store.bit]
         peers = (having or list(self._peers))[: limits.MAX_HOLDERS]
         for parent in event.parents:
@@ -525,12 +513,11 @@ class Gossip:
         """Wait for confirmations of an event, if any are needed; known ones count at once."""
         if not needed:
             return
-        place = self._recent.place(digest)
-        content = self._recent.content_digests[place]
-        expired = self._unread.add(self._now_ns, digest, needed, age_ns, content)
+        seen = self._recent[digest]
+        expired = self._unread.add(self._now_ns, digest, needed, age_ns, seen.content)
         if expired:
             self._effects.append(Expire(expired))
-        self._confirm_by(digest, self._recent.holders[place])
+        self._confirm_by(digest, seen.holders)
 
     def _confirm_by(self, digest: bytes, holders: int) -> None:
         for store in self._stores.of_mask(holders):
@@ -541,11 +528,11 @@ class Gossip:
         if self._unread.confirm(digest, store.voice):
             self._count(GossipCounter.CONFIRMATIONS, 1)
 
-    def _mark_holder(self, digest: bytes, place: int, store: Store) -> bool:
+    def _mark_holder(self, digest: bytes, seen: SeenMessage, store: Store) -> bool:
         """Note that a store has a message that is stored here; return False if that was known."""
-        if self._recent.holders[place] & store.bit:
+        if seen.holders & store.bit:
             return False
-        self._recent.holders[place] |= store.bit
+        seen.holders |= store.bit
         for peer in self._peers.values():
             if peer.store is store:
                 peer.holds(self._now_ns, digest)
@@ -711,21 +698,21 @@ class Gossip:
 
         An announcement that is made again expects an answer, which is not answered in turn.
         """
-        recent, repeated = self._recent, 0
+        repeated = 0
         unknown: list[tuple[bytes, bytes]] = []
         for digest, content in with_contents(inventory.ids, inventory.content_digests):
-            place = recent.place(digest)
-            if place < 0:
+            seen = self._recent.get(digest)
+            if seen is None:
                 unknown.append((digest, content))
                 continue
-            differs = self._differs_here(peer, digest, place, content)
-            known = not differs and not self._mark_holder(digest, place, peer.store)
-            if not recent.notified[place] & peer.bit:
+            differs = self._differs(peer.key, digest, seen.content, content)
+            known = not differs and not self._mark_holder(digest, seen, peer.store)
+            if not seen.notified & peer.bit:
                 peer.answer(digest, self._bounds.queued_ids)
             elif differs:
                 continue
-            elif recent.expecting[place] & peer.bit:
-                recent.expecting[place] &= ~peer.bit
+            elif seen.expecting & peer.bit:
+                seen.expecting &= ~peer.bit
             elif known:
                 repeated += 1
                 peer.answer(digest, self._bounds.queued_ids)
@@ -759,8 +746,8 @@ class Gossip:
         """Queue the bodies that a peer asks for."""
         again = dropped = 0
         for digest in ids:
-            place = self._recent.place(digest)
-            again += place >= 0 and bool(self._recent.sent_to[place] & peer.bit)
+            seen = self._recent.get(digest)
+            again += seen is not None and bool(seen.sent_to & peer.bit)
             if digest in peer.asked or digest in peer.batch.under_way:
                 continue
             if len(peer.asked) >= self._bounds.asked_ids:
@@ -804,10 +791,10 @@ class Gossip:
         for index, digest in enumerate(batch.hashes):
             content = batch.content_digests[index]
             asked |= self._fetches.is_asked(digest, peer.key)
-            place = self._recent.place(digest)
+            seen = self._recent.get(digest)
             pending = self._pending.get(digest)
-            if place >= 0:
-                repeated += self._receive_stored(peer, digest, place, content)
+            if seen is not None:
+                repeated += self._receive_stored(peer, digest, seen, content)
             elif pending is not None:
                 repeated += peer.key in pending.peers
                 pending.peers[peer.key] = None
@@ -825,15 +812,16 @@ class Gossip:
             self._fault(peer.key, scores.REPEATED_BODY_POINTS * repeated, reason)
         return fresh
 
-    def _receive_stored(self, peer: GossipPeer, digest: bytes, place: int, content: bytes) -> bool:
+    def _receive_stored(
+        self, peer: GossipPeer, digest: bytes, seen: SeenMessage, content: bytes
+    ) -> bool:
         """Note the body of a stored message; return True if the peer has sent it before."""
-        recent = self._recent
-        if not self._differs_here(peer, digest, place, content):
-            self._mark_holder(digest, place, peer.store)
-        if not recent.notified[place] & peer.bit:
+        if not self._differs(peer.key, digest, seen.content, content):
+            self._mark_holder(digest, seen, peer.store)
+        if not seen.notified & peer.bit:
             peer.answer(digest, self._bounds.queued_ids)
-        is_repeated = bool(recent.received_from[place] & peer.bit)
-        recent.received_from[place] |= peer.bit
+        is_repeated = bool(seen.received_from & peer.bit)
+        seen.received_from |= peer.bit
         return is_repeated
 
     def _receive_leaves(self, peer: GossipPeer, leaves: SyncLeaves) -> None:
@@ -846,10 +834,10 @@ class Gossip:
         recent, graph = self._recent, self._graph
         unknown: list[tuple[bytes, bytes]] = []
         for digest, content in with_contents(leaves.ids, leaves.content_digests):
-            place = recent.place(digest)
-            if place >= 0:
-                if not self._differs_here(peer, digest, place, content):
-                    self._mark_holder(digest, place, peer.store)
+            seen = recent.get(digest)
+            if seen is not None:
+                if not self._differs(peer.key, digest, seen.content, content):
+                    self._mark_holder(digest, seen, peer.store)
             elif digest not in graph:
                 unknown.append((digest, content))
         self._fetch(peer, unknown)
@@ -871,10 +859,10 @@ class Gossip:
 
     def _offer(self, peer: GossipPeer, digest: bytes) -> None:
         """Announce a message that follows on a leaf, unless the peer has it or is to answer."""
-        recent, place = self._recent, self._recent.place(digest)
-        if place < 0 or digest in peer.pushes:
+        seen = self._recent.get(digest)
+        if seen is None or digest in peer.pushes:
             return
-        if not (recent.holders[place] & peer.store.bit or recent.expecting[place] & peer.bit):
+        if not (seen.holders & peer.store.bit or seen.expecting & peer.bit):
             self._tell(peer, digest)
 
     # Frames that go
@@ -912,30 +900,29 @@ class Gossip:
 
     def _next_inventory(self, peer: GossipPeer) -> Inventory:
         """Take the next announcements; what is forgotten since has no digest, and is left out."""
-        recent = self._recent
         contents: dict[bytes, bytes] = {}
         for digest in peer.take_announcements(self._now_ns, self._bounds.frame_ids):
-            place = recent.place(digest)
-            if place < 0:
+            seen = self._recent.get(digest)
+            if seen is None:
                 content = self._unread.content_of(digest)
                 if content is not None:
                     contents[digest] = content
                 continue
-            contents[digest] = recent.content_digests[place]
-            again = bool(recent.notified[place] & peer.bit)
-            (recent.expecting if again else recent.notified)[place] |= peer.bit
+            contents[digest] = seen.content
+            if seen.notified & peer.bit:
+                seen.expecting |= peer.bit
+            seen.notified |= peer.bit
         self._count(GossipCounter.IDS_SENT, len(contents))
         return Inventory(list(contents), list(contents.values()) if any(contents.values()) else ())
 
     def _next_bodies(self, peer: GossipPeer) -> OutgoingBodies:
-        recent = self._recent
         ready, peer.batch.ready = peer.batch.ready, []
         for digest, _, _ in ready:
             peer.batch.under_way.discard(digest)
-            place = recent.place(digest)
-            if place >= 0:
-                recent.notified[place] |= peer.bit
-                recent.sent_to[place] |= peer.bit
+            seen = self._recent.get(digest)
+            if seen is not None:
+                seen.notified |= peer.bit
+                seen.sent_to |= peer.bit
         pushed = sum(was_pushed for _, _, was_pushed in ready)
         self._count(GossipCounter.BODIES_PUSHED, pushed)
         self._count(GossipCounter.BODIES_ANSWERED, len(ready) - pushed)
@@ -963,8 +950,8 @@ class Gossip:
         batch.token = missing = 0
         for message in messages:
             digest, pushed = batch.ids.popleft()
-            place = self._recent.place(digest)
-            has_it = place >= 0 and bool(self._recent.holders[place] & peer.store.bit)
+            seen = self._recent.get(digest)
+            has_it = seen is not None and bool(seen.holders & peer.store.bit)
             missing += message is None and not pushed
             if message is not None and not (pushed and has_it):
                 batch.ready.append((digest, message, pushed))

@@ -35,7 +35,6 @@ class Stores:
         self._forget = forget
         self._bits = Bits()
         self._stores: OrderedDict[str, Store] = OrderedDict()
-        self._by_bit: dict[int, Store] = {}
         self._voices = BoundedDict[str, str](MAX_OFFENDERS)
 
     def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
@@ -44,7 +43,7 @@ class Stores:
         if store is None:
             self._make_room(joined)
             store = Store(store_id, self._bits.take(), self._voice(peer, store_id))
-            self._stores[store_id] = self._by_bit[store.bit] = store
+            self._stores[store_id] = store
         else:
             self._voice(peer, store_id)
         self._stores.move_to_end(store_id)
@@ -52,18 +51,13 @@ class Stores:
 
     def of_mask(self, mask: int) -> list[Store]:
         """Return the stores whose bits are set."""
-        found = []
-        while mask:
-            bit = mask & -mask
-            found.append(self._by_bit[bit])
-            mask ^= bit
-        return found
+        return [store for store in self._stores.values() if store.bit & mask] if mask else []
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
-        assert len(self._stores) == len(self._by_bit) <= MAX_STORES
+        assert len({store.bit for store in self._stores.values()}) == len(self._stores)
+        assert len(self._stores) <= MAX_STORES
         assert len(self._voices) <= MAX_OFFENDERS
-        assert all(self._by_bit[store.bit] is store for store in self._stores.values())
 
     def _voice(self, peer: str, store_id: str) -> str:
         return self._voices.setdefault(peer, store_id)
@@ -72,6 +66,6 @@ class Stores:
         if len(self._stores) < MAX_STORES:
             return
         gone = next(store for name, store in self._stores.items() if name not in joined)
-        del self._stores[gone.id], self._by_bit[gone.bit]
+        del self._stores[gone.id]
         self._forget(gone.bit)
         self._bits.free(gone.bit)

@@ -208,9 +208,8 @@ DRIVER_MUTANTS = {
     ),
     "asks again without a pause": Mutant(
         together(
-            replace_with(database_module, "WRITE_RETRY_S", 0.0),
             replace_with(database_module, "RETRY_S", 0.0),
-            replace_with(driver_module, "LOAD_RETRY_S", 0.0),
+            replace_with(driver_module, "RETRY_S", 0.0),
         ),
         "without a pause",
         14,
@@ -225,9 +224,9 @@ DRIVER_MUTANTS = {
     "has an unbounded queue": Mutant(
         together(
             in_driver(
-                "_send",
-                "stream.send(effect.frame)",
-                "stream.send(effect.frame), self._take(Gossip.sent, effect.peer)",
+                "_act_on",
+                "stream.send(frame)",
+                "stream.send(frame), self._take(Gossip.sent, effect.peer)",
             ),
             replace_with(GossipDriver, "sent", nothing),
         ),
@@ -255,8 +254,14 @@ DRIVER_MUTANTS = {
         UNEQUAL,
         first_seed=1,
     ),
+    # Writes are dropped, of which the rows stay.
     "does not adopt unread rows": Mutant(
-        replace_with(GossipDriver, "_adopt", nothing), f"{UNEQUAL}|lacks confirmations", 212
+        together(
+            replace_with(database_module, "MAX_QUEUED_WRITES", 1),
+            in_driver("_compare", "if unknown:", "if False:"),
+        ),
+        f"{UNEQUAL}: .* unread",
+        first_seed=6,
     ),
 }
 

@@ -23,10 +23,7 @@ MAX_UNREAD_COMMITS: Final = 4_096
 
 MESSAGES_AT_ONCE: Final = 4_096
 RETRY_S: Final = 1.0
-
-
-WRITE_RETRY_S: Final = 1.0
-"""Pause before a write is tried again that the database did not take."""
+"""Pause before the database is asked again that did not serve."""
 
 MAX_WRITES_AT_ONCE: Final = 4_096
 
@@ -100,7 +97,7 @@ class WriteBehind:
             try:
                 await self._write(self._under_way)
             except NotServingError:
-                await asyncio.sleep(WRITE_RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             self._under_way = ()
             if self._dropped:

@@ -30,7 +30,7 @@ from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import NotServingError, PeerAddress
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.driver.confirmations import ConfirmationWaits
-from store.gossip.driver.database import CommitReader, Request, WriteBehind, answer
+from store.gossip.driver.database import RETRY_S, CommitReader, Request, WriteBehind, answer
 from store.gossip.driver.ports import DriverDatabase, GossipConnector, GossipStream
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -73,7 +73,6 @@ from store.gossip.machine import Gossip
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
 
-LOAD_RETRY_S: Final = 1.0
 COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
 
@@ -191,7 +190,7 @@ class GossipDriver:
                 newest = await self._database.messages.newest(DEFAULT_LIMITS.catch_up_ids)
                 unread = await self._database.unread.newest(DEFAULT_LIMITS.max_unread)
             except NotServingError:
-                await asyncio.sleep(LOAD_RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             self._needs_loading.clear()
             waiting = [stream for stream in self._streams.values() if not stream.is_closed]
@@ -260,11 +259,14 @@ class GossipDriver:
             return []
         now_ns = self._steady_ns()
         ahead_ns = self._environment.now_ns() - now_ns
-        return [
-            each if each.connected else _at_clock(each, ahead_ns)
-            for each in self._machine.peers()
-            if each.connected or each.cut_off_until_ns > now_ns
-        ]
+        found = []
+        for state in self._machine.peers():
+            until_ns = state.cut_off_until_ns
+            if state.connected:
+                found.append(state)
+            elif until_ns > now_ns:
+                found.append(replace(state, cut_off_until_ns=until_ns + ahead_ns))
+        return found
 
     # Streams
 
@@ -386,10 +388,6 @@ class GossipDriver:
             self._log.info("gossip_peer_left", peer=stream.peer)
             self._take(Gossip.leave, stream.peer)
 
-    def _joined(self, peer: str) -> PeerStream | None:
-        stream = self._streams.get(peer)
-        return stream if stream is not None and stream.is_joined else None
-
     # The machine
 
     def _take(
@@ -446,10 +444,10 @@ class GossipDriver:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case WriteFrame():
-                self._send(effect)
-            case Listen():
-                self._listen(effect)
+            case WriteFrame() | Listen() | CutOff():
+                stream = self._streams.get(effect.peer)
+                if stream is not None and stream.is_joined:
+                    self._act_on(stream, effect)
             case PersistBatch() | LoadBodies() | LookUp():
                 self._ask(effect)
             case Confirm():
@@ -459,27 +457,27 @@ class GossipDriver:
                 self._database.tracking.forget(effect.ids)
             case Expire():
                 self._writes.add(effect)
-            case CutOff():
-                self._cut_off(effect)
             case Conflicting():
                 fields = effect.conflict.fields()
                 self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
             case GossipCount():
                 self._count(effect)
 
-    def _send(self, effect: WriteFrame) -> None:
-        stream = self._joined(effect.peer)
-        if stream is None:
-            return
-        if isinstance(effect.frame, OutgoingBodies):
-            sent = sum(map(len, effect.frame.messages))
-            self._count(GossipCount(GossipCounter.BYTES_SENT, sent))
-        stream.send(effect.frame)
-
-    def _listen(self, effect: Listen) -> None:
-        stream = self._joined(effect.peer)
-        if stream is not None:
-            stream.listen(reading=effect.reading)
+    def _act_on(self, stream: PeerStream, effect: WriteFrame | Listen | CutOff) -> None:
+        match effect:
+            case WriteFrame(frame=frame):
+                if isinstance(frame, OutgoingBodies):
+                    sent = sum(map(len, frame.messages))
+                    self._count(GossipCount(GossipCounter.BYTES_SENT, sent))
+                stream.send(frame)
+            case Listen():
+                stream.listen(reading=effect.reading)
+            case CutOff():
+                self._part(stream)
+                seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
+                log = self._log.warning if effect.fault else self._log.info
+                log("gossip_peer_cut_off", peer=stream.peer, reason=effect.reason, seconds=seconds)
+                stream.close(TurnedAwayError(effect.reason))
 
     def _ask(self, request: Request) -> None:
         machine = self._machine
@@ -492,16 +490,6 @@ class GossipDriver:
         task = asyncio.create_task(ask())
         self._requests[task] = None
         task.add_done_callback(lambda done: self._requests.pop(done, None))
-
-    def _cut_off(self, effect: CutOff) -> None:
-        stream = self._joined(effect.peer)
-        if stream is None:
-            return
-        self._part(stream)
-        seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
-        write = self._log.warning if effect.fault else self._log.info
-        write("gossip_peer_cut_off", peer=effect.peer, reason=effect.reason, seconds=seconds)
-        stream.close(TurnedAwayError(effect.reason))
 
     # Unread events
 
@@ -525,15 +513,7 @@ class GossipDriver:
         left = [rows[digest] for digest in still if digest in rows]
         if left:
             self._take(Gossip.restore, left)
-        self._adopt(newest)
-
-    def _adopt(self, newest: Sequence[UnreadEvent]) -> None:
-        machine = self._machine
-        unknown = [
-            event
-            for event in newest
-            if machine is not None and not machine.is_unread(event.message_hash)
-        ]
+        unknown = [event for event in newest if not machine.is_unread(event.message_hash)]
         if unknown:
             self._restore(unknown)
 
@@ -553,7 +533,3 @@ def _standing(now_ns: int, stream: PeerStream) -> Standing:
     useful = brought_ns is not None and now_ns - brought_ns < USEFUL_NS
     waits_ns = now_ns - (stream.began_ns if brought_ns is None else brought_ns)
     return Standing(caller.trusted, useful, caller.address, waits_ns)
-
-
-def _at_clock(state: GossipPeerState, ahead_ns: int) -> GossipPeerState:
-    return replace(state, cut_off_until_ns=state.cut_off_until_ns + ahead_ns)

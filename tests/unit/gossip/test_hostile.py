@@ -19,7 +19,7 @@ from store.gossip.events import (
     PersistBatch,
     SyncLeaves,
 )
-from store.gossip.limits import MAX_TRIES
+from store.gossip.limits import MAX_TRIES, PATIENCE_NS
 from store.gossip.machine import Gossip, GossipStateError
 from tests.unit.gossip.gossip_world import (
     Input,
@@ -95,6 +95,17 @@ def test_who_is_silent_is_no_liar() -> None:
     assert asked == [GetEvents(messages)]
     assert not of(CutOff, single.after(3_600 * S))
     assert not counted(single.after(0), GossipCounter.UNDELIVERED)
+
+
+def test_what_one_slow_peer_alone_has_is_asked_of_it_again() -> None:
+    single, messages = Single(), ids(3)
+    single.answer(single.join("x"))
+    single.answer(single.receive("x", Inventory(messages)))
+    single.receive("x", Inventory(()))
+    effects = single.answer(single.after(PATIENCE_NS))
+    assert counted(effects, GossipCounter.UNDELIVERED) == 3
+    assert frames(effects, "x") == [GetEvents(messages)]
+    assert of(PersistBatch, single.receive("x", bodies(messages)))
 
 
 def test_bodies_that_come_again_and_again_cut_off() -> None:

@@ -1,4 +1,4 @@
-"""What tests of every kind share: a Postgres server, its databases, and how properties are tried.
+"""Fixtures of all tests: a Postgres server, its databases, and how properties are tried.
 
 `postgres` is one server for the whole run. `database_url` names a fresh database with the newest
 schema, `empty_database_url` one without any; both are dropped after the test.
@@ -75,7 +75,7 @@ LONGEST = (
 
 
 def _scope(nodeid: str) -> str | None:
-    """What is given to a process as a whole, where that is not a file like any other."""
+    """Return what a process is given as a whole, if that is not a file; None: it is the file."""
     if nodeid.startswith(SPLIT):
         return nodeid
     return next((each for each in (*APART, *TOGETHER) if nodeid.startswith(each)), None)
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare what lives as long as the process: each collection of garbage would go through it."""
+    """Exempt what lives as long as the process from collections of garbage."""
     gc.disable()
     try:
         return (yield)
@@ -110,18 +110,18 @@ class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no typ
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: most tests wait for processes of their own."""
+    """Return one more than there are cores: most tests wait for processes of their own."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
-    """Where several processes run tests: who runs which."""
+    """Return what decides which process runs which tests."""
     return _WholeFiles(config, log)
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """The server that tests share."""
+    """Start the server that tests share."""
     kept = tmp_path_factory.mktemp("postgres")
     with quick_directory(kept) as directory:
         server = PostgresServer(directory)
@@ -144,13 +144,13 @@ def template_database(postgres: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 def new_store(postgres: PostgresServer, template_database: str) -> Callable[[], str]:
-    """Makes databases for nodes, each a store of its own, which stay until the end of the run."""
+    """Return a function that makes databases for nodes, which stay until the end of the run."""
     return lambda: postgres.url(postgres.copy_store(template_database))
 
 
 @pytest.fixture
 def database_url(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    """URL of a fresh database with the newest schema and no messages."""
+    """Return the URL of a fresh database with the newest schema and no messages."""
     name = postgres.create_database(template_database)
     yield postgres.url(name)
     postgres.drop_database(name)
@@ -158,7 +158,7 @@ def database_url(postgres: PostgresServer, template_database: str) -> Iterator[s
 
 @pytest.fixture
 def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
-    """URL of a fresh database without a schema of ours."""
+    """Return the URL of a fresh database without a schema of ours."""
     name = postgres.create_database()
     yield postgres.url(name)
     postgres.drop_database(name)
@@ -166,7 +166,7 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
-    """Makes such databases, where a test needs several."""
+    """Return a function that makes such databases, where a test needs several."""
     names: list[str] = []
 
     def make() -> str:

@@ -8,7 +8,7 @@
 - Some words are refused in names, such as ``tally``, where a standard term exists.
 - One class name is defined once in store, storenode and reconcile together.
 
-- A folder is exempt from a docstring rule of ruff only while it breaks it, and no folder is added.
+- No folder is exempt from ruff's rules of docstrings and names.
 
 `style.toml` has the words. `style_ratchet.toml` has the number of violations of each file; a file
 that is not named there has none. ``--update`` lowers these numbers and never raises one.
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -221,95 +219,42 @@ def find_violations(root: Path, sources: list[str], words: Words) -> list[Violat
     return sorted(found)
 
 
-def read_exemptions(root: Path = ROOT) -> set[str]:
-    """Read which folders pyproject.toml exempts from which rules of ruff, as ``path: rule``.
+def find_exemptions(root: Path) -> list[str]:
+    """Return a sentence for each folder that pyproject.toml exempts from rules of ruff for now.
 
     Raises:
-        CheckError: the file is missing, malformed or has no such table.
+        CheckError: the file is missing or malformed.
     """
-    path = root / "pyproject.toml"
-    try:
-        table = read_toml(path)["tool"]["ruff"]["lint"]["extend-per-file-ignores"]
-    except KeyError as error:
-        raise CheckError(f"{path}: [tool.ruff.lint.extend-per-file-ignores] is missing") from error
-    return {f"{pattern}: {rule}" for pattern, rules in table.items() for rule in rules}
-
-
-def find_needed_exemptions(root: Path, exemptions: set[str]) -> set[str]:
-    """Return the exemptions whose folder breaks their rule.
-
-    Raises:
-        CheckError: ruff cannot be run.
-    """
-    rules = sorted({each.rpartition(": ")[2] for each in exemptions})
-    if not rules:
-        return set()
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero"]
-    command += ["--select", ",".join(rules), "--config", 'lint.pydocstyle.convention="google"']
-    done = subprocess.run(
-        [*command, "--output-format", "json", "."],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise CheckError(f"ruff failed: {done.stderr.strip()}")
-    broken = {(Path(each["filename"]), each["code"]) for each in json.loads(done.stdout)}
-    needed = set()
-    for exemption in exemptions:
-        pattern, _, rule = exemption.rpartition(": ")
-        folder = root.resolve() / pattern.removesuffix("/**")
-        if any(code == rule and path.is_relative_to(folder) for path, code in broken):
-            needed.add(exemption)
-    return needed
-
-
-def find_exemption_faults(root: Path, allowed: list[str]) -> list[str]:
-    """Return a sentence for each exemption that is new or no longer needed."""
-    exemptions = read_exemptions(root)
-    added = [
-        f"pyproject.toml: {each} is a new exemption: mend the docstrings or names instead"
-        for each in sorted(exemptions - set(allowed))
+    lint = read_toml(root / "pyproject.toml").get("tool", {}).get("ruff", {}).get("lint", {})
+    return [
+        f"pyproject.toml: {pattern} is exempt from {', '.join(rules)}: mend the docstrings or names"
+        for pattern, rules in lint.get("extend-per-file-ignores", {}).items()
     ]
-    unneeded = [
-        f"pyproject.toml: {each} is no longer needed: remove it"
-        for each in sorted(exemptions - find_needed_exemptions(root, exemptions))
-    ]
-    return added + unneeded
 
 
-def read_ratchet(root: Path = ROOT) -> tuple[dict[str, int], list[str]]:
-    """Read the ceilings of the files, and the allowed exemptions from rules of ruff.
+def read_ratchet(root: Path = ROOT) -> dict[str, int]:
+    """Read the ceilings of the files.
 
     Raises:
         CheckError: the ratchet is missing or malformed.
     """
     path = root / RATCHET
     ceilings: dict[str, int] = {}
-    document = read_toml(path)
-    if not isinstance(document.get("exemptions"), list):
-        raise CheckError(f"{path}: the list `exemptions` is missing")
-    for room, table in document.get("room", {}).items():
+    for room, table in read_toml(path).get("room", {}).items():
         files = table.get("files", {})
         if not all(type(count) is int and count > 0 for count in files.values()):
             raise CheckError(f"{path}: room {room!r}: a number of violations is a positive integer")
         if table.get("violations") != sum(files.values()):
             raise CheckError(f"{path}: room {room!r}: violations is not the sum of its files")
         ceilings.update(files)
-    return ceilings, document["exemptions"]
+    return ceilings
 
 
-def format_ratchet(
-    rooms: dict[str, list[str]], ceilings: dict[str, int], exemptions: list[str]
-) -> str:
+def format_ratchet(rooms: dict[str, list[str]], ceilings: dict[str, int]) -> str:
     """Return the text of the ratchet, with a table for each room that has violations."""
     lines = [
         "# Violations of each file; a file that is not named has none. The numbers only fall:",
         "# `python tools/check_style.py --update` lowers them.",
-        "exemptions = [",
-        *(f'    "{each}",' for each in sorted(exemptions)),
-        "]",
     ]
     for room, sources in rooms.items():
         counts = {source: ceilings[source] for source in sources if ceilings.get(source)}
@@ -344,10 +289,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         sources = list_sources(root)
         rooms = assign_rooms(read_rooms(root), sources)
         found = find_violations(root, sources, read_words(root))
-        ceilings, exemptions = read_ratchet(root)
-        if options.update:
-            exemptions = sorted(set(exemptions) & read_exemptions(root))
-        faults = find_exemption_faults(root, exemptions)
+        ceilings = read_ratchet(root)
+        faults = find_exemptions(root)
     except CheckError as error:
         print(f"style: {error}", file=sys.stderr)
         return 2
@@ -358,7 +301,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     counts = Counter(each.path for each in found)
     if options.update:
         ceilings = {path: min(counts[path], most) for path, most in ceilings.items()}
-        (root / RATCHET).write_text(format_ratchet(rooms, ceilings, exemptions), encoding="utf-8")
+        (root / RATCHET).write_text(format_ratchet(rooms, ceilings), encoding="utf-8")
     worse = [path for path in sorted(counts) if counts[path] > ceilings.get(path, 0)]
     for path in worse:
         print(

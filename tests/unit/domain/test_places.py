@@ -21,7 +21,11 @@ def naive(places: Places, newcomer: Standing, holders: list[Standing]) -> int | 
     def places_of(address: str) -> int:
         return sum(each.address == address for each in strangers)
 
-    best: int | None = None
+    def worth(index: int) -> tuple[bool, bool, int, int]:
+        each = holders[index]
+        return each.trusted, each.useful, -places_of(each.address), -(each.waits_ns or 0)
+
+    leaving = []
     for index, each in enumerate(holders):
         if each.waits_ns is None or (each.trusted and not newcomer.trusted):
             continue
@@ -35,22 +39,9 @@ def naive(places: Places, newcomer: Standing, holders: list[Standing]) -> int | 
         worthless = not each.trusted and not each.useful
         if worthless and places_of(each.address) >= places_of(newcomer.address):
             enough = places.least_wait_ns
-        if each.waits_ns >= enough and (best is None or before(each, holders[best], places_of)):
-            best = index
-    return best
-
-
-def before(one: Standing, other: Standing, places_of: object) -> bool:
-    assert callable(places_of)
-    for a, b in (
-        (one.trusted, other.trusted),
-        (one.useful, other.useful),
-        (-places_of(one.address), -places_of(other.address)),
-        (-(one.waits_ns or 0), -(other.waits_ns or 0)),
-    ):
-        if a != b:
-            return bool(a < b)
-    return False
+        if each.waits_ns >= enough:
+            leaving.append(index)
+    return min(leaving, key=worth, default=None)
 
 
 @settings(max_examples=500)

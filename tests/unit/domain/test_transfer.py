@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
@@ -14,6 +14,7 @@ from store.messages.record import RecordBatch
 from store.sync.errors import TransferFault
 from store.sync.limits import BUSY_PATIENCE_S, MAX_SHOWN_HIDDEN, TransferLimits
 from store.sync.session.report import ContentConflict
+from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
@@ -288,3 +289,21 @@ async def test_a_stream_that_closes_when_all_is_answered_was_only_closed() -> No
     side.inbox.put_nowait(None)
     report = await side.ended()
     assert (report.fault, report.error, report.moved_all) == (TransferFault.NONE, "", True)
+
+
+# Few different hashes, with common beginnings and zeros at the end.
+hashes = st.builds(
+    lambda start, end: bytes(start) + b"\x01" + bytes(30 - start) + bytes([end]),
+    st.integers(0, 30),
+    st.sampled_from([0, 1, 255]),
+)
+
+
+@given(st.lists(hashes, unique=True, max_size=40), st.lists(hashes, max_size=40))
+@example([], [bytes(32)])
+@example([bytes(32)], [])
+@example([bytes(32)], [bytes(32), b"\xff" * 32])
+def test_every_hash_is_found_at_its_place(stored: list[bytes], wanted: list[bytes]) -> None:
+    lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(stored)))
+    found = lookup.find(hash_column(wanted)).tolist()
+    assert found == [stored.index(digest) if digest in stored else -1 for digest in wanted]

@@ -60,7 +60,7 @@ SPARK = "tests/integration/pipeline/"
 TOGETHER = (SPARK, "tests/install/", "tests/browser/", "tests/integration/gateway/")
 """Folders whose tests share what takes long to make: a Spark session, what was built, a browser,
 what npm has installed."""
-APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_schedules.py")
+APART = (f"{SPARK}test_cluster.py",)
 """Files of these folders that have processes of their own for most of what they do."""
 RUNBOOKS = "tests/deploy/test_runbooks.py"
 MUTANTS = "tests/sim/test_mutants.py"

@@ -8,10 +8,10 @@ import pytest
 
 from tests.browser.browser import Page, found_chromium, opened
 from tests.integration.clients.languages import TYPESCRIPT
-from tests.integration.gateway.javascript_clients import AVAILABLE
+from tests.support.javascript import HAS_NPM
 
 # Clients for pages are installed and built by npm; without it CI says that they were not.
-collect_ignore = [] if AVAILABLE else ["test_waku.py"]
+collect_ignore = [] if HAS_NPM else ["test_waku.py"]
 collect_ignore += [] if TYPESCRIPT.available else ["test_store.py"]
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import httpx
-import pytest
 
 from tests.browser.browser import REBOUND, Page
 from tests.integration.http.api import PUBSUB
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, shared_node
 
 TOPIC = "/sites/1/lobby/proto"
 READ = """
@@ -29,17 +26,9 @@ BODY = (
 )
 
 
-@pytest.fixture(scope="module")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    """Yield a node without tokens, with a page."""
-    options = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off")
-    directory = tmp_path_factory.mktemp("sites") / "node"
-    with running_node(
-        directory, *options, "--retention", "off", database_url=new_store()
-    ) as process:
-        yield process
+OPTIONS = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off", "--retention", "off")
+node = shared_node("sites", *OPTIONS, scope="module")
+"""A node without tokens, with a page."""
 
 
 def publish(page: Page, node: NodeProcess, content_type: str) -> object:

@@ -16,9 +16,9 @@ import pytest
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from tests.browser.browser import Page, Quiet, served, until
-from tests.integration.gateway.javascript_clients import installed
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD
 from tests.support.gateway import running_gateway
+from tests.support.javascript import WAKU, installed
 from tests.support.node import clean_environment, running_node
 
 pytestmark = pytest.mark.timeout(900)  # the clients are installed
@@ -33,7 +33,7 @@ BUNDLE_TIMEOUT_S: Final = 300
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the URL of the page, bundled with the SDK, on a server of its own."""
-    folder = installed(tmp_path_factory)
+    folder = installed(tmp_path_factory, WAKU)
     subprocess.run(
         ["node_modules/.bin/esbuild", "page.mjs", "--bundle", "--outfile=page.js"],
         cwd=folder,

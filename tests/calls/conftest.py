@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from hashlib import sha256
 from typing import Final
 
 import pytest
@@ -14,6 +13,7 @@ import pytest_asyncio
 from store.domain.access import Access, parse_token_file
 from tests.calls.transports import TRANSPORTS, Transport
 from tests.integration.rpc.harness import TIMEOUT_S, Node, Rules, serve
+from tests.support.secured import token_file
 
 CLIENTS: Final = {
     "reader": 'rights = ["read"]',
@@ -36,11 +36,7 @@ _numbers = itertools.count()
 
 def access_of(**clients: str) -> Access:
     """Return the rules of a token file with these clients."""
-    text = ""
-    for name, lines in clients.items():
-        digest = sha256(f"token-of-{name}".encode()).hexdigest()
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n{lines}\n'
-    return parse_token_file(text)
+    return parse_token_file(token_file(clients))
 
 
 def caller(node: Node, kind: type[Transport], client: str | None = None) -> Transport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from hashlib import sha256
 from random import Random
 from typing import Any
 
@@ -19,8 +18,9 @@ from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
+from tests.support.secured import token_file
 
-TOKEN = "of-a-client"
+TOKEN = "token-of-a"
 PER_HOST = 64
 PATIENCE_S = 60
 CALLS = 48
@@ -33,10 +33,7 @@ def guarded(
     """Start a node with a token file and a small limit of connections per host."""
     directory = tmp_path_factory.mktemp("guarded")
     tokens = directory / "tokens.toml"
-    tokens.write_text(
-        f'[clients.a]\ntoken_sha256 = "{sha256(TOKEN.encode()).hexdigest()}"\n'
-        'rights = ["read", "publish"]\n'
-    )
+    tokens.write_text(token_file({"a": 'rights = ["read", "publish"]'}))
     args = ("--client-token-file", str(tokens), "--max-connections", str(4 * PER_HOST))
     with running_node(directory / "data", *args, database_url=new_store()) as node:
         yield node

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
+
+import pytest
 
 from tests.support import warm
 from tests.support.ports import HeldPort
@@ -21,6 +23,8 @@ from tests.support.ports import HeldPort
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 180.0
 LOG_TAIL_CHARS = 4_000
+
+Scope = Literal["session", "module"]
 
 LISTENERS = ("--listen", "--admin-listen", "--metrics-listen")
 """Options of the listeners that every node has."""
@@ -213,6 +217,20 @@ def running_node(
         yield node.start()
     finally:
         node.close()
+
+
+def shared_node(name: str, *options: str, scope: Scope = "session") -> Any:  # noqa: ANN401 - pytest's
+    """Return a fixture: a node with a store of its own that tests share."""
+
+    @pytest.fixture(scope=scope)
+    def node(
+        tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+    ) -> Iterator[NodeProcess]:
+        data_dir = tmp_path_factory.mktemp(name) / "node"
+        with running_node(data_dir, *options, database_url=new_store()) as process:
+            yield process
+
+    return node
 
 
 def read_line(stream: IO[bytes], timeout_s: float) -> bytes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import trustme
@@ -90,13 +90,18 @@ def secured_node(files: Path, tokens: Mapping[str, Sequence[str]]) -> Iterator[N
         yield node
 
 
-def write_tokens(files: Path, tokens: Mapping[str, Sequence[str]]) -> None:
-    """Write the node's file of tokens, and return the clients' tokens."""
-    text = ""
-    for name, rights in tokens.items():
-        token = f"token-of-{name}"
-        (files / f"{name}.token").write_text(token + "\n")
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = {list(rights)}\n'
+def token_file(clients: Mapping[str, str]) -> str:
+    """Return the text of a token file; the token of a client begins with ``token-of-``."""
+    digests = {name: sha256(f"token-of-{name}".encode()).hexdigest() for name in clients}
+    entry = '[clients.{}]\ntoken_sha256 = "{}"\n{}\n'
+    return "".join(entry.format(name, digests[name], more) for name, more in clients.items())
+
+
+def write_tokens(files: Path, rights: Mapping[str, Sequence[str]]) -> None:
+    """Write the node's token file ``clients.toml``, and the token of each client."""
+    files.mkdir(exist_ok=True)
+    for name in rights:
+        (files / f"{name}.token").write_text(f"token-of-{name}\n")
     (files / "forged.token").write_text("token-of-nobody\n")
-    (files / "clients.toml").write_text(text)
+    entries = {name: f"rights = {list(each)}" for name, each in rights.items()}
+    (files / "clients.toml").write_text(token_file(entries))

@@ -59,6 +59,10 @@ class Terminal:
             assert time.monotonic() < deadline, f"the terminal shows\n{text}"
         return text
 
+    def shows(self, *wanted: str) -> str:
+        """Wait until all of some texts were shown."""
+        return self.wait(lambda text: all(each in text for each in wanted))
+
     def _screen(self) -> str:
         # The program draws what has changed, but all of it when the window has another width.
         self._columns = self._width + (self._columns == self._width)

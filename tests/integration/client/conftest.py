@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import Command
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, shared_node
 from tests.support.secured import secured_node
 
 _numbers = itertools.count()
@@ -44,14 +44,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield Secured(node, files)
 
 
-@pytest.fixture(scope="session")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    """Return a node with a store of its own."""
-    directory = tmp_path_factory.mktemp("client")
-    with running_node(directory / "node", database_url=new_store()) as process:
-        yield process
+node = shared_node("client")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tests of what a client command refuses before it calls a node, and how it says so."""
+"""Refusals of clients before they call a node, and a node that demands certificates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from storenode.cli.main import main
+from storenode.connection.channel import TlsIdentity, open_channel, parse_address
+from storenode.connection.errors import ClientOptionError, NodeUnavailableError, query_error
+from tests.integration.client.conftest import Secured
 from tests.support.command import Command
+from tests.support.node import running_node
 from tests.support.ports import HeldPort
 
 TOPIC = "--content-topic=/app/1/chat/proto"
@@ -19,23 +23,18 @@ def unused() -> HeldPort:
     return HeldPort()
 
 
-@pytest.mark.parametrize("arguments", [("query",), ("status",)])
-def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], unused: HeldPort) -> None:
-    ended = Command()(*arguments, STORENODE_NODE=unused.address, STORENODE_ADMIN=unused.address)
-    assert ended.code == 3
-    assert ended.out == ""
-    assert ended.err == (
-        f"storenode: No node could be reached at {unused.address} (Connection refused): check the "
-        "address, that the node runs, and the TLS options.\n"
-    )
-
-
-def test_a_name_that_is_not_known_is_reported_like_an_address_that_does_not_answer() -> None:
-    ended = Command()("query", STORENODE_NODE="node.invalid:7420")
-    assert ended.code == 3
-    assert ended.err.startswith("storenode: No node could be reached at node.invalid:7420 (")
-    assert "[" not in ended.err
-    assert ended.err.endswith("): check the address, that the node runs, and the TLS options.\n")
+@pytest.mark.parametrize("command", ["query", "status"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "node.invalid"])
+def test_exit_code_3_when_no_node_answers(unused: HeldPort, command: str, host: str) -> None:
+    node = f"{host}:{unused.number}"
+    ended = Command()(command, STORENODE_NODE=node, STORENODE_ADMIN=node)
+    assert (ended.code, ended.out) == (3, "")
+    begin, _, rest = ended.err.partition(" (")
+    assert begin == f"storenode: No node could be reached at {node}"
+    cause, _, advice = rest.partition("): ")
+    assert advice == "check the address, that the node runs, and the TLS options.\n"
+    assert "[" not in cause
+    assert cause == "Connection refused" or host == "node.invalid"
 
 
 def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -45,16 +44,6 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     shown = capfd.readouterr()
     assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     return shown.err
-
-
-def test_a_token_is_not_sent_in_clear_beyond_loopback(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret-word\n")
-    said = refused(capfd, "query", "--token-file", str(token), "--node", "192.0.2.1:7420")
-    assert "would travel in clear" in said
-    assert "secret-word" not in said
 
 
 @pytest.mark.parametrize(
@@ -101,6 +90,7 @@ def test_a_token_is_not_sent_in_clear_beyond_loopback(
         (("status", "--admin", "nowhere"), "write HOST:PORT"),
         (("query", "--node", "::1:7420"), "write HOST:PORT"),
         (("query", "--tls-cert", "/nowhere"), "go together"),
+        (("query", "--tls-key", "/nowhere"), "go together"),
         (("query", "--tls-ca", "/nowhere"), "cannot be read"),
         (("query", "--token-file", "/nowhere"), "cannot be read"),
         (("query", "--no-such-option"), "No such option"),
@@ -116,6 +106,7 @@ def test_wrong_usage_is_exit_code_2_and_one_sentence(
 @pytest.mark.parametrize(
     ("flag", "content", "sentence"),
     [
+        ("--token-file", b"secret-word\n", "would travel in clear"),
         ("--token-file", b"", "The token is empty"),
         ("--token-file", b"\xff\xfe", "is not text"),
         ("--token-file", b"two words", "The token is empty or holds"),
@@ -128,7 +119,9 @@ def test_a_credential_file_with_something_else_is_refused(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert sentence in refused(capfd, "query", flag, str(path))
+    said = refused(capfd, "query", "--node", "192.0.2.1:7420", flag, str(path))
+    assert sentence in said
+    assert "secret-word" not in said
 
 
 def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
@@ -142,3 +135,68 @@ def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
         STORENODE_CHANNEL="c",
     )
     assert ended.code == 3
+
+
+TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":1", "host", "host:", "host:0", "host:65536", "host:-1", "host:x", "::1:7420", "[]:1"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ClientOptionError, match="write HOST:PORT"):
+        parse_address(text)
+
+
+async def test_a_token_is_sent_over_loopback_and_over_tls_and_never_in_clear_beyond() -> None:
+    for node in ("10.0.0.1:7420", "node.example:7420", "[2001:db8::1]:7420"):
+        with pytest.raises(ClientOptionError, match="would travel in clear"):
+            open_channel(node, "secret", None)
+    for node, tls in (("127.0.0.1:7420", None), ("[::1]:7420", None), ("node.example:7420", TLS)):
+        channel, metadata = open_channel(node, "secret", tls)
+        await channel.close(grace=None)
+        assert metadata == (("authorization", "Bearer secret"),)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "naïve", "tab\t"])
+def test_a_token_that_is_no_header_value_is_refused(token: str) -> None:
+    with pytest.raises(ClientOptionError, match="token is empty or holds"):
+        open_channel("127.0.0.1:7420", token, None)
+
+
+def test_errors_say_whether_another_attempt_may_help() -> None:
+    assert NodeUnavailableError("UNAVAILABLE", "away").unreachable
+    assert query_error(503, "not ready").unreachable
+    assert not query_error(404, "").unreachable
+    assert str(query_error(404, "unknown cursor")) == "unknown cursor (QUERY_404)"
+
+
+def test_a_client_with_its_token_publishes_and_reads(secured: Secured) -> None:
+    flags = secured.flags("chat")
+    secured.command.ok("publish", "--content-topic", "/app/1/chat/proto", "secret", *flags)
+    (line,) = secured.command.ok("scan", *flags).lines
+    assert line.endswith("  secret")
+    assert secured.command("status", *flags).code == 1, "only an operator sees it"
+    (status,) = secured.command.ok("status", "--json", *secured.flags("operator")).objects
+    assert status["node_id"] == "node-a.example"
+
+
+def test_a_node_may_demand_a_certificate_of_its_clients(
+    secured: Secured, tmp_path: Path, database_url: str
+) -> None:
+    files = secured.files
+    authority, node_pem, node_key = files / "ca.pem", files / "node.pem", files / "node.key"
+    options = (
+        *("--tls-cert", str(node_pem), "--tls-key", str(node_key)),
+        *("--peer-listen", "127.0.0.1:0", "--client-ca", str(authority)),
+    )
+    trust = ("--tls-ca", str(authority))
+    identity = ("--tls-cert", str(files / "client.pem"), "--tls-key", str(files / "client.key"))
+    with running_node(tmp_path / "node", *options, database_url=database_url) as node:
+        command = Command.of(node)
+        command.ok("publish", "--content-topic", "/app/1/chat/proto", "x", *trust, *identity)
+        assert len(command.ok("query", *trust, *identity).lines) == 1
+        ended = command("query", *trust)
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.count("\n") == 1

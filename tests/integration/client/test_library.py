@@ -1,16 +1,21 @@
-"""`AsyncClient` and `Client` against a node: the same calls and answers, errors with names."""
+"""`AsyncClient` and `Client` against nodes: the same answers, errors, failover, interruptions."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,6 +33,7 @@ from storenode.client import (
     Outcome,
     Published,
     Publisher,
+    Retry,
     StorenodeError,
 )
 from storenode.client.sds_messages import sds_payload
@@ -77,9 +83,12 @@ async def either(request: pytest.FixtureRequest, node: NodeProcess) -> AsyncIter
         await asyncio.to_thread(blocking.close)
 
 
-def made(topic: str, count: int) -> list[Message]:
+def made(topic: str, count: int, payload_bytes: int = 0) -> list[Message]:
     start_ns = time.time_ns()
-    return [Message(b"%d" % n, topic, timestamp=start_ns + n) for n in range(count)]
+    return [
+        Message(b"%d" % n + bytes(payload_bytes), topic, timestamp=start_ns + n)
+        for n in range(count)
+    ]
 
 
 def in_parentheses(function: Callable[..., Any]) -> list[tuple[str, object]]:
@@ -299,3 +308,108 @@ def test_every_error_is_a_storenode_error() -> None:
     kinds = [each for each in exported if issubclass(each, Exception)]
     assert len(kinds) > 20
     assert all(issubclass(kind, StorenodeError) and kind.__doc__ for kind in kinds)
+
+
+TOPIC = "/failover/1/all/proto"
+PATIENT = Retry(attempts=400, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
+LATE = ("--max-clock-drift", "off", "--drain-timeout", "1s")
+
+
+@pytest.fixture
+def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
+    """Return two nodes on one Postgres."""
+    nodes = [NodeProcess(tmp_path / name, LATE, database_url) for name in ("a", "b")]
+    try:
+        yield [node.start() for node in nodes]
+    finally:
+        for node in nodes:
+            node.close()
+
+
+@pytest.mark.parametrize("how", [NodeProcess.kill, NodeProcess.terminate])
+async def test_streams_and_calls_go_on_at_another_node_of_the_store(
+    two: list[NodeProcess], how: Callable[[NodeProcess], object]
+) -> None:
+    messages = made(TOPIC, 400, payload_bytes=20_000)
+    async with AsyncClient([node.listen for node in two], retry=PATIENT) as client:
+        results = await client.publish_many(messages[:300])
+        assert {result.outcome for result in results} == {Outcome.STORED}
+        scan, feed = client.scan(TOPIC, page_size=5), client.follow(TOPIC, from_beginning=True)
+        scanned, followed = (
+            [await anext(scan) for _ in range(20)],
+            [await anext(feed) for _ in range(20)],
+        )
+        async with client.publisher() as publisher:
+            for message in messages[300:350]:
+                await publisher.send(message)
+            await asyncio.to_thread(how, two[0])
+            for message in messages[350:]:
+                await publisher.send(message)
+        scanned += [message async for message in scan]
+        followed += [await anext(feed) for _ in messages[20:]]
+        assert scanned[:300] == messages[:300]
+        present = {message.hash for message in scanned}
+        assert scanned == [message for message in messages if message.hash in present]
+        assert sorted(message.hash for message in followed) == sorted(
+            message.hash for message in messages
+        )
+        assert (await client.query(TOPIC, limit=1)).messages == messages[-1:]
+        assert len(await client.get([message.hash for message in messages])) == len(messages)
+
+
+TIMEOUT_S = 120
+
+PROGRAM = """
+import random, signal, sys
+from storenode.client import Client
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+rng, ended = random.Random(1), 0
+with Client(sys.argv[1]) as client:
+    for _ in range(100):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0003, 0.01))
+            with client.follow(sys.argv[2], from_beginning=True) as stream:
+                for page in stream.pages():
+                    pass
+        except KeyboardInterrupt:
+            ended += 1
+    print(ended, [message.payload for message in client.scan(sys.argv[2])])
+"""
+
+
+def test_an_interruption_is_one_at_any_moment(node: NodeProcess, topic: str) -> None:
+    with Client(node.listen) as client:
+        client.publish(Message(b"held", topic))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, node.listen, topic],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "100 [b'held']\n"
+
+
+def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str) -> None:
+    # Python swallows an interruption that comes in one.
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    with Client(node.listen) as client:
+        client.publish(Message(b"held", topic))
+        with client.follow(topic, from_beginning=True) as stream:
+            assert next(stream).payload == b"held"
+        gc.disable()  # a collection may run callbacks of other objects
+        sys.setprofile(note)
+        del stream
+        sys.setprofile(None)
+        gc.enable()
+    assert called == []

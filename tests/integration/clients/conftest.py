@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.integration.clients.languages import LANGUAGES, Language, Program
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, shared_node
 
 AVAILABLE = [each for each in LANGUAGES if each.available]
 # Without any toolchain there is no case to run: the page is still compared with the examples.
 collect_ignore = [] if AVAILABLE else ["test_programs.py"]
 
 
-@pytest.fixture(scope="session")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    """Return a node with a store of its own."""
-    directory = tmp_path_factory.mktemp("clients")
-    http = ("--http-listen", "127.0.0.1:0")
-    with running_node(directory / "node", *http, database_url=new_store()) as process:
-        yield process
+node = shared_node("clients", "--http-listen", "127.0.0.1:0")
 
 
 @pytest.fixture(scope="session", params=AVAILABLE, ids=lambda language: language.title)

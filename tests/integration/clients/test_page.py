@@ -15,8 +15,6 @@ from tests.support.node import NodeProcess
 from tests.support.pages import ROOT, as_shown, blocks, section, steps
 from tools.build_dist import archive_schemas, public_schemas
 
-EXAMPLES = ROOT / "examples"
-
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.title)
 def test_the_page_shows_the_lines_of_the_example(language: Language) -> None:
@@ -28,8 +26,12 @@ def test_the_page_shows_the_lines_of_the_example(language: Language) -> None:
     )
 
 
-def test_the_lock_of_npm_has_hashes_and_names_no_host() -> None:
-    text = (EXAMPLES / "typescript" / "package-lock.json").read_text(encoding="utf-8")
+LOCKS = ("examples/typescript", "tests/integration/gateway/javascript")
+
+
+@pytest.mark.parametrize("folder", LOCKS)
+def test_a_lock_of_npm_has_hashes_and_names_no_host(folder: str) -> None:
+    text = (ROOT / folder / "package-lock.json").read_text(encoding="utf-8")
     packages = {name: each for name, each in json.loads(text)["packages"].items() if name}
     assert packages
     assert all("integrity" in each and "resolved" not in each for each in packages.values())

@@ -1,18 +1,32 @@
-"""Commands and files of the pages for operators, run as they are shown."""
+"""Commands and files of the pages run as they are shown: the tour, peers, databases, backups."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psycopg
+import pytest
+
 from store.domain.access import parse_token_file
 from storenode.client import Client, Message, TlsIdentity
+from tests.support import grpcurl, programs
 from tests.support.command import Command
-from tests.support.fleet import NS_PER_S
-from tests.support.node import NodeProcess, running_node
-from tests.support.pages import ROOT, Step, blocks, matches, run_in_one_shell, steps
+from tests.support.fleet import NS_PER_S, Fleet, database_of, exchanging, hashes, made, publish
+from tests.support.node import COMMAND, NodeProcess, running_node
+from tests.support.pages import (
+    ROOT,
+    Step,
+    as_shown,
+    blocks,
+    matches,
+    run_in_one_shell,
+    section,
+    steps,
+)
 from tests.support.postgres import copy_cluster
 
 
@@ -76,3 +90,94 @@ def test_the_configuration_file_of_the_page_is_one(tmp_path: Path) -> None:
     # Everything in it is read; the first thing that is wrong is not there on this machine.
     ended = Command()("run", "--config", str(config), "--data-dir", str(tmp_path / "node"))
     assert (ended.code, "/etc/storenode/ca.pem" in ended.err) == (2, True), ended
+
+
+def lines(*abouts: str) -> list[Step]:
+    """Return the commands of the blocks of the page that contain one of some words."""
+    shells = blocks((ROOT / "docs" / "backup.md").read_text(encoding="utf-8"), "sh")
+    found = [body for about in abouts for body in shells if about in body]
+    assert len(found) == len(abouts)
+    return [Step(line, "") for body in found for line in body.splitlines()]
+
+
+def postgres_path() -> str:
+    """Return a `PATH` with the command and with Postgres's programs."""
+    return f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
+
+
+async def test_a_dump(tmp_path: Path, database_url: str, empty_database_url: str) -> None:
+    messages = made(300, time.time_ns() - 60 * NS_PER_S)
+    fleet = Fleet(tmp_path)
+    try:
+        await publish(fleet.start(database_url=database_url), messages)
+    finally:
+        fleet.close()
+    for about, url in (("pg_dump", database_url), ("pg_restore", empty_database_url)):
+        todo = [Step(step.command.replace("/backup", str(tmp_path)), "") for step in lines(about)]
+        run_in_one_shell(todo, {"STORENODE_DATABASE_URL": url, "PATH": postgres_path()})
+    with psycopg.connect(empty_database_url) as connection:
+        rows = connection.execute("select hash from storenode.messages").fetchall()
+    assert {row[0] for row in rows} == hashes(messages)
+
+
+async def test_a_copy_of_the_embedded_database(tmp_path: Path) -> None:
+    messages = made(300, time.time_ns() - 60 * NS_PER_S)
+    fleet = Fleet(tmp_path)
+    try:
+        node = fleet.start()
+        await publish(node, messages)
+    finally:
+        fleet.close()
+    node.data_dir.rename(tmp_path / "storenode-data")
+    run_in_one_shell(lines("tar --create", "tar --extract"), {"PATH": postgres_path()}, tmp_path)
+    node.data_dir = tmp_path / "storenode-data"
+    with database_of(node) as connection:
+        rows = connection.execute("select hash from storenode.messages").fetchall()
+    assert {row[0] for row in rows} == hashes(messages)
+
+
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+SEVERAL_NODES = (ROOT / "docs" / "several-nodes.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Return a search path with the command, this Python and our grpcurl."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    return grpcurl.installed(tools)
+
+
+def test_the_tour_is_as_the_page_shows_it(tmp_path: Path, path: str) -> None:
+    todo = steps(TOUR)
+    assert len(todo) == 19
+    with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift", "off") as node:
+        addresses = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
+        as_shown(todo, {"PATH": path, **addresses})
+
+
+def test_several_nodes_share_a_database_as_the_page_shows_it(
+    empty_database_url: str, tmp_path: Path, path: str
+) -> None:
+    text = section(SEVERAL_NODES, "Several nodes on one Postgres")
+    (setup,) = blocks(text, "sh")
+    assert "\nstorenode db upgrade\n" in setup
+    Command().ok("db", "upgrade", STORENODE_DATABASE_URL=empty_database_url)
+    with (
+        running_node(tmp_path / "node-a", STORENODE_DATABASE_URL=empty_database_url) as a,
+        running_node(tmp_path / "node-b", STORENODE_DATABASE_URL=empty_database_url) as b,
+    ):
+        assert a.ready["database"] == b.ready["database"] == "external"
+        as_shown(steps(text), {"PATH": path, "A": a.listen, "B": b.listen})
+
+
+def test_two_stores_are_peers_as_the_page_shows_it(tmp_path: Path, path: str) -> None:
+    own_schedule = ("--sync-interval", "0")
+    with (
+        running_node(copy_cluster(tmp_path / "a"), *own_schedule) as a,
+        running_node(copy_cluster(tmp_path / "b"), *own_schedule, "--peer", a.peer) as b,
+    ):
+        env = {"PATH": path, "A": a.listen, "B": b.listen, "ADMIN_B": b.admin}
+        for node in (a, b):
+            exchanging(node, 1)
+        as_shown(steps(section(SEVERAL_NODES, "A first peer")), env)

@@ -1,30 +1,36 @@
-"""The Python programs of README, the tutorial and the client's page run as they stand there.
-
-Those of docs/sds.md and docs/clients.md have tests beside participants and clients.
-"""
+"""The Python programs of the pages and the examples of docstrings run as they stand there."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
 
 import pytest
 import trustme
 
-from storenode.client import Client, Message
+import storenode
+from storenode.client import Admin, AsyncAdmin, Client, Message
 from storenode.client.sds_messages import sds_payload
+from storenode.sds.aio.channel import Channels
+from storenode.sds.aio.reliable import ReliableChannel
 from tests.support.node import NodeProcess, clean_environment, running_node
-from tests.support.pages import ROOT, as_shown, blocks, files, fragments, steps
+from tests.support.pages import ROOT, as_shown, blocks, files, fragments, matches, steps
 from tests.support.postgres import copy_cluster
 
 NODE, SECOND_NODE, ADMIN = "127.0.0.1:7420", "127.0.0.1:7430", "127.0.0.1:7421"
 PROGRAM_TIMEOUT_S = 120
+SDS_PAGES = ("sds.md", "reliable-channel.md", "sds-protocol.md")
 README, TUTORIAL, CLIENT = (
     (ROOT / name).read_text(encoding="utf-8")
     for name in ("README.md", "docs/tutorial.md", "docs/client.md")
@@ -230,3 +236,88 @@ def _program_of_the_clients_page() -> str:
     body = "\n".join((*fragments(CLIENT, "python"), CHECKS))
     body = textwrap.indent(body, "    ")
     return f"import asyncio\n\nasync def main():\n{body}\nasyncio.run(main())\n"
+
+
+def test_the_programs_of_the_pages_about_sds(folder: Path, own: NodeProcess) -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in SDS_PAGES]
+    for page in pages:
+        save(folder, page, own)
+    for lines in (1, 2):
+        assert run(folder, "hello.py") == "alice: hello\n" * lines, "it continues from its state"
+    before = {*folder.glob("*.db")}
+    assert run(folder, "many.py") == "3 channels\n"
+    assert len({*folder.glob("*.db")} - before) == 3
+    assert run(folder, "protocol.py") == "[b'hello']\n"
+    for page, name in zip(pages, ("signatures.py", "album.py"), strict=False):
+        (step,) = steps(page)
+        assert step.command == f"python {name}"
+        output = run(folder, name)
+        assert matches(step.output, output), output
+
+
+# The examples of public classes, in the form of their class
+
+CLASSES: list[type] = [
+    *(getattr(storenode, name) for name in storenode.__all__ if name[0] != "_"),
+    *(Admin, AsyncAdmin, Channels, ReliableChannel),
+]
+BLOCKING: set[type] = {storenode.Client, storenode.Channel, Admin}
+EXAMPLE = re.compile(r"( +)```python\n(.*?)\n\1```", re.DOTALL)
+CONNECTED: dict[type, str] = {
+    storenode.Client: 'with Client("127.0.0.1:7420") as client:',
+    storenode.AsyncClient: 'async with AsyncClient("127.0.0.1:7420") as client:',
+}
+ENDLESS = ("in feed", ".messages()", "in events")
+EXAMPLE_TIMEOUT_S = 60.0
+
+
+def examples(text: str | None) -> list[str]:
+    return [dedent(code) for _, code in EXAMPLE.findall(text or "")]
+
+
+def execute(code: str, names: dict[str, Any]) -> None:
+    if "async " not in code and "await " not in code:
+        exec(code, names)
+        return
+    exec(f"async def main():\n{indent(code, '    ')}", names)
+
+    async def limited() -> None:
+        async with asyncio.timeout(EXAMPLE_TIMEOUT_S):
+            await names["main"]()
+
+    asyncio.run(limited())
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=[kind.__name__ for kind in CLASSES])
+def test_the_examples_of_a_class_and_of_its_methods_run(
+    kind: type, node: NodeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = examples(kind.__doc__)
+    assert own
+    members = [getattr(kind, name) for name in vars(kind) if name[0] != "_"]
+    calls = [code for each in members for code in examples(getattr(each, "__doc__", None))]
+    assert not calls or kind in CONNECTED
+    wait = "await " if kind not in BLOCKING else ""
+    message = 'Message(b"hello", "/my-app/1/chat/proto")'
+    for code in [*own, *calls]:
+        assert kind not in BLOCKING or not re.search("async |await ", code)
+        printed: list[tuple[object, ...]] = []
+
+        def show(*values: object, code: str = code, printed: Any = printed) -> None:  # noqa: ANN401
+            printed.append(values)
+            if any(each in code for each in ENDLESS):
+                raise EOFError  # it would go on for ever
+
+        names: dict[str, Any] = {each.__name__: each for each in CLASSES}
+        names |= {"datetime": datetime, "timedelta": timedelta, "UTC": UTC, "print": show}
+        names |= {"readings": [b"1", b"2"], "picture": bytes(300_000)}
+        whole = code
+        if code in calls:
+            body = f"result = {wait}client.publish({message})\n{code}"
+            whole = f"{CONNECTED[kind]}\n{indent(body, '    ')}"
+        for documented, address in (("7420", node.listen), ("7421", node.admin)):
+            whole = whole.replace(f"127.0.0.1:{documented}", address)
+        with suppress(EOFError):
+            execute(whole, names)
+        assert bool(printed) == ("print(" in code)

@@ -6,7 +6,6 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from storenode.client.sds_messages import SdsView, sds_view
 from tests.integration.examples.repository import git, make_repository
 from tests.support.command import Command, Ended
-from tests.support.node import NodeProcess, clean_environment, running_node
+from tests.support.node import NodeProcess, clean_environment, shared_node
 
 ROOT = Path(__file__).parents[3]
 CONTENT_TOPIC = "/git-history/1/commits/proto"
@@ -24,13 +23,7 @@ TIMEOUT_S = 100.0
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    directory = tmp_path_factory.mktemp("examples")
-    with running_node(directory / "node", database_url=new_store()) as process:
-        yield process
+node = shared_node("examples", scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,18 @@ import pytest
 
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
-from tests.integration.gateway.javascript_clients import AVAILABLE, installed
-from tests.integration.gateway.messages import CLUSTER, SHARD, made
-from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
+from tests.integration.gateway.messages import NETWORK, made
+from tests.support.gateway import GatewayProcess, running_gateway
+from tests.support.javascript import HAS_NPM, WAKU, installed
 from tests.support.node import NodeProcess, running_node
 
-_JAVASCRIPT = ("javascript", "light_client", "reliable_channel", "wss")
-collect_ignore = [] if AVAILABLE else [f"test_{each}.py" for each in _JAVASCRIPT]
+collect_ignore = [] if HAS_NPM else ["test_javascript.py"]
 
 
 @pytest.fixture(scope="session")
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder where the clients of other projects are installed."""
-    return installed(tmp_path_factory)
+    return installed(tmp_path_factory, WAKU)
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +49,5 @@ def gateway(
     tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
 ) -> Iterator[GatewayProcess]:
     """Run a gateway whose limits let one address do much."""
-    options = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
-    with running_gateway(tmp_path_factory.mktemp("gateway"), node.listen, *options) as process:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), node.listen, *NETWORK) as process:
         yield process

@@ -6,15 +6,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 from storenode.client.message import Message
+from tests.support.gateway import GENEROUS
 
 CLUSTER: Final = 1
 SHARD: Final = 2
 PUBSUB: Final = f"/waku/2/rs/{CLUSTER}/{SHARD}"
+NETWORK: Final = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
+"""Options of a gateway of this network whose clients are all at one address."""
 TOPICS: Final = tuple(f"/gateway/1/topic-{number}/proto" for number in range(4))
 NS_PER_MS: Final = 1_000_000
 START_MS: Final = (int(time.time()) - 3 * 86_400) * 1_000
@@ -120,16 +121,3 @@ RIGHTS: Final = {
     "writer": ("read", "publish", "backfill"),
     "timid": ("read", "publish", "follow"),
 }
-
-
-def access_files(folder: Path) -> None:
-    """Write a token file, and the token of each client beside it."""
-    folder.mkdir()
-    text = ""
-    for name, rights in RIGHTS.items():
-        digest = sha256(f"token-of-{name}".encode()).hexdigest()
-        quoted = ", ".join(f'"{each}"' for each in rights)
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = [{quoted}]\n'
-        (folder / name).write_text(f"token-of-{name}", encoding="utf-8")
-        (folder / name).chmod(0o600)
-    (folder / "clients.toml").write_text(text, encoding="utf-8")

@@ -1,24 +1,26 @@
-"""The process of a gateway: failures to start, an unreachable node, and the shutdown."""
+"""The process of a gateway: failures to start, answers to clients of nwaku's protocols, the end."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from store.gateway.light_push import LIGHT_PUSH
+from store.gateway.filter import FILTER_SUBSCRIBE
+from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
 from store.gateway.wire import bytes_field, delimited, fields, number_field
+from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD, TOPICS
+from tests.integration.gateway.messages import CLUSTER, NETWORK, NODE_PAGE, PUBSUB, SHARD, TOPICS
 from tests.support.command import Command
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
@@ -30,11 +32,14 @@ from tests.support.waku_client import (
     STORE_QUERY,
     YAMUX,
     RawClient,
+    StreamResetError,
     WakuClient,
     line,
     varint,
 )
 
+TOPIC: Final = "/push/1/a/proto"
+HOUR_NS: Final = 3_600 * 10**9
 METADATA = "/vac/waku/metadata/1.0.0"
 ANY = "/ip4/127.0.0.1/tcp/0"
 ASKED = StoreQueryRequest(request_id="r-1", pagination_limit=1)
@@ -155,21 +160,12 @@ async def test_the_next_node_serves_when_one_does_not(
     with (
         running_node(tmp_path / "a", database_url=url) as first,
         running_node(tmp_path / "b", database_url=url) as second,
-        running_gateway(tmp_path, first.listen, "--node", second.listen) as gateway,
+        running_gateway(tmp_path, first.listen, "--node", second.listen, *NETWORK) as gateway,
     ):
         async with WakuClient.connected(gateway.address("tcp")) as client:
-
-            async def push(payload: bytes) -> int | bytes | None:
-                message = WakuMessage(
-                    payload=payload, content_topic="/fail/1/over/proto", timestamp=time.time_ns()
-                )
-                request = bytes_field(1, b"r") + bytes_field(20, b"/waku/2/rs/1/0")
-                request += bytes_field(21, message.SerializeToString())
-                return dict(fields((await client.ask(LIGHT_PUSH, delimited(request)))[1:]))[10]
-
-            assert await push(b"one") == 200
-            await asyncio.to_thread(first.kill)
-            assert await push(b"two") == 200
+            for payload in (b"one", b"two"):
+                assert await status_of(client, request(message(payload))) == (b"r", 200)
+                await asyncio.to_thread(first.kill)
             found = await client.query(StoreQueryRequest(include_data=True))
             assert [each.message.payload for each in found.messages] == [b"one", b"two"]
         assert gateway.get("/readyz")[0] == 200
@@ -193,6 +189,14 @@ async def test_it_stops_with_streams_open_and_keeps_its_peer_id(
                 client.data(number, line("/multistream/1.0.0") + line(protocol) + begun)
             )
         assert (await client.query(ASKED)).status_code == 200
+        assert gateway.counted("open_connections") == 2
+        assert gateway.counted('connections_total{transport="tcp"}') == 1
+        # One of them is of the stream that is still open.
+        assert gateway.counted(f'streams_total{{protocol="{STORE_QUERY}"}}') == 3
+        for name in ('queries_total{by="node"}', "query_seconds_count"):
+            assert gateway.counted(name) == 2
+        assert gateway.counted("response_bytes_total") > 0
+        assert gateway.get("/nothing")[0] == 404
         assert await asyncio.to_thread(gateway.stop) == 0
         for each in (client.raw, silent):
             while await each.reader.read(4096):
@@ -281,15 +285,78 @@ async def test_an_answer_has_every_field_that_nwaku_requires(
     assert empty == sum(not each.payload for each in messages) > 0
 
 
-async def test_metrics_count_what_was_done(tmp_path: Path, node: NodeProcess) -> None:
-    with running_gateway(tmp_path, node.listen) as gateway:
-        async with WakuClient.connected(gateway.address("tcp")) as client:
-            for _ in range(3):
-                assert (await client.query(ASKED)).status_code == 200
-            assert gateway.counted("open_connections") == 1
-        assert gateway.counted('connections_total{transport="tcp"}') == 1
-        assert gateway.counted(f'streams_total{{protocol="{STORE_QUERY}"}}') == 3
-        assert gateway.counted('queries_total{by="node"}') == 3
-        assert gateway.counted("query_seconds_count") == 3
-        assert gateway.counted("response_bytes_total") > 0
-        assert gateway.get("/nothing")[0] == 404
+# Light push
+
+
+def message(payload: bytes = b"text", **more: Any) -> bytes:  # noqa: ANN401 - its fields
+    given = {"content_topic": TOPIC, "timestamp": time.time_ns(), **more}
+    encoded = WakuMessage(payload=payload, **given).SerializeToString()
+    return encoded if payload else bytes_field(1, b"") + encoded
+
+
+def request(encoded: bytes | None, topic: str | None = PUBSUB) -> bytes:
+    named = b"" if topic is None else bytes_field(20, topic.encode())
+    return bytes_field(1, b"r") + named + (b"" if encoded is None else bytes_field(21, encoded))
+
+
+def legacy(encoded: bytes, topic: str = PUBSUB) -> bytes:
+    inner = bytes_field(1, topic.encode()) + bytes_field(2, encoded)
+    return bytes_field(1, b"r") + bytes_field(2, inner)
+
+
+async def status_of(client: WakuClient, asked: bytes) -> tuple[bytes, int]:
+    """Return the request ID and the status of the response."""
+    answer = await client.ask(LIGHT_PUSH, delimited(asked))
+    parts = dict(fields(answer[1 if answer[0] < 0x80 else 2 :]))
+    assert (12 in parts) == (parts[10] == 200)
+    assert (11 in parts) == (parts[10] != 200)
+    return cast("bytes", parts[1]), cast("int", parts[10])
+
+
+def cases(again: bytes) -> Iterator[tuple[bytes, tuple[bytes, int]]]:
+    """Yield requests with the request ID and the status of their responses."""
+    not_utf8 = bytes_field(1, b"x") + bytes_field(2, b"\xff\xfe") + number_field(10, 2)
+    for encoded, status in (
+        *((again, 200), (again, 200), (message(b""), 200), (message(ephemeral=True), 200)),
+        (message(timestamp=None), 420),
+        (message(timestamp=time.time_ns() - HOUR_NS), 420),
+        (message(timestamp=time.time_ns() + HOUR_NS), 420),
+        *((not_utf8, 420), (message(bytes(150 * 1024)), 413)),
+    ):
+        yield request(encoded), (b"r", status)
+    yield request(message(), None), (b"r", 421)
+    yield request(message(), "/waku/2/rs/1/7"), (b"r", 421)
+    unreadable = request(None), request(b""), request(message(meta=bytes(65))), b"\xff\xff", b""
+    yield from ((asked, (b"N/A", 400)) for asked in unreadable)
+
+
+async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[], str]) -> None:
+    # The clock drift is longer than the test, however busy the machine.
+    drift = ("--max-clock-drift", "10m")
+    expected = [b"", b""]
+    with running_node(tmp_path / "node", *drift, database_url=new_store()) as node:
+        with running_gateway(tmp_path, node.listen, *NETWORK) as gateway:
+            for multiplexer in (MPLEX, YAMUX):
+                payloads = [f"{multiplexer} {each}".encode() for each in ("again", "old", "last")]
+                expected += payloads
+                async with WakuClient.connected(gateway.address("tcp"), multiplexer) as client:
+                    for asked, answered in cases(message(payloads[0])):
+                        assert await status_of(client, asked) == answered, asked[:100]
+                    old = delimited(legacy(message(payloads[1])))
+                    inner = number_field(1, 1) + bytes_field(2, b"OK")
+                    answer = delimited(bytes_field(1, b"r") + bytes_field(3, inner))
+                    assert await client.ask(LEGACY_LIGHT_PUSH, old) == answer
+                    with pytest.raises(StreamResetError):
+                        await client.ask(LIGHT_PUSH, delimited(bytes(300 * 1024)))
+                    assert (await status_of(client, request(message(payloads[2]))))[1] == 200
+        with running_gateway(tmp_path, node.listen, "--no-light-push", "--no-filter") as gateway:
+            async with WakuClient.connected(gateway.address("tcp")) as client:
+                for protocol in (LIGHT_PUSH, LEGACY_LIGHT_PUSH, FILTER_SUBSCRIBE):
+                    with pytest.raises((StreamResetError, AssertionError)):
+                        await client.ask(protocol, delimited(request(message())))
+        with Client([node.listen]) as reader:
+            assert sorted(each.payload for each in reader.scan()) == sorted(expected)
+        with running_gateway(tmp_path, node.listen, *NETWORK) as gateway:
+            assert await asyncio.to_thread(node.terminate) == 0
+            async with WakuClient.connected(gateway.address("tcp")) as client:
+                assert await status_of(client, request(message())) == (b"r", 503)

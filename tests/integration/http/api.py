@@ -6,7 +6,6 @@ import base64
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,20 +18,6 @@ PUBSUB: Final = "/waku/2/rs/1/0"
 TIMEOUT_S: Final = 90.0
 
 _numbers = itertools.count()
-
-
-@dataclass
-class Event:
-    """A server-sent event."""
-
-    name: str = "message"
-    id: str = ""
-    data: str = ""
-
-    @property
-    def json(self) -> Any:  # noqa: ANN401 - whatever the event holds
-        """The data of the event, as JSON."""
-        return json.loads(self.data)
 
 
 @dataclass
@@ -94,26 +79,6 @@ class Api:
         whole = {**schema, "components": self.document["components"]}
         errors = [each.message for each in OAS31Validator(whole).iter_errors(item)]
         assert not errors, (errors, item)
-
-
-def events(response: httpx.Response) -> Iterator[Event]:
-    """Yield the events of an answer as they come, read as the HTML standard says."""
-    event, empty = Event(), True
-    for line in response.iter_lines():
-        if not line:
-            if not empty and event.data:
-                yield event
-            event, empty = Event(), True
-            continue
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        empty = empty and not name
-        if name == "event":
-            event.name = value
-        elif name == "id":
-            event.id = value
-        elif name == "data":
-            event.data += value
 
 
 def message(content_topic: str, payload: bytes | None = None, **more: object) -> dict[str, Any]:

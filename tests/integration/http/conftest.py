@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.http.api import Api
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, shared_node
 
 ORIGIN = "https://app.example"
 HOST = "Node.example"
@@ -20,15 +20,8 @@ HTTP = (
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    """Yield a node without tokens, with a store of its own, that takes messages of any time."""
-    directory = tmp_path_factory.mktemp("http") / "node"
-    options = (*HTTP, "--max-clock-drift", "off", "--retention", "off")
-    with running_node(directory, *options, database_url=new_store()) as process:
-        yield process
+node = shared_node("http", *HTTP, "--max-clock-drift", "off", "--retention", "off")
+"""A node without tokens that takes messages of any time."""
 
 
 @pytest.fixture(scope="session")

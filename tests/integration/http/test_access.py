@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,9 +12,9 @@ import httpx
 import pytest
 
 from tests.calls.transports import PATHS
-from tests.integration.http.api import Api, events, message
+from tests.integration.http.api import Api, message
 from tests.support.node import NodeProcess, running_node
-from tests.support.secured import Pki, check_renewal
+from tests.support.secured import Pki, check_renewal, token_file
 
 RIGHTS: Final = {
     "writer": 'rights = ["publish"]',
@@ -35,11 +34,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 def files(pki: Pki) -> Path:
     """Return a folder with the certificates and the token file."""
     folder = pki.ca.parent
-    text = ""
-    for name, entry in RIGHTS.items():
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n{entry}\n'
-    (folder / "clients.toml").write_text(text)
+    (folder / "clients.toml").write_text(token_file(RIGHTS))
     pki.issue("127.0.0.1", "node-a.example")
     pki.issue("client.example", file="client")
     return folder
@@ -68,11 +63,11 @@ def trust(files: Path) -> ssl.SSLContext:
 
 @pytest.fixture(scope="module")
 def caller(node: NodeProcess, trust: ssl.SSLContext) -> Iterator[Callable[[str | None], Api]]:
-    """Make callers by token."""
+    """Make callers by the name of a client."""
     with ExitStack() as stack:
 
-        def make(token: str | None) -> Api:
-            api = Api.of(node, token, verify=trust)
+        def make(client: str | None) -> Api:
+            api = Api.of(node, client and f"token-of-{client}", verify=trust)
             stack.callback(api.client.close)
             return api
 
@@ -134,9 +129,14 @@ def test_a_browser_may_give_its_token_in_the_url_of_a_follower_alone(
     caller: Callable[[str | None], Api],
 ) -> None:
     stranger = caller(None).client
-    with stranger.stream("GET", "/api/v1/follow", params={"access_token": "reader"}) as stream:
-        assert next(events(stream)).name == "page"
-    assert stranger.get("/api/v1/messages", params={"access_token": "reader"}).status_code == 401
+    with stranger.stream(
+        "GET", "/api/v1/follow", params={"access_token": "token-of-reader"}
+    ) as stream:
+        assert "event: page" in stream.iter_lines()
+    assert (
+        stranger.get("/api/v1/messages", params={"access_token": "token-of-reader"}).status_code
+        == 401
+    )
 
 
 def test_no_call_is_served_without_a_client_certificate(node: NodeProcess, files: Path) -> None:

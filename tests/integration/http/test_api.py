@@ -1,18 +1,25 @@
-"""``/api/v1`` of a real node: what is published is read, followed and described as it is."""
+"""The HTTP listener of a real node: /api/v1, the sites that may call, and Connect byte by byte."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import httpx
+import psutil
+import pytest
 from openapi_spec_validator import validate
 
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
+from storenode.wire.storenode.v1.store_pb2 import ContentFilter, FollowRequest
+from tests.calls.transports import STORE, framed
 from tests.integration.http.api import Api, failed, message
-from tests.integration.http.conftest import HTTP
-from tests.integration.run.helpers import get
+from tests.integration.http.conftest import HOST, HTTP, ORIGIN
+from tests.integration.run.helpers import get, sampled
 from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, as_shown, steps
@@ -65,7 +72,7 @@ def sds(topic: str, channel: str, name: str, *parents: str, lamport: int) -> dic
     return message(topic, body.SerializeToString())
 
 
-def test_a_line_says_whether_its_id_is_proven(api: Api, topic: str) -> None:
+def test_a_line_says_whether_its_id_is_proven(api: Api, node: NodeProcess, topic: str) -> None:
     channel = f"channel of {topic}"
     name = genuine_id(channel, b"genuine")
     forged = message(topic, claiming(channel, name, b"forged"))
@@ -73,17 +80,13 @@ def test_a_line_says_whether_its_id_is_proven(api: Api, topic: str) -> None:
     asked = {"channelId": channel, "entries": [{"messageId": name}]}
     lines = api.lines(api.post("/api/v1/sds/messages", asked))
     assert [line["proven"] for line in lines] == [False, True]
+    status = api.get("/api/v1/status").json()
+    assert (status["ready"], status["nodeId"]) == (True, node.ready["node_id"])
+    assert status["messages"] > 0
+    assert int(status["oldestTimestamp"]) <= int(status["newestTimestamp"])
 
 
-def test_the_status_shows_the_stored_messages(api: Api, node: NodeProcess, topic: str) -> None:
-    api.publish(message(topic))
-    found = api.get("/api/v1/status").json()
-    assert (found["ready"], found["nodeId"]) == (True, node.ready["node_id"])
-    assert found["messages"] > 0
-    assert int(found["oldestTimestamp"]) <= int(found["newestTimestamp"])
-
-
-def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
+def test_a_body_that_is_too_large_or_has_too_many_texts_is_refused(api: Api) -> None:
     headers, part = {"content-type": "application/json"}, b" " * 65_536
 
     def chunks() -> Iterator[bytes]:
@@ -93,9 +96,6 @@ def test_a_body_that_is_too_large_is_refused(api: Api) -> None:
         response = api.client.post("/api/v1/messages", content=body, headers=headers)
         assert response.status_code == 413
         assert "at most 16,777,216" in failed(response)[2]
-
-
-def test_more_than_a_limit_allows_is_refused(api: Api) -> None:
     many = {"channelId": "c", "heads": [], "knownIds": [""] * 1_000_000}
     status, code, sentence = failed(api.post("/api/v1/sds/causal-history", many))
     assert (status, code) == (413, "RESOURCE_EXHAUSTED")
@@ -104,14 +104,9 @@ def test_more_than_a_limit_allows_is_refused(api: Api) -> None:
 
 def test_requests_are_counted(api: Api, node: NodeProcess) -> None:
     name = 'storenode_http_requests_total{code="400",operation="query"}'
-
-    def count() -> float:
-        lines = get(node.metrics, "/metrics")[1].splitlines()
-        return sum(float(each.split()[-1]) for each in lines if each.startswith(name))
-
-    before = count()
+    before = sampled(node.metrics, name)
     api.get("/api/v1/messages", limit="x")
-    assert count() == before + 1
+    assert sampled(node.metrics, name) == before + 1
     text = get(node.metrics, "/metrics")[1]
     assert "storenode_http_connections " in text
     assert 'storenode_http_requests_total{code="500",operation="scan"} 0.0' in text, (
@@ -134,3 +129,153 @@ def test_the_viewer_of_the_description_needs_nothing_from_elsewhere(api: Api) ->
     for path in ("/docs.js", "/page.css", "/page.svg", "/openapi.json"):
         assert path in page.text
         assert api.client.get(path).status_code == 200
+
+
+OTHER = "https://other.example"
+
+
+def test_a_name_that_leads_to_the_node_is_refused_and_counted(
+    api: Api, node: NodeProcess, topic: str
+) -> None:
+    body = {"messages": [message(topic)]}
+    foreign = {"host": "rebound.example"}
+    for answer in (
+        api.client.get("/", headers=foreign),
+        api.client.get("/openapi.json", headers=foreign),
+        api.client.post("/api/v1/messages", json=body, headers=foreign),
+        api.client.options("/api/v1/messages", headers={**foreign, "origin": ORIGIN}),
+    ):
+        status, code, sentence = failed(answer)
+        assert (status, code) == (421, "PERMISSION_DENIED")
+        assert "--http-allow-host" in sentence
+    assert api.get("/api/v1/messages", contentTopics=topic).json() == {"messages": []}
+    assert api.client.get("/api/v1/status", headers={"host": HOST}).status_code == 200
+    name = 'storenode_http_requests_total{code="421",operation="refused"} '
+    assert name in get(node.metrics, "/metrics")[1]
+
+
+def test_other_sites_write_nothing_and_only_named_ones_read(api: Api, topic: str) -> None:
+    path, body = "/api/v1/messages", {"messages": [message(topic)]}
+    for origin, allowed in ((ORIGIN, ORIGIN), (OTHER, None)):
+        sent = {"origin": origin, "sec-fetch-site": "cross-site"}
+        asking = {"origin": origin, "access-control-request-method": "POST"}
+        answers = [
+            api.client.options(path, headers=asking),
+            api.client.get("/api/v1/status", headers={"origin": origin}),
+            api.client.post(path, json=body, headers=sent),
+        ]
+        named = [each.headers.get("access-control-allow-origin") for each in answers]
+        assert named == [allowed] * 3
+    assert "--http-allow-origin" in failed(answers[-1])[2]
+    assert len(api.get(path, contentTopics=topic).json()["messages"]) == 1
+
+
+def test_a_node_with_tokens_is_served_by_any_name_unless_names_are_given(
+    tmp_path: Path, new_store: Callable[[], str]
+) -> None:
+    tokens = tmp_path / "clients.toml"
+    tokens.write_text("[clients]\n")
+    options = ("--http-listen", "127.0.0.1:0", "--client-token-file", str(tokens))
+    with running_node(tmp_path / "node", *options, database_url=new_store()) as process:
+
+        def status_for(host: str) -> int:
+            url = f"http://{process.http}/api/v1/status"
+            return httpx.get(url, headers={"host": host}).status_code
+
+        assert status_for("public.example") == 401
+        assert process.terminate() == 0
+        process.args = [*process.args, "--http-allow-host", "public.example"]
+        process.start()
+        assert [status_for(f"{each}.example") for each in ("public", "other")] == [401, 421]
+        assert status_for("127.0.0.1") == 401
+
+
+CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}
+UNARY: Final = {"content-type": "application/proto", "connect-protocol-version": "1"}
+MIB: Final = 1024 * 1024
+END: Final = 0x02
+
+
+def frames(body: bytes) -> list[tuple[int, bytes]]:
+    """Return the flags and messages of an answer."""
+    found = []
+    while body:
+        size = int.from_bytes(body[1:5], "big")
+        found.append((body[0], body[5 : 5 + size]))
+        body = body[5 + size :]
+    return found
+
+
+def call(api: Api, method: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    return api.client.post(f"{STORE}/{method}", content=body, headers=headers)
+
+
+def test_a_deadline_ends_a_stream_with_its_status(api: Api, node: NodeProcess, topic: str) -> None:
+    body = framed(FollowRequest(filter=ContentFilter(content_topics=[topic])).SerializeToString())
+    connect = call(api, "Follow", body, {**CONNECT, "connect-timeout-ms": "300"})
+    flags, end = frames(connect.content)[-1]
+    assert (flags, json.loads(end)["error"]["code"]) == (END, "deadline_exceeded")
+    counted = 'storenode_http_requests_total{code="408",operation="connect_Follow"} 1'
+    assert counted in get(node.metrics, "/metrics")[1]
+
+
+WRONG: Final[list[tuple[str, bytes, dict[str, str], int, str]]] = [
+    ("Scan", framed(b"", 0x40), CONNECT, 400, "invalid envelope flags"),
+    ("Scan", b"\0\xff\xff\xff\xff", CONNECT, 400, "promised 4294967295 bytes"),
+    ("Scan", b"\0\0", CONNECT, 400, "incomplete envelope"),
+    ("Scan", b"", CONNECT, 501, "zero messages"),
+    ("Scan", framed(b"") * 2, CONNECT, 501, "multiple messages"),
+    ("Scan", framed(gzip.compress(b""), 1), CONNECT, 501, "without compression"),
+    ("Query", b"", {**UNARY, "content-encoding": "gzip"}, 501, "unknown compression"),
+    (
+        "Query",
+        b"",
+        {**UNARY, "connect-timeout-ms": "-1"},
+        400,
+        "the header of the timeout cannot be read",
+    ),
+    ("Query", b" " * (16 * 1024 * 1024 + 1), UNARY, 429, "at most 16,777,216"),
+    ("Scan", b" " * (1024 * 1024 + 1), CONNECT, 429, "at most 1,048,576"),
+]
+
+
+@pytest.mark.parametrize("asked", WRONG, ids=lambda asked: asked[-1])
+def test_wrong_requests_get_the_reason(
+    api: Api, asked: tuple[str, bytes, dict[str, str], int, str]
+) -> None:
+    method, body, headers, status, sentence = asked
+    answer = call(api, method, body, headers)
+    if headers["content-type"] == CONNECT["content-type"]:
+        assert answer.status_code == 200
+        [(flags, end)] = frames(answer.content)
+        assert flags == END
+        error = json.loads(end)["error"]
+    else:
+        assert answer.status_code == status
+        error = answer.json()
+    assert sentence in error["message"], error
+    assert answer.headers["x-request-id"]
+
+
+def test_refused_requests_are_not_kept(api: Api, node: NodeProcess) -> None:
+    large = b"\xff" * (15 * MIB)
+    process = psutil.Process(node.process.pid)
+    before = process.memory_info().rss
+    for _ in range(24):
+        assert call(api, "Publish", large, UNARY).status_code == 400
+    assert process.memory_info().rss < before + 6 * len(large)
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "text/plain", "application/grpc", "application/grpc+proto"]
+)
+def test_what_is_no_protobuf_is_refused_before_it_is_read(api: Api, content_type: str) -> None:
+    answer = call(api, "Query", b"{}", {"content-type": content_type})
+    assert answer.status_code == 415
+    assert answer.json()["code"] == "invalid_argument"
+    assert "useBinaryFormat" in answer.json()["message"]
+    otherwise = {**UNARY, "content-type": "Application/Proto; charset=utf-8"}
+    assert call(api, "Query", b"", otherwise).status_code == 200
+    got = api.client.get(f"{STORE}/Scan", headers=CONNECT)
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+    assert api.client.post(f"{STORE}/PublishStream", headers=CONNECT).status_code == 404

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from tests.calls.transports import STORE, framed
-from tests.integration.http.api import TIMEOUT_S, Api, events, message
+from tests.integration.http.api import TIMEOUT_S, Api, message
 from tests.integration.http.conftest import HTTP
-from tests.integration.http.test_connect import CONNECT
-from tests.integration.run.helpers import get
+from tests.integration.http.test_api import CONNECT
+from tests.integration.run.helpers import sampled
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
 
@@ -57,10 +57,7 @@ def connected(node: NodeProcess) -> socket.socket:
 
 def count(node: NodeProcess, name: str) -> float:
     """Return the present value of a metric with its labels."""
-    for line in get(node.metrics, "/metrics")[1].splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.split()[-1])
-    return 0.0
+    return sampled(node.metrics, f"{name} ")
 
 
 def until(node: NodeProcess, name: str, value: float) -> None:
@@ -144,8 +141,8 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
 
 def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
     with httpx.stream("GET", f"http://{node.http}/api/v1/follow", timeout=TIMEOUT_S) as answer:
-        coming = events(answer)
-        assert next(coming).name == "page"
+        lines = answer.iter_lines()
+        assert "event: page" in lines
         assert count(node, "storenode_followers") == 1
     until(node, "storenode_followers", 0)
     by_connect = f"http://{node.http}{STORE}/Follow"

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import shared_node
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    """Return a node with a store of its own, for clocks of any kind."""
-    directory = tmp_path_factory.mktemp("participants")
-    with running_node(
-        directory / "node", "--max-clock-drift", "off", database_url=new_store()
-    ) as process:
-        yield process
+node = shared_node("participants", "--max-clock-drift", "off")
+"""A node for clocks of any kind."""
 
 
 @pytest.fixture

@@ -1,23 +1,41 @@
-"""Participants of one channel through a real node."""
+"""Participants of channels through a real node: logs, repair, many channels, reliable channels."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.blocking_channel import Channel as BlockingChannel
-from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.channel import Channel, Channels
+from storenode.sds.aio.events import Events
 from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.reliable import (
+    Content,
+    MessageDelivered,
+    MessageDeliveryError,
+    MessageReceived,
+    MessageSendError,
+    MessageSent,
+    ReliableChannel,
+    ReliableEvent,
+    SegmentationConfig,
+)
+from storenode.sds.aio.state import StateTakenError
 from storenode.sds.aio.transport import Route
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, EphemeralReceived
-from tests.support.node import NodeProcess
+from storenode.sds.segments import Revision, split
+from tests.support.node import NodeProcess, running_node
 from tests.support.participant import SHAPE, Lossy, Said, config_of, conversation, sending
 
 PATIENCE_S = 90.0
@@ -38,9 +56,11 @@ async def synced(channel: Channel) -> None:
         await channel.wait_for(lambda status: status.synced)
 
 
-def conversed(room: str, count: int, *, ago_ns: int = 0, hints: bool = True) -> list[Said]:
-    """Return what a channel has said, until now or some time ago."""
-    return list(
+async def past(
+    node: NodeProcess, room: str, count: int, *, lost: int = 0, ago_ns: int = 0, hints: bool = True
+) -> list[Said]:
+    """Publish what a channel has said until some time ago, but for the first, lost messages."""
+    said = list(
         conversation(
             room,
             count,
@@ -51,20 +71,11 @@ def conversed(room: str, count: int, *, ago_ns: int = 0, hints: bool = True) -> 
             hints=hints,
         )
     )
-
-
-async def past(node: NodeProcess, room: str, count: int, *, hints: bool = True) -> list[Said]:
-    """Publish what a channel has said, about now."""
-    said = conversed(room, count, hints=hints)
-    await publish(node, room, said)
-    return said
-
-
-async def publish(node: NodeProcess, room: str, said: Sequence[Said]) -> None:
     async with connect(node.listen) as client:
         messages = [new_message(m.payload, topic(room), PUBSUB, m.timestamp_ns) for m in said]
-        async for _ in client.publish_all(messages):
+        async for _ in client.publish_all(messages[lost:]):
             pass
+    return said
 
 
 async def test_two_participants_have_one_log_and_acknowledge_each_other(
@@ -91,6 +102,13 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert await contents(alice) == await contents(bob) == [b"who is there?", b"it is me"]
         assert alice.status.unpublished == alice.status.unacknowledged == 0
         assert str(alice.status) == "synced"
+        events = bob.events()
+        await alice.send_ephemeral(b"typing")
+        async for event in events:
+            if isinstance(event, EphemeralReceived):
+                assert (event.sender_id, event.content) == ("alice", b"typing")
+                break
+        assert len(await contents(bob)) == 2, "it is not stored"
 
 
 async def test_a_node_reports_which_messages_it_stores_without_sending_them(
@@ -103,25 +121,6 @@ async def test_a_node_reports_which_messages_it_stores_without_sending_them(
     assert await link.holds([*hints, bytes(32), b"no hash"]) == set(hints)
     assert await link.holds([b"no hash"]) == set()
     await link.close()
-
-
-async def test_ephemeral_content_reaches_those_that_listen_and_is_not_stored(
-    node: NodeProcess, room: str
-) -> None:
-    async with (
-        Channel.join(node.listen, room, "alice") as alice,
-        Channel.join(node.listen, room, "bob") as bob,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await synced(alice)
-        await synced(bob)
-        events = bob.events()
-        await alice.send_ephemeral(b"typing")
-        async for event in events:
-            if isinstance(event, EphemeralReceived):
-                assert (event.sender_id, event.content) == ("alice", b"typing")
-                break
-        assert await contents(bob) == []
 
 
 async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_twice(
@@ -183,8 +182,7 @@ async def test_what_was_pruned_before_it_was_received_holds_up_no_participant(
     node: NodeProcess, room: str
 ) -> None:
     # A new participant of an old channel: its beginning is not held any longer.
-    said = conversed(room, 50, ago_ns=HOUR_NS)
-    await publish(node, room, said[2:])
+    said = await past(node, room, 50, lost=2, ago_ns=HOUR_NS)
     async with Channel.join(node.listen, room, "late", config=config_of(room, "late")) as late:
         await synced(late)
         log = await late.log()
@@ -222,3 +220,237 @@ def test_a_program_without_an_event_loop_has_the_same_channel(
         assert (alice.missing(), alice.lacking(), alice.unpublished()) == ((), {}, frozenset())
     with BlockingChannel.join(node.listen, room, "alice", state=state) as alice:
         assert [message.content for message in alice.log()] == [b"one", b"two", b"three"]
+
+
+CHANNELS = 220
+OPEN_STATES = 8
+
+Group = tuple[Channels, list[Channel]]
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
+    """Return a node that a test may stop."""
+    with running_node(tmp_path / "node", database_url=new_store()) as process:
+        yield process
+
+
+@asynccontextmanager
+async def joined(
+    node: NodeProcess, room: str, sender: str, count: int, folder: Path | None = None
+) -> AsyncIterator[Group]:
+    """Return channels of one sender that are synced."""
+    async with (
+        Channels.open(node.listen, open_states=OPEN_STATES) as channels,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        states = [None if folder is None else folder / f"{number}.db" for number in range(count)]
+        made = await asyncio.gather(
+            *(
+                channels.join(f"{room}-{number}", sender, state=state)
+                for number, state in enumerate(states)
+            )
+        )
+        for channel in made:
+            await channel.wait_for(lambda status: status.synced)
+        yield channels, made
+
+
+async def first_of(channel: Channel, count: int) -> list[bytes]:
+    """Return the first messages of a log."""
+    found: list[bytes] = []
+    async for message in channel.messages():
+        found.append(message.content)
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_hundreds_of_channels_need_few_threads_and_descriptors(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    process = psutil.Process()
+    threads, descriptors = process.num_threads(), process.num_fds()
+    async with joined(node, room, "alice", CHANNELS, tmp_path) as (channels, made):
+        assert len(channels) == len(made) == CHANNELS
+        names = [channel.config.channel_id.encode() for channel in made]
+        await asyncio.gather(*map(Channel.send, made, names))
+        # Of the process, which may have more of other tests: gRPC's own, and those for states.
+        assert process.num_threads() <= threads + 20
+        # Three for each open state, with its directory, and what gRPC has.
+        assert process.num_fds() <= descriptors + 3 * OPEN_STATES + 20
+        for channel in made:
+            await channel.wait_for(lambda status: not status.unpublished)
+    async with joined(node, room, "bob", CHANNELS) as (_, others):
+        for number, channel in enumerate(others):
+            assert await first_of(channel, 1) == [f"{room}-{number}".encode()]
+
+
+async def test_all_channels_come_back_when_their_node_does(
+    own_node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    async with joined(own_node, room, "alice", 3, tmp_path) as (_, made):
+        await made[0].send(b"first")
+        await made[0].wait_for(lambda status: not status.unpublished)
+        await asyncio.to_thread(own_node.terminate)
+        for channel in made:
+            await channel.wait_for(lambda status: status.node is None)
+            await channel.send(b"offline")
+        await asyncio.to_thread(own_node.start)
+        for channel in made:
+            await channel.wait_for(lambda status: status.synced and not status.unpublished)
+        async with joined(own_node, room, "bob", 3) as (_, others):
+            assert await first_of(others[0], 2) == [b"first", b"offline"]
+            assert await first_of(others[1], 1) == await first_of(others[2], 1) == [b"offline"]
+
+
+async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_only(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    async with (
+        Channels.open(node.listen, open_states=1) as channels,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        first = await channels.join(f"{room}-0", "alice", state=tmp_path / "0.db")
+        await first.wait_for(lambda status: status.synced)
+        second = await channels.join(f"{room}-1", "alice", state=tmp_path / "1.db")
+        await second.send(b"the first state is closed now")
+        async with Channel.join(
+            node.listen, f"{room}-0", "alice", state=tmp_path / "0.db"
+        ) as taker:
+            await taker.send(b"mine")
+            with pytest.raises(StateTakenError):
+                await first.send(b"no longer mine")
+            await taker.wait_for(lambda status: status.synced)
+            assert [message.content for message in await taker.log()] == [b"mine"]
+        await second.send(b"still here")
+        assert len(await second.log()) == 2
+
+
+SMALL = SegmentationConfig(segment_bytes=1_024)
+
+
+def quick(room: str, sender: str) -> ChannelConfig:
+    """Return acknowledges at once what comes."""
+    return ChannelConfig(room, sender, sync_min_ms=100, sync_max_ms=200, filter_every=1)
+
+
+@asynccontextmanager
+async def pair(
+    node: NodeProcess, room: str, *, lost: float = 0.0
+) -> AsyncIterator[tuple[ReliableChannel, ReliableChannel]]:
+    """Return two participants that are synced; the second one loses messages that come live."""
+    rng = random.Random(0)
+    place = Lossy(StoreNode(node.listen), lambda _: rng.random() < lost)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            node.listen, room, "alice", config=quick(room, "alice"), segmentation=SMALL
+        ) as alice,
+        ReliableChannel.join(
+            place, room, "bob", config=quick(room, "bob"), segmentation=SMALL
+        ) as bob,
+    ):
+        for each in (alice, bob):
+            await each.channel.wait_for(lambda status: status.synced)
+        yield alice, bob
+
+
+async def next_of(events: Events[ReliableEvent], *kinds: type[ReliableEvent]) -> ReliableEvent:
+    async for event in events:
+        if isinstance(event, kinds):
+            return event
+    raise AssertionError("the events have ended")
+
+
+async def received(events: Events[ReliableEvent]) -> Content:
+    event = await next_of(events, MessageReceived)
+    assert isinstance(event, MessageReceived)
+    return event.content
+
+
+async def test_a_large_content_comes_whole_over_a_link_that_loses_half(
+    node: NodeProcess, room: str
+) -> None:
+    content = random.Random(1).randbytes(200_000)
+    async with pair(node, room, lost=0.5) as (alice, bob):
+        reported, ends, arrivals = alice.events(), alice.events(), bob.events()
+        request = await alice.send(content)
+        small = await alice.send(b"")
+        first, second = await received(arrivals), await received(arrivals)
+        assert (first.request_id, first.sender_id, first.own) == (request, "alice", False)
+        assert first.content == content
+        assert (second.request_id, second.content) == (small, b"")
+        # In this order, each once, and nothing else of a request.
+        of = {name: [type(await next_of(reported, MessageSent))] for name in (request, small)}
+        assert of == {request: [MessageSent], small: [MessageSent]}
+        delivered = {await next_of(ends, MessageDelivered) for _ in range(2)}
+        assert delivered == {MessageDelivered(request), MessageDelivered(small)}
+        logs = [[each async for each in _some(channel.messages(), 2)] for channel in (alice, bob)]
+        assert [[each.content for each in log] for log in logs] == [[content, b""]] * 2
+        assert [each.own for each in logs[0]] == [True, True]
+
+
+async def _some(messages: AsyncIterator[Content], count: int) -> AsyncIterator[Content]:
+    for _ in range(count):
+        yield await anext(messages)
+
+
+async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    segments = split(b"0123456789" * 100, 256, Revision.NIM)
+    state = tmp_path / "bob.db"
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        Channel.join(node.listen, room, "alice") as alice,
+    ):
+        await alice.send_all(segments[:4])
+        await alice.wait_for(lambda status: not status.unpublished)
+        async with ReliableChannel.join(node.listen, room, "bob", state=state) as bob:
+            await bob.channel.wait_for(lambda status: status.synced)
+            assert len(await bob.channel.log()) == 4
+        async with ReliableChannel.join(node.listen, room, "bob", state=state) as bob:
+            arrivals = bob.events()
+            await alice.send_all(segments[4:])
+            assert (await received(arrivals)).content == b"0123456789" * 100
+            await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
+            assert (await received(arrivals)).content == b"next"
+
+
+async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported(
+    node: NodeProcess, room: str
+) -> None:
+    config = ChannelConfig(room, "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
+    too_large = SegmentationConfig(segment_bytes=102_400)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            node.listen, room, "alice", config=config, segmentation=too_large, cipher=Padding()
+        ) as alice,
+    ):
+        # The large one may be given up before a node has the small one.
+        reported, ends = alice.events(), alice.events()
+        large = await alice.send(bytes(60_000))
+        failed = await next_of(reported, MessageSendError)
+        assert isinstance(failed, MessageSendError)
+        assert failed.request_id == large
+        assert failed.error
+        small = await alice.send(b"nobody is there")
+        assert await next_of(reported, MessageSent) == MessageSent(small)
+        given_up = [await next_of(ends, MessageDeliveryError) for _ in range(2)]
+        assert {getattr(each, "request_id", "") for each in given_up} == {large, small}
+        with pytest.raises(ValueError, match="fit into 255 segments"):
+            await alice.send(bytes(102_400 * 255 + 1))
+
+
+class Padding:
+    """Makes of more than 50 kB what no node takes."""
+
+    whole = True
+
+    def seal(self, clear: bytes) -> bytes:
+        return clear + bytes(200_000 if len(clear) > 50_000 else 0)
+
+    def open(self, sealed: bytes) -> bytes:
+        return sealed

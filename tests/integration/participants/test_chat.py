@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,36 +31,24 @@ def chatting(
         terminal.close()
 
 
-def contains(wanted: str, text: str) -> bool:
-    return wanted in text
-
-
-def contains_all(wanted: Sequence[str], text: str) -> bool:
-    return all(each in text for each in wanted)
-
-
 def test_two_people_see_each_others_lines_and_whether_they_came(
     node: NodeProcess, room: str, tmp_path: Path
 ) -> None:
     kept = ("--state", str(tmp_path / "alice.db"))
     with chatting(node, room, "alice", *kept) as alice, chatting(node, room, "bob") as bob:
         for each in (alice, bob):
-            each.wait(lambda text: "up to date" in text)
+            each.shows("up to date")
         for number in range(3):
             for name, terminal, other in (("alice", alice, bob), ("bob", bob, alice)):
                 terminal.type(f"{name} says {number}\r")
-                other.wait(partial(contains, f"{name}: {name} says {number}"))
+                other.shows(f"{name}: {name} says {number}")
         # Bob's history has named what alice said: she sees the mark.
-        alice.wait(partial(contains, "✓ alice says 0"))
+        alice.shows("✓ alice says 0")
         alice.type("\x03")
         assert alice.process.wait(60) == 0
     with chatting(node, room, "alice", *kept) as alice:
         # Also that bob has her first line is remembered.
-        alice.wait(
-            lambda text: (
-                "✓ alice: alice says 0" in text and "alice says 2" in text and "bob says 2" in text
-            )
-        )
+        alice.shows("✓ alice: alice says 0", "alice says 2", "bob says 2")
         alice.process.send_signal(signal.SIGKILL)
 
 
@@ -71,30 +58,30 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
     family = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
     with chatting(node, room, "alice") as alice, chatting(node, room, "bob") as bob:
         for each in (alice, bob):
-            each.wait(partial(contains, "up to date"))
+            each.shows("up to date")
         bob.type("hi\r")
-        alice.wait(partial(contains, "bob: hi"))
+        alice.shows("bob: hi")
         pasted = "\r".join(f"row {number} of it" for number in range(200))
         alice.type(f"\x1b[200~{pasted}\x1b[201~\r")
         # One message: its rows are below each other.
-        bob.wait(partial(contains, f"alice: row 0 of it\n{' ' * 8}row 1 of it\n"))
-        bob.wait(partial(contains, "row 199 of it\n"))
+        bob.shows(f"alice: row 0 of it\n{' ' * 8}row 1 of it\n")
+        bob.shows("row 199 of it\n")
         alice.type("Bob: look\r")
-        bob.wait(partial(contains, "alice: Bob: look"))
+        bob.shows("alice: Bob: look")
         alice.type("/help\r/nonsense\r//literally\r")
-        alice.wait(partial(contains_all, ("/missing", "There is no command /nonsense")))
+        alice.shows("/missing", "There is no command /nonsense")
         alice.type("bo\t")
-        alice.wait(partial(contains, "> bob"))
+        alice.shows("> bob")
         alice.type(f": {family} come\x1b\rto dinner\r")
         said = ("alice: /literally", f"alice: bob: {family} come", "to dinner")
-        shown = bob.wait(partial(contains_all, said))
+        shown = bob.shows(*said)
         assert "/help" not in shown
         assert "/nonsense" not in shown
         with chatting(node, room, "bob") as other:
-            other.wait(partial(contains, "bob (not here): hi"))
+            other.shows("bob (not here): hi")
             other.type("me too\r")
             reported = "Somebody else writes as bob right now"
-            bob.wait(partial(contains_all, (reported, "bob (not here): me too", "NAME USED TWICE")))
+            bob.shows(reported, "bob (not here): me too", "NAME USED TWICE")
         alice.type("/quit\r")
         assert alice.process.wait(60) == 0
 
@@ -102,17 +89,17 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
 def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
     command = Command.of(node)
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date"))
+        alice.shows("up to date")
         topic = ("--content-topic", f"/sds/1/{room}/proto", "--channel", room)
         named = ("--sender", "carol", "--message-id", "b", "--parent", "withheld")
         command.ok("publish", *topic, *named, "an answer")
-        alice.wait(partial(contains, "1 missing, being fetched"))
+        alice.shows("1 missing, being fetched")
         alice.type("/missing\r/names\r")
         reported = ("withheld, known by its ID alone", "Not shown until then: 1 message")
-        alice.wait(partial(contains_all, (*reported, "carol: last heard at")))
+        alice.shows(*reported, "carol: last heard at")
         # It comes, and with it what waited.
         command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
-        alice.wait(partial(contains_all, ("dora: a question", "carol: an answer", "up to date")))
+        alice.shows("dora: a question", "carol: an answer", "up to date")
 
 
 def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path: Path) -> None:
@@ -126,14 +113,14 @@ def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path
         command.ok("publish", "--content-topic", f"/sds/1/{room}/proto", "--file", str(path))
 
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date"))
+        alice.shows("up to date")
         publish(replace(genuine, content=b"pay mallory"))
-        alice.wait(lambda text: "carol: pay mallory" in text and "(not verified)" in text)
+        alice.shows("carol: pay mallory", "(not verified)")
         publish(genuine)
         found_out = 'FORGED: "pay mallory" was not said by carol'
-        alice.wait(lambda text: "carol: pay alice" in text and found_out in text)
+        alice.shows("carol: pay alice", found_out)
         publish(replace(genuine, content=b"pay eve"))
-        alice.wait(partial(contains, 'FORGED: "pay eve" came under the ID of the line of carol'))
+        alice.shows('FORGED: "pay eve" came under the ID of the line of carol')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -141,9 +128,9 @@ def test_a_signal_leaves_the_terminal_as_it_was(
     node: NodeProcess, room: str, number: signal.Signals
 ) -> None:
     with chatting(node, room, "alice") as alice:
-        alice.wait(partial(contains, "up to date"))
+        alice.shows("up to date")
         alice.type("hello\r")
-        alice.wait(partial(contains, "alice: hello"))
+        alice.shows("alice: hello")
         alice.process.send_signal(number)
         code, _, echoes = alice.left()
         assert (code, echoes) == (0, True)
@@ -155,7 +142,7 @@ def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, r
         reported = "What you write is sent when a node is reached."
         alice.wait(lambda text: reason in text and reported in " ".join(text.split()))
         alice.type("hello\r")
-        alice.wait(partial(contains, "1 not sent"))
+        alice.shows("1 not sent")
         alice.type("/quit\r")
         code, last, _ = alice.left()
         assert (code, b"storenode: 1 line not sent: No node could be" in last) == (3, True)
@@ -170,14 +157,19 @@ def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines(node: NodeProcess, r
         assert b"alice: /names\r\n" in shown
 
 
+def said_in(node: NodeProcess, room: str) -> list[str]:
+    """Return the lines of a room, without their times."""
+    said = Command.of(node).ok("chat", "--channel", room, "--name", "bob").lines
+    return [line.split("  ")[1] for line in said]
+
+
 def test_closed_streams_are_empty_ones(node: NodeProcess, room: str) -> None:
     closed = '"$0" "$@" <&- >&- 2>&-'
     chat = ("chat", "--channel", room, "--name", "alice")
     for redirected in (closed, closed.replace("<&-", "")):
         shell = Command(Command.of(node).env, program=("sh", "-c", redirected, COMMAND))
         assert shell(*chat, stdin=b"hello\n").code == 0
-    said = Command.of(node).ok("chat", "--channel", room, "--name", "bob").lines
-    assert [line.split("  ")[1] for line in said] == ["alice: hello"]
+    assert said_in(node, room) == ["alice: hello"]
 
 
 def test_lines_of_a_pipe_learn_at_once_that_no_node_is_reachable(
@@ -196,8 +188,7 @@ def test_lines_of_a_pipe_learn_at_once_that_no_node_is_reachable(
     kept = command(*chat, *nowhere, *state, stdin=b"hello\n")
     assert (kept.code, "1 line kept in the state" in kept.err) == (3, True)
     command.ok(*chat, *state)
-    said = command.ok("chat", "--channel", room, "--name", "bob").lines
-    assert [line.split("  ")[1] for line in said] == ["alice: hello"]
+    assert said_in(node, room) == ["alice: hello"]
 
 
 def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -32,7 +32,7 @@ from tests.integration.peers.hostile import (
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.peers.test_resuming import HOUR_NS, all_stored, resuming
 from tests.integration.rpc.harness import within
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import NodeProcess, shared_node
 from tests.support.polling import PAUSE_S
 
 PUBSUB: Final = "/waku/2/rs/1/0"
@@ -82,13 +82,7 @@ UNKNOWN_FIELDS: Final = b"\xf8\x7f\x01" + varint(1000 << 3 | 2) + b"\x02hi"
 """Behind a message they are dropped, and the message is stored."""
 
 
-@pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
-) -> Iterator[NodeProcess]:
-    directory = tmp_path_factory.mktemp("bad") / "node"
-    with running_node(directory, "--gossip", "on", database_url=new_store()) as node:
-        yield node
+server = shared_node("bad", "--gossip", "on", scope="module")
 
 
 def batch(kind: int) -> tuple[list[bytes], list[WakuMessageAndTopic]]:

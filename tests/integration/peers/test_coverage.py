@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
-import grpc.aio
 import psycopg
-import pytest
 
 from store.domain.coverage import AnswerState
-from storenode.client import AsyncClient, LimitExceededError
+from storenode.client import AsyncClient
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
-from storenode.wire.storenode.v1.store_pb2 import CoverageStep, GetCoverageRequest, StoreCoverage
-from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.storenode.v1.store_pb2 import (
+    CoverageStep,
+    StoreCoverage,
+)
 from tests.integration.peers.harness import PeerNode, item
 
 HOUR_NS: Final = 3_600_000_000_000
@@ -58,21 +58,6 @@ async def test_a_session_confirms_hours_and_a_late_message_withdraws_its_own(
     assert (withdrawn.compared_at, withdrawn.last_equal) == (0, steps[0].stores[0].compared_at)
     assert (await first.synchronize(second)).in_sync
     assert await states(first) == [equal, equal]
-
-
-async def test_what_is_asked_for_is_bounded_and_counts_need_every_topic(first: PeerNode) -> None:
-    await first.hold([item(1, timestamp=HOUR + 1)])
-    async with AsyncClient(first.listener.address) as client:
-        with pytest.raises(LimitExceededError, match="at most 10,000"):
-            await anext(client.coverage(start=0))
-        (step,) = [step async for step in client.coverage("/other", start=HOUR, end=HOUR + 1)]
-    assert not step.HasField("messages")
-    assert not step.fingerprint
-    async with grpc.aio.insecure_channel(first.listener.address) as channel:
-        unknown: Any = GetCoverageRequest()
-        unknown.MergeFromString(b"\x20\x07")
-        with pytest.raises(grpc.aio.AioRpcError, match="step 7 is unknown"):
-            await StoreStub(channel).GetCoverage(unknown).read()
 
 
 async def test_a_difference_that_stays_is_reported(first: PeerNode, second: PeerNode) -> None:

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 import trustme
 
@@ -14,10 +16,14 @@ from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
 from store.sync.session.report import SessionReport, Window
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.peers.harness import PeerNode, items, peer_node
+from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.rpc.harness import within
+from tests.support.fleet import Fleet
+from tests.support.node import NodeProcess
 from tests.support.ports import HeldPort
-from tests.support.secured import Pki
+from tests.support.secured import Pki, token_file
 
 
 @pytest.fixture
@@ -149,3 +155,44 @@ async def test_a_peer_that_comes_back_is_reached_at_once(
         assert (await tried(first, address)).in_sync
     await first.caller.close()
     assert "shutting down" in (await tried(first, address)).error
+
+
+METADATA = (
+    ("storenode-node-id", "stranger"),
+    ("storenode-store-id", "store-of-stranger"),
+    ("storenode-version", "6.6.6"),
+)
+QUERY = "/storenode.v1.Store/Query"
+
+
+async def refusal(node: NodeProcess) -> tuple[grpc.StatusCode, str]:
+    """Query a node as a caller that names itself in metadata, and return the status and details."""
+    async with grpc.aio.insecure_channel(node.listen) as channel:
+        request = StoreQueryRequest(include_data=True).SerializeToString()
+        try:
+            query: Any = channel.unary_unary
+            await query(QUERY)(request, metadata=METADATA)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+async def test_with_a_token_file_a_name_in_clear_makes_no_peer(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(token_file({"a": "rights = ['read', 'publish']"}))
+    tokens = ("--client-token-file", str(path), "--gossip", "on")
+    node = fleet.start(*tokens)
+    code, sentence = await refusal(node)
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "token" in sentence
+    async with stream(node.listen, "stranger") as pushing:
+        code, sentence = await pushing.ending()
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "give both nodes certificates" in sentence
+    separate = fleet.start(*tokens, "--peer-listen", "127.0.0.1:0")
+    async with stream(separate.peer, "stranger") as pushing:
+        assert (await pushing.ending())[0] is grpc.StatusCode.PERMISSION_DENIED
+    named = fleet.start(*tokens, "--allow-peer", "stranger")
+    assert (await refusal(named))[0] is grpc.StatusCode.OK, "the operator said so"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 import pytest_asyncio
 
 from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.session import Role
 from store.domain.ports import PeerAddress
+from store.rpc.identity import PeerRules
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport, SyncEnding, Window
@@ -23,6 +27,7 @@ from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,
+    Honest,
     RawPeer,
     Script,
     Scripts,
@@ -299,3 +304,82 @@ async def test_a_transfer_by_another_node(node: PeerNode) -> None:
     other = (("storenode-node-id", "c.example"), ("storenode-store-id", "c"), METADATA[2])
     outcome = await moved(node, silent, transfer_metadata=other)
     assert "was hostile.example and is c.example" in outcome.error
+
+
+# Memory and places of calls, which are given back at once
+
+SLOTS = 2
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def few_slots(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PeerNode]:
+    """Serve a node that holds messages 0 to 49 and reads few first frames at a time."""
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS", SLOTS)
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
+    # Their names are believed: those of strangers have other places.
+    rules = PeerRules(allowed=frozenset({"hostile.example", "c.example"}))
+    async with peer_node("a.example", new_database(), peers=rules) as opened:
+        await opened.hold(items(range(50)))
+        yield opened
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+    """Collect transfers, while nothing looks for garbage."""
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(transferring.Transfer):
+        def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - as it is made
+            super().__init__(*args, **more)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(exchange, "Transfer", Watched)
+    gc.collect()
+    gc.disable()
+    yield made
+    gc.enable()
+
+
+async def test_a_transfer_that_fails_lets_go_of_its_frames(
+    few_slots: PeerNode, transfers: list[weakref.ref[Any]]
+) -> None:
+    flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
+    scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
+    async with hostile_server(scripts) as address:
+        outcome = await within(few_slots.caller.synchronize(address, Window()))
+    assert outcome.ending is SyncEnding.FAILED
+    assert [transfer() for transfer in transfers] == [None]
+
+
+async def test_callers_that_say_nothing_give_their_place_back(few_slots: PeerNode) -> None:
+    async with raw_peer(few_slots) as caller:
+        for _ in range(3):
+            silent = [caller.begin(RECONCILE) for _ in range(SLOTS)]
+            for call in silent:
+                await within(call.call.initial_metadata())
+            honest = asyncio.create_task(caller.reconcile(items(range(50))))
+            for call in silent:
+                call.call.cancel()
+            assert (await within(honest))[1].rounds == 1
+
+
+async def test_one_silent_peer_does_not_keep_the_others_out(
+    few_slots: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", 1)
+    async with raw_peer(few_slots) as caller:
+        silent = caller.begin(RECONCILE)
+        await within(silent.call.initial_metadata())
+        code, sentence = await caller.begin(RECONCILE).status()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "first frame" in sentence
+        other = (("storenode-node-id", "c.example"), *METADATA[1:])
+        call = caller.begin(RECONCILE, other)
+        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
+        assert await call.read_reconcile() is not None
+        silent.call.cancel()
+        call.call.cancel()
+        assert (await few_slots.observer.ended()).node_id == "c.example"
+        assert (await caller.reconcile(items(range(50))))[1].rounds == 1

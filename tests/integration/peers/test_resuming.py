@@ -1,22 +1,35 @@
-"""A resume goes on after a fault of this node, and peers that lie hold up nothing."""
+"""Resumes: pages that a node reads from a peer after it was away, faults, and peers that lie."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
+import grpc
 import psycopg
+import pytest
 
 from store.db.coverage import DatabaseOnlineTimes
 from store.db.pool import Database
-from store.domain.ports import PeerAddress
+from store.domain.ports import CursorOutOfRangeError, PeerAddress, PeerError
+from store.rpc import peer_calls
+from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from store.runtime.services import system_environment
 from store.serving.tasks import BackgroundTasks
+from store.sync.peers import ScannedPage
 from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer
-from tests.integration.peers.harness import NOW_NS, PeerNode, items
+from storenode.cli.options.types import parse_peer
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
+from tests.integration.peers.hostile import Script, Scripts, hostile_server
 from tests.integration.rpc.harness import within
+from tests.support.fleet import Fleet
 from tests.support.polling import PAUSE_S
 
 HOUR_NS = 3_600 * 10**9
@@ -102,3 +115,149 @@ async def test_time_without_the_database_or_the_clock_is_not_called_online(first
         (25, 35),
         (3635, 3645),
     ]
+
+
+START_NS, END_NS = 1_000, NOW_NS
+
+Pages = AsyncIterator[ScannedPage]
+
+
+async def read(pages: Pages) -> list[WakuMessageAndTopic]:
+    """Return all messages."""
+    return [WakuMessageAndTopic.FromString(each) async for page in pages for each in page.messages]
+
+
+async def test_a_scan_goes_on_where_it_was_left(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_calls, "PEER_SCAN_PAGE_MESSAGES", 10)
+    messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
+    await second.hold(messages)
+    got: list[WakuMessageAndTopic] = []
+    cursor = b""
+    for _ in range(5):
+        async with aclosing(first.caller.scan(second.address, START_NS, END_NS, cursor)) as pages:
+            page = await anext(pages)
+        cursor = page.cursor
+        got += [WakuMessageAndTopic.FromString(each) for each in page.messages]
+        assert page.reached_ns == got[-1].message.timestamp
+    assert got == messages
+
+
+async def test_an_answer_without_messages_says_whose_it_is(first: PeerNode, fleet: Fleet) -> None:
+    callee = parse_peer(fleet.start().peer).address
+    address = PeerAddress(callee.host, callee.port)
+
+    async def compute() -> None:
+        while True:
+            sum(range(500_000))
+            await asyncio.sleep(0)
+
+    # The node is busy for so long at a time that an answer has come whole when it looks.
+    busy = asyncio.create_task(compute())
+    for _ in range(3):
+        assert await read(first.caller.scan(address, START_NS, END_NS, b"")) == []
+    busy.cancel()
+
+
+async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) -> None:
+    second.rules.unready = "the database is away"
+    with pytest.raises(PeerError, match="the database is away"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
+    second.rules.unready = None
+    with pytest.raises(CursorOutOfRangeError, match="cursor"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b"no cursor"))
+    await second.listener.stop(0)
+    with pytest.raises(PeerError, match="could not be reached"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
+
+
+def page(*messages: WakuMessageAndTopic, cursor: bytes = b"mine") -> bytes:
+    """Return a page of a scan, in this order."""
+    return ScanPage(
+        messages=[
+            WakuMessageKeyValue(
+                message_hash=hash_of(each), message=each.message, pubsub_topic=each.pubsub_topic
+            )
+            for each in messages
+        ],
+        cursor=cursor,
+    ).SerializeToString()
+
+
+def sends(*pages: bytes) -> Script:
+    """Return a script that sends pages."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        for each in pages:
+            await context.write(each)
+
+    return script
+
+
+LATER, EARLIER = item(1), item(2)
+UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], cursor=b"x")
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        ([b"\xff\xff"], "cannot be decoded"),
+        ([page()] * (MAX_EMPTY_PAGES + 1), "without messages, over and over"),
+        ([page(LATER, cursor=bytes(MAX_PEER_CURSOR_BYTES + 1))], "cursor of 4,097 bytes"),
+        ([page(LATER, EARLIER)], "out of order"),
+        ([page(LATER), page(LATER)], "out of order"),
+        ([page(item(3, timestamp=END_NS))], "out of order, or outside"),
+        ([page(item(3, timestamp=START_NS - 1))], "out of order, or outside"),
+        ([UNHASHED.SerializeToString()], "out of order"),
+        ([b"\x0a\x00" * 3_000_000], "more than 2,000 messages"),
+        ([page(LATER) + b"\x0a\x00" * 9_000_000], "page of 18,000,"),
+        ([b"\x78\x00" * 1_000_000], "cannot be decoded: the request has more than"),
+    ],
+    ids=[
+        "garbage",
+        "empty pages",
+        "a large cursor",
+        "descending",
+        "over and over",
+        "too late",
+        "too early",
+        "no hash",
+        "millions of messages",
+        "a page of many MiB",
+        "millions of fields",
+    ],
+)
+async def test_pages_that_break_the_rules(first: PeerNode, pages: list[bytes], words: str) -> None:
+    async with hostile_server(Scripts(scan=sends(*pages))) as peer:
+        with pytest.raises(PeerError, match=words):
+            await read(first.caller.scan(peer, START_NS, END_NS, b""))
+
+
+async def test_cursors_are_the_peers_own(first: PeerNode) -> None:
+    messages = sorted(items(range(3)), key=lambda each: each.message.timestamp)
+    cursors = [b"1", b"", b"\xff" * 9]
+    pages = [page(each, cursor=own) for each, own in zip(messages, cursors, strict=True)]
+    pages.insert(1, page())
+    async with hostile_server(Scripts(scan=sends(*pages))) as peer:
+        found = [each async for each in first.caller.scan(peer, START_NS, END_NS, b"")]
+    assert [each.cursor for each in found] == cursors
+    assert [each.reached_ns for each in found] == [each.message.timestamp for each in messages]
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT])
+async def test_a_cursor_that_is_not_served(first: PeerNode, code: grpc.StatusCode) -> None:
+    async def refuse(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        context.set_code(code)
+        context.set_details("too old")
+
+    async with hostile_server(Scripts(scan=refuse)) as peer:
+        with pytest.raises(CursorOutOfRangeError, match="too old"):
+            await read(first.caller.scan(peer, START_NS, END_NS, b"cursor"))
+
+
+async def test_a_node_does_not_resume_from_itself(first: PeerNode) -> None:
+    with pytest.raises(PeerError, match="this node itself"):
+        await read(first.caller.scan(first.address, START_NS, END_NS, b""))
+    with pytest.raises(PeerError, match="--insecure peer"):
+        await read(first.caller.scan(PeerAddress("192.0.2.1", 1), START_NS, END_NS, b""))

@@ -21,21 +21,22 @@ from pyspark.sql import SparkSession
 from store.db.locks import ARCHIVING
 from store.pipeline import archive as archiving
 from store.pipeline import delta, source
-from store.pipeline.archive import ArchiveJob, ArchiveReport, archive, forecast
+from store.pipeline.archive import ArchiveJob, archive, forecast
 from store.pipeline.database import connected, lock
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.manifest import read_manifest
-from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
     NOW,
     TODAY,
+    archived_from,
     asked,
     hours_of,
     in_lake,
+    is_locked,
     marks,
     messages,
     more,
@@ -43,6 +44,7 @@ from tests.integration.pipeline.world import (
     published,
     rows,
     stored_ids,
+    verified,
 )
 from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.node import running
@@ -56,15 +58,6 @@ class Killed(BaseException):
 
 def die(*_: object, **__: object) -> None:
     raise Killed
-
-
-def run(
-    spark: SparkSession,
-    url: str,
-    lake: Path,
-    **options: Any,  # noqa: ANN401
-) -> ArchiveReport:
-    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))
 
 
 def to_do(
@@ -125,18 +118,18 @@ def test_a_second_run_has_nothing_to_do_but_what_came_late(
     files, hours = published(lake_path), len(hours_of(stored_ids(url)))
     assert (to_do(url, tmp_path / "new"), marks(url)) == (len(messages()), {})
     assert not (tmp_path / "new").exists()
-    first = run(spark, url, lake_path)
+    first = archived_from(spark, url, lake_path)
     assert (first.messages, first.hours_marked_before, first.hours_marked) == (0, 0, hours)
-    second = run(spark, url, lake_path)
+    second = archived_from(spark, url, lake_path)
     assert (second.messages, second.hours_marked_before, second.hours_marked) == (0, hours, 0)
     assert (second.sound, published(lake_path)) == (True, files)
     assert_complete(url, lake_path)
     more(url, plain(90_001, TODAY - DAY + 5), plain(90_002, TODAY - 40 * DAY), plain(3, NOW - 1))
     assert to_do(url, lake_path) == 3
-    third = run(spark, url, lake_path)
+    third = archived_from(spark, url, lake_path)
     assert (third.messages, third.hours_marked) == (3, 3)
     assert in_lake(lake_path) == sorted(stored_ids(url))
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake_path)), url)).sound
+    assert verified(spark, lake_path, url=url).sound
 
 
 def test_a_range_of_time_is_all_that_is_archived(
@@ -146,7 +139,7 @@ def test_a_range_of_time_is_all_that_is_archived(
     lake, within = tmp_path / "lake", {"low_ns": low, "high_ns": high}
     wanted = sorted(each for each in stored_ids(url) if low <= each[0] < high)
     assert to_do(url, lake, **within) >= len(wanted)
-    result = run(spark, url, lake, **within)
+    result = archived_from(spark, url, lake, **within)
     assert in_lake(lake) == wanted
     # Of the first hour a half is missing.
     assert (result.messages, result.hours_marked, result.sound) == (len(wanted), 4, True)
@@ -169,10 +162,10 @@ def test_a_job_that_is_killed_at_any_step_leaves_the_last_good_state(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, die)
             with pytest.raises(Killed):
-                run(spark, url, lake_path)
+                archived_from(spark, url, lake_path)
         assert in_lake(lake_path) == (sorted(stored_ids(url)) if is_published else before), name
         assert marks(url) == {}
-    result = run(spark, url, lake_path)
+    result = archived_from(spark, url, lake_path)
     assert (result.messages, result.hours_marked) == (0, len(hours_of(stored_ids(url))))
     assert_complete(url, lake_path)
 
@@ -214,26 +207,16 @@ def test_an_archive_that_is_killed_repeats_only_what_was_not_committed(
         if share == 50:
             process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
             assert process.returncode == -signal.SIGKILL
-            wait_for(lambda: not locked(url), "the lock is gone")
+            wait_for(lambda: not is_locked(url), "the lock is gone")
         else:
             with pytest.raises(Killed):
                 run_until(share, spark, url, str(lake), die)
         stayed = in_lake(lake)
         assert share * len(messages()) // 100 <= len(stayed) < len(messages())
         assert marks(url) == {}
-    assert run(spark, url, lake).messages == len(messages()) - len(stayed)
+    assert archived_from(spark, url, lake).messages == len(messages()) - len(stayed)
     assert_complete(url, lake)
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
-
-
-def locked(url: str) -> bool:
-    return bool(
-        rows(
-            url,
-            "select 1 from pg_locks l join pg_database d on d.oid = l.database"
-            " where l.locktype = 'advisory' and d.datname = current_database()",
-        )
-    )
+    assert verified(spark, lake, url=url).sound
 
 
 def test_a_transaction_that_begins_first_and_commits_last_is_archived_once(
@@ -242,9 +225,9 @@ def test_a_transaction_that_begins_first_and_commits_last_is_archived_once(
     with connected(url) as connection:
         lock(connection, ARCHIVING, "archiving this database")
         with pytest.raises(PipelineError, match="Another job is archiving this database"):
-            run(spark, url, lake_path)
+            archived_from(spark, url, lake_path)
     asyncio.run(late_transaction(url))
-    assert run(spark, url, lake_path).messages == 13
+    assert archived_from(spark, url, lake_path).messages == 13
     assert_complete(url, lake_path)
 
 
@@ -267,13 +250,13 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
 
     def meanwhile(*given: object) -> object:
         monkeypatch.undo()
-        run(spark, url, lake_path)
+        archived_from(spark, url, lake_path)
         return read_back(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(archiving, "read_back", meanwhile)
     monkeypatch.setattr(archiving, "lock", lambda *_: None)
     with pytest.raises(PipelineError, match="Another job has written to the archive"):
-        run(spark, url, lake_path)
+        archived_from(spark, url, lake_path)
     assert in_lake(lake_path) == sorted(stored_ids(url))
 
 
@@ -281,24 +264,24 @@ def test_an_archive_elsewhere_takes_no_part_in_retention_without_mark_here(
     spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
     """Archive to another path, then damage files of it, and then mark its hours."""
-    run(spark, url, lake_path)
+    archived_from(spark, url, lake_path)
     low, before, copy = TODAY - DAY, marks(url), tmp_path / "copy"
-    result = run(spark, url, copy, high_ns=low)
+    result = archived_from(spark, url, copy, high_ns=low)
     assert (result.sound, result.marked_archive, result.hours_marked) == (False, str(lake_path), 0)
     assert (result.messages > 0, marks(url)) == (True, before)
     assert f"the marks of the database name {lake_path}" in " ".join(result.lines())
     file, other = sorted(map(Path, published(copy)), key=lambda each: each.stat().st_size)[-2:]
     damaged = sorted({without_first_row(each) for each in (file, other)})
-    result = run(spark, url, copy, high_ns=low, mark_here=True)
+    result = archived_from(spark, url, copy, high_ns=low, mark_here=True)
     assert (result.sound, result.messages, result.hours_damaged) == (False, 0, damaged)
     assert marks(url) == before
     named = rows(url, "select start_ns, archive from storenode.archived")
     mine = {hour for hour, path in named if path == str(copy)}
     assert mine == {hour for hour in before if hour + HOUR <= low} - set(damaged)
-    assert run(spark, url, lake_path).sound
+    assert archived_from(spark, url, lake_path).sound
     other.unlink()
     with pytest.raises(PipelineError, match="could not be read"):
-        run(spark, url, copy, high_ns=low, mark_here=True)
+        archived_from(spark, url, copy, high_ns=low, mark_here=True)
     assert rows(url, "select start_ns, archive from storenode.archived") == named
 
 
@@ -317,7 +300,7 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     before = set(published(lake_path))
     more(url, plain(90_000, TODAY - DAY + 1))
-    assert run(spark, url, lake_path).compacted_files >= 2
+    assert archived_from(spark, url, lake_path).compacted_files >= 2
     assert len(published(lake_path)) <= len(before)
     assert_complete(url, lake_path)
     gone = [Path(each) for each in before - set(published(lake_path))]
@@ -330,9 +313,9 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     assert all(each.exists() for each in gone)
     monkeypatch.setattr(delta, "VACUUM_AFTER_HOURS", 0)
     with_the_new_one = len(gone) + 1
-    assert run(spark, url, lake_path).removed_files == with_the_new_one
+    assert archived_from(spark, url, lake_path).removed_files == with_the_new_one
     assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
-    notes = verify(spark, VerifyJob(DeltaArchive(str(lake_path)))).notes
+    notes = verified(spark, lake_path).notes
     assert any(note.startswith("1 files below ") for note in notes)
 
 
@@ -347,7 +330,7 @@ def test_messages_that_the_database_lost_keep_their_hour_unmarked(
     minute = ts // (HOUR // 60) * (HOUR // 60)
     removal = minute.to_bytes(8, "little") + (-1).to_bytes(8, "little", signed=True) + digest
     rows(url, "update storenode.commits set summary = summary || %s where position = 1", removal)
-    result = run(spark, url, lake_path)
+    result = archived_from(spark, url, lake_path)
     assert (result.hours_differing, result.sound) == ([ts // HOUR * HOUR], False)
     assert "the archive has messages of it that the database lacks" in " ".join(result.lines())
     assert in_lake(lake_path) == before

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit import results, tables
 from store.pipeline.audit.audit import audit, audit_recorded
 from store.pipeline.audit.summary import AuditReport
@@ -27,7 +26,7 @@ from storenode.message.text import printable
 from storenode.sds import codec
 from storenode.sds.limits import MAX_ID_BYTES
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.pipeline.world import DAY, HOUR, NOW, asked, more
+from tests.integration.pipeline.world import DAY, HOUR, NOW, archived_from, asked, messages_in, more
 from tests.support.audit_oracle import Claim, audited
 from tests.support.pages import ROOT
 from tests.unit.builders import entry
@@ -124,10 +123,10 @@ def test_whole_and_continued_audits_find_what_a_plain_audit_does(
         more(
             url, *(message(c, n, lamport, ts, parents) for c, n, lamport, ts, _, parents in claims)
         )
-        archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+        archived_from(spark, url, lake)
 
     def of_archive(look: Callable[[ArchiveMessages], AuditReport]) -> dict[str, Any]:
-        return look(ArchiveMessages(spark, DeltaArchive(str(lake)))).as_json()
+        return look(messages_in(spark, lake)).as_json()
 
     grow(come[:-60])
     assert of_archive(audit_recorded) == of_archive(audit_recorded), "nothing has changed"
@@ -150,7 +149,7 @@ def test_whole_and_continued_audits_find_what_a_plain_audit_does(
 def test_results_of_another_format_are_ignored_and_damaged_ones_named(
     spark: SparkSession, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = ArchiveMessages(spark, DeltaArchive(str(lake_path)))
+    lake = messages_in(spark, lake_path)
     audit_recorded(lake)
     assert results.read_recorded(spark, lake.archive) is not None
     with monkeypatch.context() as patch:

@@ -11,14 +11,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_START
-from tests.integration.pipeline.world import (
-    in_lake,
-    rows,
-    stored_ids,
-)
+from tests.integration.pipeline.world import in_lake, rows, stored_ids, verified
 from tests.support.spark import PATIENCE_S, Cluster, ports_of, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3_600)]
@@ -54,7 +48,7 @@ def test_a_job_survives_a_worker_that_dies(
     assert job.returncode == 0, err.decode()
     assert json.loads(out)["messages"] == len(stored_ids(url))
     assert in_lake(lake) == sorted(stored_ids(url))
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
+    assert verified(spark, lake, url=url).sound
 
 
 @contextmanager

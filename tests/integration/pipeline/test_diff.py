@@ -10,17 +10,26 @@ from pathlib import Path
 import duckdb
 from pyspark.sql import SparkSession
 
-from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import diff
 from store.pipeline.message_sets import (
     LEVELS_NS,
-    ArchiveMessages,
     DatabaseMessages,
     fingerprint,
     recorded_in,
 )
-from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, in_lake, more, plain, stored_ids
+from tests.integration.pipeline.world import (
+    DAY,
+    HOUR,
+    NOW,
+    TODAY,
+    archived_from,
+    in_lake,
+    messages_in,
+    more,
+    plain,
+    stored_ids,
+)
 from tests.support.pages import ROOT
 from tests.support.reconcile_pair import reconcile
 
@@ -45,7 +54,7 @@ def lacking(output: Path, side: str) -> Ids:
 def test_what_an_archive_lacks_of_a_database_is_what_two_nodes_would_find(
     spark: SparkSession, url: str, archived: Path, tmp_path: Path
 ) -> None:
-    lake = ArchiveMessages(spark, DeltaArchive(str(archived)))
+    lake = messages_in(spark, archived)
     same = diff(spark, lake, DatabaseMessages(spark, url))
     assert (same.sound, same.hours_differing) == (True, 0)
     new = [plain(90_000 + number, TODAY - DAY + number * HOUR // 7) for number in range(20)]
@@ -68,12 +77,12 @@ def test_two_archives_that_both_lack_something(
     other = tmp_path / "other"
     shutil.copytree(lake_path, other)
     more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(5)))
-    archive(spark, ArchiveJob(url, DeltaArchive(str(lake_path))))
+    archived_from(spark, url, lake_path)
     second = new_database()
     more(second, *(plain(91_000 + number, TODAY - DAY + number * HOUR) for number in range(7)))
-    archive(spark, ArchiveJob(second, DeltaArchive(str(other))))
+    archived_from(spark, second, other)
     output = tmp_path / "o{u}t*"
-    sides = [ArchiveMessages(spark, DeltaArchive(str(each))) for each in (lake_path, other)]
+    sides = [messages_in(spark, each) for each in (lake_path, other)]
     result = diff(spark, *sides, output=str(output))
     online, _ = reconcile(in_lake(lake_path), in_lake(other))
     assert lacking(output, "first") == online.to_receive.pairs()

@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.pipeline.database import FOREVER
-from store.pipeline.delta import DeltaArchive
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
+from store.pipeline.message_sets import DatabaseMessages, MessageSet
 from store.pipeline.report import figures
 from store.pipeline.report.figures import Figures
 from store.pipeline.report.report import report
@@ -23,6 +22,7 @@ from tests.integration.pipeline.world import (
     TODAY,
     asked,
     messages,
+    messages_in,
     more,
     stored_ids,
 )
@@ -42,7 +42,7 @@ def cut(name: str) -> str:
 def test_the_figures_of_an_archive_are_those_of_duckdb(
     spark: SparkSession, archived: Path, tmp_path: Path
 ) -> None:
-    lake = ArchiveMessages(spark, DeltaArchive(str(archived)))
+    lake = messages_in(spark, archived)
     traffic = reported(tmp_path / "page.html", lake, bounds=(2, FOREVER))["traffic"]
     assert traffic["messages"] == len(messages()) - 1
     sums = "count(*), sum(octet_length(payload))::bigint, min(ts), max(ts)"
@@ -78,7 +78,7 @@ def test_archive_and_database_have_the_same_figures(
     spark: SparkSession, archived: Path, url: str, tmp_path: Path
 ) -> None:
     within, page = {"bounds": (TODAY - DAY, TODAY)}, tmp_path / "one.html"
-    lake = ArchiveMessages(spark, DeltaArchive(str(archived)))
+    lake = messages_in(spark, archived)
     of_lake = reported(page, lake, **within)
     assert page.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [page], "nothing is left beside it"

@@ -18,20 +18,29 @@ from store.db.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
-from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages
+from store.pipeline.message_sets import DatabaseMessages
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
 from store.pipeline.spark import TERMINATED
-from store.pipeline.verify import VerifyJob, verify
 from storenode.client.messages import new_message
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
-from tests.integration.pipeline.test_archive import locked
 from tests.integration.pipeline.test_verify import by_size, rewrite, tampered
-from tests.integration.pipeline.world import DAY, NOW, TODAY, in_lake, more, rows, stored_ids
+from tests.integration.pipeline.world import (
+    DAY,
+    NOW,
+    TODAY,
+    archived_from,
+    in_lake,
+    is_locked,
+    messages_in,
+    more,
+    rows,
+    stored_ids,
+    verified,
+)
 from tests.support.command import Command
 from tests.support.node import running_node
 from tests.support.polling import until
@@ -45,7 +54,7 @@ def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Restore
 def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = None) -> DiffReport:
     return diff(
         spark,
-        ArchiveMessages(spark, DeltaArchive(str(lake))),
+        messages_in(spark, lake),
         DatabaseMessages(spark, url),
         output=None if output is None else str(output),
     )
@@ -73,8 +82,8 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
     Paths may look like patterns, and like directories of a table.
     """
     lake, everything = tmp_path / "{a,b} l*ke?" / "day=3#", stored_ids(url)
-    archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
+    archived_from(spark, url, lake)
+    assert verified(spark, lake, url=url).sound
     with running_node(
         tmp_path / "node", "--retention", "off", "--gossip", "off", database_url=url
     ) as node:
@@ -96,12 +105,12 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         answer = Command.of(node).ok("query", "--hash", digest, "--json").out
         assert digest in answer
     # The server learns by and by that the node, which made partitions of its own time, has gone.
-    wait_for(lambda: not locked(url), "the lock is gone")
+    wait_for(lambda: not is_locked(url), "the lock is gone")
     report = check(url, now_ns=lambda: NOW)
     assert report.findings == []
     assert report.full
     assert run(spark, url, lake).new == 0
-    assert verify(spark, VerifyJob(DeltaArchive(str(lake)), url)).sound
+    assert verified(spark, lake, url=url).sound
 
 
 def assert_followed(follower: subprocess.Popen[bytes], hashes: set[str]) -> None:
@@ -122,7 +131,7 @@ def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
 ) -> None:
     lake, url, other = tmp_path / "lake", new_database(), new_database()
     more(url, new_message(b"ab", "c/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
-    archive(spark, ArchiveJob(url, DeltaArchive(str(lake))))
+    archived_from(spark, url, lake)
     more(other, new_message(b"a", "bc/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
     report = run(spark, other, lake)
     assert (report.messages, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
@@ -167,7 +176,7 @@ def test_a_restore_that_is_ended_is_run_again(
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (TERMINATED, b""), err
         assert not [word for word in (b"Traceback", b"WARNING") if word in err], err
-    wait_for(lambda: not locked(url), "the lock is gone")
+    wait_for(lambda: not is_locked(url), "the lock is gone")
     assert before <= stored_ids(url) <= set(in_lake(archived))
     run(spark, url, archived)
     assert stored_ids(url) == set(in_lake(archived))

@@ -17,43 +17,31 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline import verify as kinds
-from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
 from store.pipeline.audit.audit import audit
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import ArchiveMessages
 from store.pipeline.repair import RepairReport, repair
 from store.pipeline.reports import time_text
-from store.pipeline.verify import VerifyJob, VerifyReport, verify
+from store.pipeline.verify import VerifyReport
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
     NOW,
     TODAY,
+    archived_from,
     hours_of,
     in_lake,
     messages,
+    messages_in,
     more,
     plain,
     published,
     rows,
     stored_ids,
+    verified,
 )
 
 Rows = list[dict[str, Any]]
-
-
-def verified(spark: SparkSession, lake: Path, **options: Any) -> VerifyReport:  # noqa: ANN401
-    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))
-
-
-def archived_again(
-    spark: SparkSession,
-    url: str,
-    lake: Path,
-    **options: Any,  # noqa: ANN401
-) -> ArchiveReport:
-    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))
 
 
 def repaired(spark: SparkSession, lake: Path, **options: Any) -> RepairReport:  # noqa: ANN401
@@ -99,7 +87,7 @@ def test_messages_that_the_archive_should_hold_are_missing_from_it(
 ) -> None:
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
     lake = tmp_path / "lake"
-    archived_again(spark, url, lake, high_ns=TODAY - 8 * DAY)
+    archived_from(spark, url, lake, high_ns=TODAY - 8 * DAY)
     more(url, plain(90_003, TODAY - DAY + 1))
     hours = {ts // HOUR for ts, _ in stored_ids(url) if TODAY - 8 * DAY <= ts < NOW // HOUR * HOUR}
     assert found(verified(spark, lake, url=url)) == {kinds.DIFFERENT: len(hours)}
@@ -199,7 +187,7 @@ def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None
         wanted.values(), Counter[str]()
     )
     with pytest.raises(PipelineError, match="could not be read"):
-        audit(ArchiveMessages(spark, DeltaArchive(str(lake_path))))
+        audit(messages_in(spark, lake_path))
 
 
 def drop_day(lake: Path) -> str:
@@ -214,7 +202,7 @@ def test_a_day_that_another_program_removed_is_found_and_comes_back(
     spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
     """Remove it, then the manifest, too: a copy and the marks still show it."""
-    archived_again(spark, url, lake_path)
+    archived_from(spark, url, lake_path)
     manifest = lake_path / "manifest"
     copy = shutil.copytree(manifest, tmp_path / "copy")
     assert verified(spark, lake_path, manifest=str(copy)).sound
@@ -223,9 +211,9 @@ def test_a_day_that_another_program_removed_is_found_and_comes_back(
     assert found(first).keys() == {kinds.LOST_FILE, kinds.LOST_HOUR}
     assert any(line.strip().startswith(f"{day}T") for line in first.lines())
     # Other jobs read what is there; none takes the loss for the new state.
-    assert len(ArchiveMessages(spark, DeltaArchive(str(lake_path))).hours) == first.hours
+    assert len(messages_in(spark, lake_path).hours) == first.hours
     with pytest.raises(PipelineError, match=r"do not agree.*storenode pipeline repair"):
-        archived_again(spark, url, lake_path)
+        archived_from(spark, url, lake_path)
     aside = manifest.rename(tmp_path / "aside")
     alone = found(verified(spark, lake_path, manifest=str(copy), url=url))
     assert alone.keys() == {
@@ -247,7 +235,7 @@ def test_a_manifest_that_was_cut_is_made_from_the_log(
     spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
 ) -> None:
     """Remove all copies; then the newest commits of log and copies, which an older copy shows."""
-    archived_again(spark, url, lake_path)
+    archived_from(spark, url, lake_path)
     manifest = lake_path / "manifest"
     whole, copy = tree(manifest), shutil.copytree(manifest, tmp_path / "copy")
     shutil.rmtree(manifest)
@@ -304,7 +292,7 @@ def test_removed_commits_are_found(spark: SparkSession, url: str, lake_path: Pat
     assert found(result).keys() == {kinds.LOST_COMMIT, kinds.LOST_FILE, kinds.LOST_HOUR}
     assert "the newest commit of the log is 0" in " ".join(result.lines())
     with pytest.raises(PipelineError, match=r"log is 0, that of the manifest 1.*pipeline repair`"):
-        archived_again(spark, url, lake_path)
+        archived_from(spark, url, lake_path)
 
 
 def test_files_that_do_not_agree_are_refused_or_left_out(
@@ -329,7 +317,7 @@ def test_files_that_do_not_agree_are_refused_or_left_out(
     assert repaired(spark, lake_path, leave_out=True).files_removed == 1
     assert found(verified(spark, lake_path)).keys() == {kinds.LOST_HOUR}
     # The database still has all of it.
-    archived_again(spark, url, lake_path)
+    archived_from(spark, url, lake_path)
     assert verified(spark, lake_path).faults == []
     assert in_lake(lake_path) == sorted(stored_ids(url))
 

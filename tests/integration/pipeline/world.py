@@ -10,8 +10,13 @@ from typing import Any
 import duckdb
 import psycopg
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from store.db.buckets import fold_until
+from store.pipeline.archive import ArchiveJob, ArchiveReport, archive
+from store.pipeline.delta import DeltaArchive
+from store.pipeline.message_sets import ArchiveMessages
+from store.pipeline.verify import VerifyJob, VerifyReport, verify
 from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.rows import NOW, TODAY, opened
@@ -114,6 +119,35 @@ def asked(lake: Path, statement: str) -> list[tuple[Any, ...]]:
         files = published(lake)
         connection.read_parquet(files, hive_partitioning=True).create_view("lake")
         return connection.execute(statement).fetchall()
+
+
+def archived_from(
+    spark: SparkSession,
+    url: str,
+    lake: Path,
+    **options: Any,  # noqa: ANN401 - those of the job
+) -> ArchiveReport:
+    """Archive a database."""
+    return archive(spark, ArchiveJob(url, DeltaArchive(str(lake)), **options))
+
+
+def verified(spark: SparkSession, lake: Path, **options: Any) -> VerifyReport:  # noqa: ANN401
+    """Verify an archive."""
+    return verify(spark, VerifyJob(DeltaArchive(str(lake)), **options))
+
+
+def messages_in(spark: SparkSession, lake: Path) -> ArchiveMessages:
+    """Return the messages of an archive, to be audited, compared or reported."""
+    return ArchiveMessages(spark, DeltaArchive(str(lake)))
+
+
+def is_locked(url: str) -> bool:
+    """Return True if anybody holds an advisory lock in a database."""
+    statement = (
+        "select 1 from pg_locks l join pg_database d on d.oid = l.database"
+        " where l.locktype = 'advisory' and d.datname = current_database()"
+    )
+    return bool(rows(url, statement))
 
 
 def marks(url: str) -> dict[int, int]:

@@ -57,6 +57,12 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
+def sampled(address: str, name: str) -> float:
+    """Return the sum of the metrics whose lines begin with a name, or with a part of one."""
+    lines = get(address, "/metrics")[1].splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
 def raw_exchange(address: str, request: bytes) -> bytes:
     """Return whatever the metrics listener answers to some bytes, until it closes."""
     host, port = address.rsplit(":", 1)

@@ -1,23 +1,25 @@
-"""The status page of a running node, without a browser: its data, its files, its limits."""
+"""The metrics listener of a running node: metrics, probes, the status page, its limits."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict
 
-from store.observe.http import MAX_STATUS_REQUESTS
+from store.observe.http import MAX_HTTP_HEAD_BYTES, MAX_STATUS_REQUESTS, MAX_UNFINISHED_REQUESTS
 from store.observe.problems import RUNBOOKS
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.command import Command
@@ -138,20 +140,6 @@ def test_a_hundred_browsers_get_the_same_and_keep_no_probe_out(node: NodeProcess
         assert get(node.metrics, "/readyz")[0] == 200
 
 
-def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path, database_url: str) -> None:
-    unused = HeldPort()
-    dead = unused.address
-    arguments = ("--peer", dead, "--sync-interval", "1s")
-    with running_node(tmp_path / "data", *arguments, database_url=database_url) as node:
-        found = wait_for(node.metrics, lambda it: it["peers"] and it["peers"][0]["failures"])
-        (peer,) = found["peers"]
-        assert peer["address"] == dead
-        assert not peer["connected"]
-        assert peer["last_sync"] == 0
-        assert "could not be reached" in peer["error"]
-        assert found["sessions"]["ended"]["failed"] >= 1
-
-
 def test_a_node_without_its_database_shows_what_it_last_knew(
     tmp_path: Path, postgres: PostgresServer, database_url: str
 ) -> None:
@@ -185,14 +173,15 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
         )
 
 
-def test_a_node_that_starts_is_alive_and_says_so(tmp_path: Path) -> None:
+def test_a_node_that_starts_is_alive_says_so_and_can_be_stopped(tmp_path: Path) -> None:
     port = HeldPort()
     metrics = port.address
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
+        url = f"postgresql://u:hunter2@127.0.0.1:{silent.getsockname()[1]}/d"
         node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)
         node.launch()
         try:
+            silent.settimeout(TIMEOUT_S)
             connection, _ = silent.accept()
             assert get(metrics, "/healthz") == (200, "alive\n")
             assert get(metrics, "/readyz") == (503, "not ready: the node is starting\n")
@@ -200,9 +189,12 @@ def test_a_node_that_starts_is_alive_and_says_so(tmp_path: Path) -> None:
             found = status(metrics)
             assert (found["ready"], found["why_not_ready"]) == (False, "the node is starting")
             assert (found["held"], found["history"], found["peers"]) == (None, None, [])
+            node.signal(signal.SIGTERM)
             connection.close()
+            assert node.wait() == 0
         finally:
             node.kill()
+    assert "hunter2" not in node.log()
 
 
 def asked(address: str, path: str, *headers: str) -> tuple[int, bytes]:
@@ -237,3 +229,75 @@ def test_the_command_shows_the_database(node: NodeProcess) -> None:
     assert ", 0 standbys" in lines["database"]
     assert lines["disk"].endswith(" free")
     assert "archive" not in lines
+
+
+OF_THE_CONTRACT = {
+    "storenode_messages_stored",
+    "storenode_messages_rejected",
+    "storenode_messages",
+    "storenode_query_seconds",
+    "storenode_publish_batch_seconds",
+    "storenode_index_entries",
+    "storenode_oldest_timestamp_seconds",
+    "storenode_sync_sessions",
+    "storenode_sync_round_trips",
+    "storenode_sync_bytes",
+    "storenode_sync_differences",
+    "storenode_transfer_messages",
+    "storenode_peer_last_sync_timestamp_seconds",
+    "storenode_unread_events",
+}
+
+
+def test_the_metrics_of_the_contract_are_there_and_can_be_parsed(node: NodeProcess) -> None:
+    status, text = get(node.metrics, "/metrics")
+    assert status == 200
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() >= OF_THE_CONTRACT
+    sources = {
+        sample.labels.get("source") for sample in families["storenode_messages_stored"].samples
+    }
+    assert sources == {"client", "transfer", "gossip", "resume", "restore", "relay", "nwaku"}
+    assert families["storenode_ready"].samples[0].value == 1
+    assert families["storenode_database_up"].samples[0].value == 1
+    assert get(node.metrics, "/readyz?verbose=1") == (200, "ready\n")
+    assert get(node.metrics, "/readyz", "HEAD") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (b"GET /elsewhere HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"GET /metrics\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"\x00\xff\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET /" + b"a" * MAX_HTTP_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", b"HTTP/1.1 431 "),
+    ],
+)
+def test_other_requests_get_a_clear_status(
+    node: NodeProcess, request_bytes: bytes, expected: bytes
+) -> None:
+    answer = raw_exchange(node.metrics, request_bytes)
+    assert answer.startswith(expected)
+    assert b"Connection: close" in answer
+
+
+def test_half_sent_requests_keep_no_probe_out(node: NodeProcess) -> None:
+    host, port = node.metrics.rsplit(":", 1)
+    with ExitStack() as stack:
+        for number in range(3 * MAX_UNFINISHED_REQUESTS):
+            half = stack.enter_context(socket.create_connection((host, int(port))))
+            half.sendall(b"GET /metrics HTTP/1.1\r\n")
+            if number == 0:
+                first = half
+            if number % 64 == 0:
+                assert get(node.metrics, "/healthz") == (200, "alive\n")
+                assert get(node.metrics, "/readyz") == (200, "ready\n")
+        first.settimeout(TIMEOUT_S)
+        with suppress(ConnectionResetError):
+            assert first.recv(1) == b"", "the oldest made room"
+        assert get(node.metrics, "/metrics")[0] == 200
+        half.settimeout(TIMEOUT_S)
+        with suppress(ConnectionResetError):
+            assert half.recv(1) == b"", "a request must be complete within seconds"

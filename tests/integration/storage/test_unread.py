@@ -1,40 +1,53 @@
-"""Unread events: written with their messages, confirmed by distinct stores, gone with either."""
+"""Waits for confirmations, and unread events: written with their messages, confirmed, expired."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from store.db import gossip as gossip_module
+from store.db import gossip as unread_module
 from store.db.check import check
 from store.db.feed import TOKEN_SPAN
-from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.gossip import MAX_NEEDED, ConfirmationTracker, UnreadRows
+from store.db.locks import NODES
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.retention import prune
 from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
-from store.domain.unread import Confirmed
+from store.domain.unread import Confirmation, Confirmed
+from store.gossip.driver import confirmations
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
+from store.runtime.services import SharedConfirmations
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 
+LONG_S = 60.0
 SEED = 20261122
 
 
-class Store:
-    """A writer that tracks what must be confirmed."""
+class Publisher:
+    """A node that stores and waits; ``reach`` other stores may confirm."""
 
-    def __init__(self, database: Database, max_confirms: int) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self.unread = UnreadRows(database)
-        self.tracking = ConfirmationTracker(self.unread, max_confirms)
-        self.writer = DatabaseWriter(
-            database, PartitionMap(lambda: NOW, 30 * DAY), tracking=self.tracking
+        self.table = UnreadRows(database)
+        self.tracking = tracking = ConfirmationTracker(self.table, 0)
+        partitions = PartitionMap(lambda: NOW, 30 * DAY)
+        self.writer = DatabaseWriter(database, partitions, tracking=tracking)
+        self.reach: int | None = 2
+        self.wanted: list[tuple[Sequence[bytes], int]] = []
+        self.waits = ConfirmationWaits(
+            self.table,
+            reach=lambda: self.reach,
+            is_tracked=tracking.is_tracked,
+            want=lambda hashes, _digests, needed: self.wanted.append((hashes, needed)),
+            most_tracked=MAX_NEEDED,
         )
 
     async def store(self, batch: RecordBatch, min_confirms: int = 0) -> list[bool]:
@@ -43,109 +56,249 @@ class Store:
 
     async def state(self) -> dict[bytes, tuple[int, set[str]]]:
         """Return what is unread: needed and confirming stores by hash."""
-        events = await self.unread.newest()
+        events = await self.table.newest()
         return {each.message_hash: (each.needed, set(each.stores)) for each in events}
 
+    async def confirmed(
+        self, batch: RecordBatch, stored: Sequence[bool], needed: int, limit_s: float = LONG_S
+    ) -> list[Confirmation]:
+        return await self.waits.confirmed(
+            batch.hashes, batch.content_digests, stored, needed, limit_s
+        )
+
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = await Database.open(database_url, SETTINGS)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def store(database: Database) -> AsyncIterator[Store]:
-    made = Store(database, 0)
+async def publisher(database_url: str) -> AsyncIterator[Publisher]:
+    database = await Database.open(database_url, SETTINGS)
+    made = Publisher(database)
     await made.writer.start()
     yield made
+    made.waits.stop()
     await made.writer.stop()
+    await database.close()
 
 
-def batch(count: int, seed: int = SEED) -> RecordBatch:
+def batch(count: int = 3, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    # The two stores that there are may be quicker than the one who begins to wait.
+    publisher.waits.confirm(messages.hashes, [1, 2, 0])
+    found = await publisher.confirmed(messages, stored, 3)
+    assert [each.confirms for each in found] == [1, 2, 0]
+    assert all("with 2 other stores" in each.reason for each in found)
+    assert len(publisher.waits) == 0
+
+
+async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 2)
+    first, *others = messages.hashes
+    # One may come before anybody waits.
+    publisher.waits.confirm([first], [2])
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))
+    await asyncio.sleep(0)
+    publisher.waits.confirm(others, [1, 1])
+    await asyncio.sleep(0)
+    assert (waiting.done(), len(publisher.waits)) == (False, 1)
+    publisher.waits.confirm(others, [2, 3])
+    found = await waiting
+    assert [(each.confirms, each.reason) for each in found] == [(2, ""), (2, ""), (3, "")]
+    assert len(publisher.waits) == 0
+    assert publisher.wanted == []
+
+
+async def test_what_another_node_on_the_database_was_reported_counts(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 2)
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))
+    other = UnreadRows(publisher.database)
+    pairs = [Confirmed(digest, store) for digest in messages.hashes for store in ("a", "b")]
+    await other.confirm(pairs)
+    assert [each.confirms for each in await waiting] == [2, 2, 2]
+
+
+async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
+    publisher: Publisher,
 ) -> None:
-    messages = batch(3)
-    await store.store(messages, 1)
-    await store.unread.expire(messages.hashes[:2])
-    assert set(await store.state()) == {messages.hashes[2]}
-    assert (await store.unread.summary()).count == 1
-    assert len(await store.unread.of(messages.hashes)) == 3
-    assert await store.unread.sweep() == 0
-    monkeypatch.setattr(gossip_module, "EXPIRED_KEPT_S", 0.0)
-    assert await store.unread.sweep() == 2
-    monkeypatch.setattr(gossip_module, "LAPSED_S", 0.0)
-    assert await store.unread.sweep() == 1, "nobody has let it expire"
+    messages, database = batch(), publisher.database
+    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    stored = await publisher.store(messages, 1)
+    async with await database.connect() as one, await database.connect() as another:
+        for node in (one, another):
+            await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
+        waiting = asyncio.create_task(
+            waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
+        )
+        await UnreadRows(database).confirm([Confirmed(each, "a") for each in messages.hashes])
+        assert [each.confirms for each in await waiting] == [1, 1, 1]
+    waits.stop()
+
+
+async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothing_unread(
+    publisher: Publisher,
+) -> None:
+    messages = batch()
+    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    stored = await publisher.store(messages, 1)
+    found = await waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
+    assert all("exchanges no read confirmations" in each.reason for each in found)
+    assert (await publisher.table.summary()).count == 0
+
+
+async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    found = await publisher.confirmed(messages, stored, 3)
+    assert "0 of 3 stores confirmed: this node exchanges messages with 2 other" in found[0].reason
+    publisher.reach = None
+    found = await publisher.confirmed(messages, stored, 3, 0.05)
+    assert "no more have within 0.05 s" in found[0].reason, "peers may yet call"
+    publisher.reach = 1
+    publisher.waits.confirm(messages.hashes, [2, 2, 1])
+    publisher.waits.confirm(messages.hashes[2:], [3])
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 3))
+    await asyncio.sleep(0)
+    publisher.waits.confirm(messages.hashes, [3, 3, 3])
+    assert [each.reason for each in await waiting] == ["", "", ""]
+
+
+async def test_a_duplicate_is_asked_for_again_and_known_confirmations_count(
+    publisher: Publisher,
+) -> None:
+    messages = batch()
+    await publisher.store(messages, 1)
+    publisher.waits.confirm(messages.hashes, [1, 1, 1])
+    again = await publisher.store(messages, 1)
+    found = await publisher.confirmed(messages, again, 1)
+    assert [each.confirms for each in found] == [1, 1, 1]
+    assert publisher.wanted == [(messages.hashes, 1)]
+
+
+async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    monkeypatch.setattr(confirmations, "MAX_WAITS", 1)
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
+    await asyncio.sleep(0)
+    (found, *_) = await publisher.confirmed(messages, stored, 1)
+    assert "too many publishers wait for confirmations already" in found.reason
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(publisher.waits) == 0
+    assert not publisher.waits._waits
+
+
+async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
+    await asyncio.sleep(0)
+    publisher.waits.stop()
+    assert "the node is stopping" in (await waiting)[0].reason
+    (found, *_) = await publisher.confirmed(messages, stored, 1)
+    assert "the node is stopping" in found.reason
+
+
+async def test_what_is_not_tracked_is_never_taken_for_confirmed(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 0)
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    limit_s = 3 * confirmations.POLL_S
+    found = await publisher.confirmed(messages, stored, 1, limit_s)
+    assert [each.confirms for each in found] == [0, 0, 0]
+
+
+# Unread events
+
+
+async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = batch()
+    await publisher.store(messages, 1)
+    await publisher.table.expire(messages.hashes[:2])
+    assert set(await publisher.state()) == {messages.hashes[2]}
+    assert (await publisher.table.summary()).count == 1
+    assert len(await publisher.table.of(messages.hashes)) == 3
+    assert await publisher.table.sweep() == 0
+    monkeypatch.setattr(unread_module, "EXPIRED_KEPT_S", 0.0)
+    assert await publisher.table.sweep() == 2
+    monkeypatch.setattr(unread_module, "LAPSED_S", 0.0)
+    assert await publisher.table.sweep() == 1, "nobody has let it expire"
     # Whoever asks anew begins anew.
-    await store.store(messages, 1)
-    assert len(await store.state()) == 3
+    await publisher.store(messages, 1)
+    assert len(await publisher.state()) == 3
 
 
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 5)
-    assert all(await store.store(batch(4), 1))
-    assert all(await store.store(batch(4, seed=2), 1))
-    assert len(await store.state()) == 4
-    assert (await store.unread.summary()).count == store.unread.count == 4
+    assert all(await publisher.store(batch(4), 1))
+    assert all(await publisher.store(batch(4, seed=2), 1))
+    assert len(await publisher.state()) == 4
+    assert (await publisher.table.summary()).count == publisher.table.count == 4
 
 
 async def test_what_retention_drops_takes_its_unread_events_along(
-    store: Store, database_url: str
+    publisher: Publisher, database_url: str
 ) -> None:
     old = batch_of([(NOW - 40 * DAY, TOPICS[0], b"old"), (NOW, TOPICS[0], b"new")])
-    await store.store(old, 1)
-    connection = await store.database.connect()
+    await publisher.store(old, 1)
+    connection = await publisher.database.connect()
     async with connection:
         await prune(connection, RetentionPolicy(30 * DAY, None), NOW)
-    assert set(await store.state()) == {old.hashes[1]}
+    assert set(await publisher.state()) == {old.hashes[1]}
     assert (await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)).findings == []
 
 
 async def test_a_batch_is_kept_until_its_commit_is_seen(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store.store(batch(3, seed=1))
-    assert not store.tracking._kept, "nobody wants it"
-    store.tracking.wake()
-    known = batch(3)
-    await store.store(known)
+    await publisher.store(batch(3, seed=1))
+    assert not publisher.tracking._kept, "nobody wants it"
+    publisher.tracking.wake()
+    known = batch()
+    await publisher.store(known)
     both = RecordBatch()
     both.extend(known)
     both.extend(batch(2, seed=5))
-    await store.store(both, 2)
-    connection = await store.database.connect()
+    await publisher.store(both, 2)
+    connection = await publisher.database.connect()
     async with connection:
         cursor = await connection.execute("select token from storenode.commits order by position")
         _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]
-    kept = store.tracking.take(second)
+    kept = publisher.tracking.take(second)
     assert kept is not None
     assert kept.batch.hashes == both.hashes[3:]
     assert kept.needed == dict.fromkeys(both.hashes, 2)
-    assert store.tracking.take(second) is None
-    assert store.tracking.take(first) is not None
+    assert publisher.tracking.take(second) is None
+    assert publisher.tracking.take(first) is not None
     monkeypatch.setattr("store.db.gossip.MAX_KEPT_BYTES", 0)
-    await store.store(batch(2, seed=6))
-    assert not store.tracking._kept
+    await publisher.store(batch(2, seed=6))
+    assert not publisher.tracking._kept
     monkeypatch.undo()
-    await store.store(batch(2, seed=7))
-    assert store.tracking._kept
-    store.tracking.rest()
-    assert not store.tracking._kept
+    await publisher.store(batch(2, seed=7))
+    assert publisher.tracking._kept
+    publisher.tracking.rest()
+    assert not publisher.tracking._kept
 
 
-async def test_what_a_publisher_asks_for_is_never_overdue(store: Store) -> None:
-    usual = UnreadRows(store.database, max_confirms=1)
+async def test_what_a_publisher_asks_for_is_never_overdue(publisher: Publisher) -> None:
+    usual = UnreadRows(publisher.database, max_confirms=1)
     messages = batch(2)
-    await store.store(messages, 2)
+    await publisher.store(messages, 2)
     await usual.confirm([Confirmed(messages.hashes[0], "a")])
-    assert (await store.unread.summary()).oldest_ns > 0
-    assert (await store.unread.summary()).overdue_ns == 0
+    assert (await publisher.table.summary()).oldest_ns > 0
+    assert (await publisher.table.summary()).overdue_ns == 0
     assert (await usual.summary()).overdue_ns > 0
     await usual.confirm([Confirmed(messages.hashes[1], "a")])
     found = await usual.summary()

@@ -1,4 +1,4 @@
-"""Certificates that are not what they seem: no call of their holders is served."""
+"""Certificates of nodes, peers and clients: calls with one that is not valid are refused."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import eventually
+from tests.support.secured import Pki
 
 PEER: Final = "b.nodes.example"
 DAY: Final = timedelta(days=1)
@@ -239,3 +241,55 @@ def test_clients_show_certificates_when_an_authority_for_them_is_named(
     ):
         health_of(channel)
     assert refused.value.code() is UNREACHABLE
+
+
+SERVING: Final = HealthCheckResponse.SERVING
+NODE_NAME: Final = "a.nodes.example"
+
+
+# Every listener
+
+
+def channel_to(pki: Pki, address: str, name: str | None = None) -> grpc.Channel:
+    """Return a connection that trusts the authority."""
+    credentials = grpc.ssl_channel_credentials(pki.authority.cert_pem.bytes())
+    options = [("grpc.ssl_target_name_override", name)] if name else []
+    return grpc.secure_channel(address, credentials, options)
+
+
+def test_every_grpc_listener_speaks_tls_and_the_certificate_names_the_node(
+    tmp_path: Path, database_url: str
+) -> None:
+    pki = Pki(tmp_path)
+    cert, key = pki.issue(NODE_NAME, "also.example", "127.0.0.1")
+    options = (
+        *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca)),
+        *("--peer-listen", "127.0.0.1:0"),
+    )
+    with running_node(tmp_path / "data", *options, database_url=database_url) as node:
+        assert node.ready["node_id"] == NODE_NAME
+        assert len({node.listen, node.peer, node.admin}) == 3
+        for address in (node.listen, node.admin):
+            with channel_to(pki, address) as channel:
+                assert health_of(channel) == SERVING
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
+                health_of(channel)
+        assert not (tmp_path / "data" / "node-id").exists()
+        warnings = [line for line in log_lines(node.log()) if line["event"] == "peers_locked_out"]
+        assert len(warnings) == 1
+        assert "--allow-peer" in warnings[0]["reason"]
+        # A renewed certificate is used without a restart, and a damaged one is not.
+        pki.issue("renewed.example")
+        eventually(lambda: is_named(pki, node, "renewed.example"))
+        (tmp_path / "node.pem").write_text("damaged")
+        with channel_to(pki, node.listen, name="renewed.example") as channel:
+            assert health_of(channel) == SERVING
+
+
+def is_named(pki: Pki, node: NodeProcess, name: str) -> bool:
+    """Return True if a handshake shows a name."""
+    try:
+        with channel_to(pki, node.listen, name=name) as channel:
+            return bool(health_of(channel) == SERVING)
+    except grpc.RpcError:
+        return False

@@ -1,0 +1,447 @@
+"""Look-ups and walks of SDS messages on a real database, against the naive reading of the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from hashlib import sha256
+from typing import cast
+from unittest.mock import patch
+
+import pytest
+
+from store.db import sds
+from store.db import sds as db_claims
+from store.db import writer as writer_module
+from store.db.connection import Connection
+from store.db.retention import prune
+from store.db.sds import DatabaseSdsReader, SdsPages
+from store.domain import causal
+from store.domain.claims import ClaimQuery
+from store.domain.ports import (
+    HistoryEntry,
+    SdsLookup,
+    SdsPage,
+    StoreBusyError,
+    TopicFilter,
+    TopicRights,
+)
+from store.domain.retention import RetentionPolicy
+from store.messages.frames import sds_stored_message
+from storenode.sds.codec import decode, sds_key
+from tests.integration.sds.channel import (
+    OTHER,
+    TOPIC,
+    Channel,
+    assert_looked_up,
+    assert_walked,
+    look_up,
+    walk,
+    walk_from,
+)
+from tests.integration.storage.node import Node
+from tests.integration.storage.test_plans import Explained
+from tests.integration.storage.world import DAY, NOW
+from tests.support.forged import claiming, genuine, genuine_id
+from tests.support.outlet import WideOutlet
+from tests.unit.domain.causal_world import CHANNEL, Parent, digest, request
+
+NAME = CHANNEL.decode()
+
+FILTERS = (
+    TopicFilter(),
+    TopicFilter(content_topics=(TOPIC[1],)),
+    TopicFilter(TOPIC[0], (TOPIC[1], OTHER[1])),
+    TopicFilter(rights=TopicRights(content_prefixes=("/app/1/chan",))),
+    TopicFilter(rights=TopicRights(pubsub_prefixes=("nothing",))),
+)
+ODD_HINTS = (b"", b"short", bytes(32), bytes(40))
+
+
+CONTENTS = [b"content %d" % number for number in range(6)]
+CLAIMED = [genuine_id(NAME, content) for content in CONTENTS]
+CLAIMED += [sha256(content).hexdigest() for content in CONTENTS]
+"""IDs under which genuine and forged messages are stored."""
+
+
+def random_channel(rng: random.Random, size: int = 250) -> Channel:
+    """Make forks, merges, cycles, forged IDs, lying hints, other topics, opaque messages."""
+    channel = Channel()
+    ids = [b"id-%d" % number for number in range(size // 2)]
+    for number in range(size):
+        at = number * DAY // 40 // size - DAY * rng.choice((0, 0, 0, 1, 5))
+        topic = rng.choice((TOPIC, TOPIC, TOPIC, OTHER))
+        kind = rng.random()
+        if kind < 0.1:
+            channel.whisper(rng.randbytes(30), at=at, topic=topic)
+        elif kind < 0.13:
+            channel.say_elsewhere(rng.choice(ids).decode(), at=at)
+        elif kind < 0.4:
+            name = rng.choice(CLAIMED)
+            payload = claiming(NAME, name, rng.choice(CONTENTS))
+            channel.add(payload, at, name.encode(), topic=topic)
+        else:
+            near = ids[max(0, number // 2 - 6) : number // 2 + 2]
+            near += [name.encode() for name in rng.sample(CLAIMED, 2)]
+            parents = [reference(rng, channel, near) for _ in range(rng.randrange(4))]
+            channel.say(ids[number // 2], parents, at=at, topic=topic, content=rng.randbytes(8))
+    return channel
+
+
+def reference(rng: random.Random, channel: Channel, ids: list[bytes]) -> Parent:
+    """Return an ID, with no hint, the right one, or one that lies."""
+    message_id = rng.choice(ids)
+    if not channel.stored or rng.random() < 0.3:
+        return message_id, None
+    claimants = [each.hash for each in channel.stored if each.message_id == message_id]
+    if claimants and rng.random() < 0.6:
+        return message_id, rng.choice(claimants)
+    if rng.random() < 0.7:
+        return message_id, rng.choice(channel.stored).hash
+    return message_id, rng.choice(ODD_HINTS)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("prefetched", [2, 256])
+async def test_walks_follow_the_rules(
+    node: Node, reader: DatabaseSdsReader, seed: int, prefetched: int
+) -> None:
+    rng = random.Random(seed)
+    channel = random_channel(rng)
+    rng.shuffle(channel.rows)
+    await channel.store(node, 60)
+    ids = [each.message_id for each in channel.stored if each.message_id is not None]
+    with (
+        patch.object(causal, "FIRST_AHEAD", prefetched),
+        patch.object(causal, "FEWEST_AHEAD", prefetched),
+        patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))),
+    ):
+        for wanted in FILTERS:
+            limited = request(
+                [reference(rng, channel, ids[-20:]) for _ in range(rng.randrange(1, 4))],
+                known_ids=frozenset(rng.sample(ids, rng.choice((0, 0, 3)))),
+                max_messages=rng.choice((1, 10, 100_000, 100_000)),
+                max_depth=rng.choice((0, 0, 1, 5)),
+                filter=wanted,
+            )
+            world = channel.seen(wanted, prefers=rng.random() < 0.5)
+            limited = world.complete(limited)
+            assert_walked(await walk(reader, limited), world, limited)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_look_ups_follow_the_rules(node: Node, reader: DatabaseSdsReader, seed: int) -> None:
+    rng = random.Random(100 + seed)
+    channel = random_channel(rng)
+    await channel.store(node, 60)
+    ids = [each.message_id for each in channel.stored if each.message_id is not None]
+    with patch.object(db_claims, "FURTHER_CLAIMANTS", rng.choice((1, 3, 1_024))):
+        for wanted in FILTERS:
+            entries = [
+                reference(rng, channel, [*ids, *map(str.encode, CLAIMED), b"nobody's"])
+                for _ in range(120)
+            ]
+            for prefers in (False, True):
+                answered = await look_up(reader, entries, wanted, prefers=prefers)
+                assert_looked_up(answered, channel.seen(wanted, prefers=prefers), entries)
+    rows = await node.rows(
+        "select m.payload, s.proof from storenode.sds s join storenode.messages m using (ts, hash)"
+    )
+    for payload, proof in rows:
+        assert isinstance(payload, bytes)
+        metadata = decode(payload)
+        assert metadata is not None
+        assert proof is metadata.proven
+
+
+CROWDED = db_claims.FURTHER_CLAIMANTS + 100
+ONLY_OTHER = TopicFilter(content_topics=(OTHER[1],))
+
+
+def crowd(count: int) -> Channel:
+    """``count`` claimants of one ID, the last of them in another topic."""
+    channel = Channel()
+    for number in range(count):
+        topic = OTHER if number == count - 1 else TOPIC
+        channel.say(b"x", at=number, topic=topic, content=b"%d" % number)
+    return channel
+
+
+@pytest.mark.parametrize("count", [16, 17, 18, CROWDED])
+async def test_the_lowest_claimants_are_returned_and_others_by_a_hint_or_a_filter(
+    node: Node, reader: DatabaseSdsReader, count: int
+) -> None:
+    channel = crowd(count)
+    await channel.store(node)
+    by_position = [each.hash for each in channel.stored]
+    answered = await look_up(reader, [(b"x", None)])
+    assert (answered.hashes, answered.truncated) == (by_position[:16], count > 16)
+    walked = await walk_from(reader, [(b"x", None)])
+    assert (set(walked.hashes), walked.truncated) == (set(by_position[:16]), count > 16)
+    for chosen in (by_position[0], by_position[min(16, count - 1)], by_position[-1]):
+        answered = await look_up(reader, [(b"x", chosen)])
+        assert (answered.hashes, answered.truncated) == ([chosen], False)
+        assert (await walk_from(reader, [(b"x", chosen)])).hashes == [chosen]
+    filtered = await look_up(reader, [(b"x", None)], ONLY_OTHER)
+    assert (filtered.hashes, filtered.truncated) == ([by_position[-1]], False)
+
+
+async def test_hints_of_any_size_are_read_and_given_back(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = Channel()
+    real = channel.say(b"real", at=1)
+    channel.say(
+        b"head",
+        [(b"long", b"l" * 60_000), (b"real", real), (b"empty", b""), (b"none", None)],
+        at=2,
+    )
+    await channel.store(node)
+    walked = await walk_from(reader, [(b"head", None)])
+    assert walked.ids == [b"real", b"head"]
+    assert set(walked.missing) == {
+        HistoryEntry(b"long", b"l" * 60_000),
+        HistoryEntry(b"empty", b""),
+        HistoryEntry(b"none", None),
+    }
+
+
+CONTENT = b"what Alice said"
+ID = genuine_id(NAME, CONTENT)
+HASHED = sha256(CONTENT).hexdigest()
+WAYS = ("copied", "inserted")
+
+
+def forge(channel: Channel, message_id: str, count: int, at: int = 0) -> None:
+    for number in range(count):
+        payload = claiming(NAME, message_id, b"forged %d" % number)
+        channel.add(payload, at + number, message_id.encode())
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return by COPY, or by a statement that minds duplicates."""
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", 1 if request.param == "copied" else 10**6)
+
+
+@pytest.mark.parametrize("count", [1, 17, CROWDED])
+@pytest.mark.usefixtures("way")
+async def test_what_is_proven_comes_before_older_forgeries(
+    node: Node, reader: DatabaseSdsReader, count: int
+) -> None:
+    channel = Channel()
+    forge(channel, ID, count)
+    digest = channel.add(genuine(NAME, CONTENT), count, ID.encode())
+    forged = channel.stored[0].hash
+    beside = channel.say(b"beside", [(ID.encode(), forged)], at=count + 1)
+    await channel.store(node)
+    world = channel.seen(TopicFilter(), prefers=True)
+    reference = ID.encode()
+    for entries in ([(reference, None)], [(reference, forged)], [(reference, digest)]):
+        answered = await look_up(reader, entries, prefers=True)
+        assert_looked_up(answered, world, entries)
+        assert answered.hashes[0] == digest
+        assert_walked(await walk(reader, world.complete(request(entries))), world, request(entries))
+    named = await look_up(reader, [(reference, forged)], prefers=True)
+    assert named.hashes == [digest, forged]
+    # The one hint in a causal history leads to the forged message.
+    walked = await walk_from(reader, [(b"beside", beside)], prefer_proven=True)
+    assert set(walked.hashes[:-1]) == {digest, forged}
+    assert walked.hashes[-1] == beside
+    plain = await look_up(reader, [(reference, None)])
+    assert (digest in plain.hashes) == (count < 16), "the bound holds where nothing is asked for"
+    assert (await look_up(reader, [(reference, forged)])).hashes == [forged]
+
+
+OF_PROVEN = """
+select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'storenode.sds_proven_idx'::regclass
+"""
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: bool) -> None:
+    channel = Channel()
+    forge(channel, ID, CROWDED)
+    digest = channel.add(genuine(NAME, CONTENT), CROWDED, ID.encode())
+    for number in range(CROWDED):
+        content = b"%d" % number
+        channel.add(genuine(NAME, content), number, genuine_id(NAME, content).encode())
+    await channel.store(node)
+    if analyzed:
+        await node.rows("analyze")
+    request = SdsLookup(CHANNEL, (), TopicFilter(), claimants=16, prefer_proven=True)
+    claims = db_claims.ClaimReader(node.database, request, (), parents=False)
+    async with await node.database.connect() as connection:
+        explained = Explained(connection)
+        key = sds_key(CHANNEL, ID.encode())
+        (found,) = (
+            await claims._claims(cast("Connection", explained), ClaimQuery((key,)))
+        ).values()
+        assert len(found) == 17
+        assert [claim[2] for claim in found if claim[6]] == [digest]
+        indexes = {name for (name,) in await node.rows(OF_PROVEN)}
+        scans = [part for part in explained.carried_out() if part.get("Index Name") in indexes]
+        assert [part["Actual Rows"] for part in scans if part["Actual Rows"]] == [1]
+
+
+LARGE = 140 * 1024
+
+
+def chain(length: int, content_bytes: int = 0, spacing: int = 1, start: int = 0) -> Channel:
+    """Return messages of which each names the one before it."""
+    channel = Channel()
+    head: list[Parent] = []
+    for number in range(length):
+        at = start + number * spacing
+        message_id = b"%d" % number
+        head = [(message_id, channel.say(message_id, head, at=at, content=bytes(content_bytes)))]
+    return channel
+
+
+def head_of(channel: Channel) -> list[Parent]:
+    last = channel.stored[-1]
+    assert last.message_id is not None
+    return [(last.message_id, last.hash)]
+
+
+def started(reader: DatabaseSdsReader, heads: list[Parent]) -> AsyncGenerator[SdsPage, None]:
+    """Return a walk whose pages the test takes one by one."""
+    return reader.causal_history(request(heads), WideOutlet())
+
+
+async def prune_all_before(node: Node, now: int) -> None:
+    """Keep one day before ``now``, as the maintainer would."""
+    async with await node.database.connect() as connection:
+        # Vacuum, or what a walk reads ahead, may hold its locks for longer than a maintainer waits.
+        report = await prune(connection, RetentionPolicy(age_ns=DAY), now, lock_timeout_ms=60_000)
+    assert report.dropped
+    assert not report.problems
+
+
+async def test_large_messages_come_in_pages_and_in_order(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = chain(150, LARGE)
+    await channel.store(node, 50)
+    walked = await walk_from(reader, head_of(channel))
+    assert walked.ids == [b"%d" % number for number in range(150)]
+    assert walked.pages >= 150 * LARGE // (4 * 1024 * 1024)
+    assert (walked.missing, walked.truncated) == ([], False)
+
+
+async def test_what_is_pruned_is_missing_and_not_walked_past(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = chain(10, spacing=DAY, start=-9 * DAY)
+    await channel.store(node)
+    assert len((await walk_from(reader, head_of(channel))).ids) == 10
+    await prune_all_before(node, NOW)
+    ids = [b"%d" % number for number in range(10)]
+    answered = await look_up(reader, [(message_id, None) for message_id in ids])
+    kept = len(answered.ids)
+    assert 1 <= kept <= 3
+    assert answered.ids == ids[-kept:]
+    walked = await walk_from(reader, head_of(channel))
+    assert walked.ids == ids[-kept:]
+    lost = channel.stored[-kept - 1]
+    assert lost.message_id is not None
+    assert walked.missing == [HistoryEntry(lost.message_id, lost.hash)]
+
+
+async def test_a_restored_message_below_the_horizon_is_found(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = chain(10, spacing=DAY, start=-9 * DAY)
+    await channel.store(node)
+    await node.rows("update storenode.store set horizon_ns = %s", NOW)
+    assert len((await walk_from(reader, head_of(channel))).ids) == 10
+
+
+async def test_what_is_pruned_while_it_is_sent_is_missing(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    # More than is read ahead at most, so that something is left to be pruned.
+    older = 8_000
+    channel = chain(older, 3_500, start=-20 * DAY)
+    parents: list[Parent] = head_of(channel)
+    for number in range(20):
+        message_id = b"new-%d" % number
+        parents = [(message_id, channel.say(message_id, parents, at=number))]
+    await channel.store(node, 500)
+    sent: list[int] = []
+    missing: list[HistoryEntry] = []
+    async with aclosing(started(reader, parents)) as pages:
+        async for page in pages:
+            sent.append(page.count)
+            missing += page.missing
+            if len(sent) == 1:
+                await prune_all_before(node, NOW)
+    assert sent
+    assert sum(sent) + len(missing) == older + 20
+    assert len(missing) > 100
+    by_id = {each.message_id: each.hash for each in channel.stored}
+    assert all(by_id[entry.message_id] == entry.retrieval_hint for entry in missing)
+
+
+async def test_long_lists_of_missing_parents_come_in_pages(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = Channel()
+    ids = [b"%d-" % number + b"x" * 100_000 for number in range(60)]
+    parents: list[Parent] = []
+    for number, lost in enumerate(ids):
+        message_id = b"%d" % number
+        parents = [(message_id, channel.say(message_id, [*parents, (lost, None)], at=number))]
+    await channel.store(node)
+    walked = await walk_from(reader, parents)
+    assert len(walked.ids) == 60
+    assert [entry.message_id for entry in walked.missing] == ids[::-1]
+    assert walked.pages >= 2
+
+
+async def test_walks_wait_for_their_turn_and_are_refused_beyond(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sds, "MAX_WALKS_OF_CALLER", 1)
+    monkeypatch.setattr(sds, "MAX_WAITING_CALLS", 2)
+    reader = DatabaseSdsReader(node.database)
+    channel = chain(100, LARGE)
+    await channel.store(node, 50)
+    walks = [asyncio.ensure_future(walk_from(reader, head_of(channel))) for _ in range(3)]
+    done, waiting = await asyncio.wait(walks, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {walks[2]}
+    with pytest.raises(StoreBusyError, match="1 causal walks are waiting already; retry"):
+        await walks[2]
+    assert [len((await walk).ids) for walk in waiting] == [100, 100]
+
+
+async def test_unread_walks_take_no_place_from_others_and_give_their_connections_back(
+    node: Node, reader: DatabaseSdsReader
+) -> None:
+    channel = chain(100, LARGE)
+    await channel.store(node, 50)
+    unread = [started(reader, head_of(channel)) for _ in range(20)]
+    assert len(unread) > 2 * node.database.settings.bulk_connections
+    for pages in unread:
+        assert (await anext(pages)).count > 0
+    assert len((await walk_from(reader, head_of(channel))).ids) == 100
+    assert len((await look_up(reader, head_of(channel))).ids) == 1
+    for pages in unread:
+        await pages.aclose()
+    assert len((await walk_from(reader, head_of(channel))).ids) == 100
+
+
+@pytest.mark.parametrize("id_bytes", [1, 90, 91, 92, 127, 128, 256])
+def test_entries_are_encoded_as_frames_are_spliced(id_bytes: int) -> None:
+    pages = SdsPages()
+    frames = {digest(size): b"\x0a" + bytes(size) for size in (1, 20, 127, 16_000, 16_400)}
+    portion = [(b"key", 1, each, b"i" * id_bytes, b"", b"", False) for each in frames]
+    assert not list(pages.add(portion, list(frames.values())))
+    (page,) = pages.finish(truncated=False)
+    assert page.messages == b"".join(
+        sds_stored_message(b"i" * id_bytes, each, frame) for each, frame in frames.items()
+    )
+    assert page.count == len(frames)

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from store.serving.connections import connection_name, remote
+from store.serving.sockets import connection_name, remote
 from storenode.message.varint import varint
 
 _IP4, _TCP, _IP6, _TLS, _WS = 4, 6, 41, 448, 477

@@ -6,14 +6,14 @@ A stream holds one page: the next is read when the caller has taken the last.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from google.protobuf.message import Message
-from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError
+from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError
 
 from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http import codec
-from store.http.codec import encode, to_json, to_lines, to_message
+from store.http.codec import Digits, encode, to_json, to_lines, to_message
 from store.http.endpoint import TOKEN_PARAMETER
 from store.http.exchange import HttpExchange
 from store.messages.frames import end_of_entry
@@ -56,8 +56,6 @@ _CODES: Final = {
 _HEARTBEAT: Final = b": still here\n\n"
 _MESSAGES_TAG: Final = b"\x0a"
 """The tag before each entry of ``FollowPage.messages``."""
-
-Digits = Annotated[str, Meta(description="Unix time in nanoseconds, as a decimal string.")]
 
 
 class NodeSummary(Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -115,7 +113,7 @@ async def publish(call: Call, exchange: HttpExchange, body: bytes) -> None:
     del asked
     response = PublishResponse.FromString(await store_batch(call, request))
     answer = encode(to_json(response))
-    await call.sender.answered(len(answer), refusable=False)
+    call.sender.answered(len(answer), refusable=False)
     await exchange.respond(answer)
 
 
@@ -123,7 +121,7 @@ async def query(call: Call, exchange: HttpExchange, body: bytes) -> None:
     """Send one page."""
     request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, exchange, body))
     answer = encode(to_json(await query_page(call, request)))
-    await call.sender.answered(len(answer), refusable=True)
+    call.sender.answered(len(answer), refusable=True)
     await exchange.respond(answer)
 
 

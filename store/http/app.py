@@ -25,13 +25,8 @@ from store.serving.context import NodeContext
 from store.serving.failure import Code
 from store.serving.methods import reads
 from store.serving.methods.publish import PUBLISH
-from store.serving.queue import RequestSlots
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
-
-MAX_UNFINISHED_BODIES: Final = 8
-"""Bodies that may come in at one time, each of the largest size: 128 MiB."""
-
 
 API: Final = "/api/v1"
 WAKU_STORE: Final = "/store/v3/messages"
@@ -59,15 +54,13 @@ _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value 
 
 def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
-    slots, by_path = RequestSlots(MAX_UNFINISHED_BODIES), dict[str, list[Operation]]()
+    by_path = dict[str, list[Operation]]()
     served = _operations()
     for each in served:
         by_path.setdefault(each.path, []).append(each)
     here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
     by_path |= {each.path: [each] for each in connect.operations()}
-    routes = [
-        Route(path, Endpoint(node, slots, *operations)) for path, operations in by_path.items()
-    ]
+    routes = [Route(path, Endpoint(node, *operations)) for path, operations in by_path.items()]
     text = json.dumps(description(served, node.identity.version), indent=1).encode()
     routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))
     for path, (name, kind) in (VIEWER | (PAGE if with_page else {})).items():

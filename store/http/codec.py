@@ -11,19 +11,22 @@ from __future__ import annotations
 from base64 import b64decode, urlsafe_b64encode
 from binascii import Error as BinasciiError
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from store.serving.failure import malformed
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.sds.codec import decode as decode_sds
 from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 HASHES: Final = frozenset(
     {"fingerprint", "message_hash", "message_hashes", "pagination_cursor", "retrieval_hint"}
@@ -104,6 +107,16 @@ Hash = Annotated[
     ),
 ]
 Base64 = Annotated[bytes, Meta(description="Base64.")]
+Digits = Annotated[str, Meta(description="Unix time in nanoseconds, as a decimal string.")]
+HashText = Annotated[str, Meta(description="A message hash: 0x and 64 hexadecimal digits.")]
+ClaimedId = Annotated[str, Meta(description="The SDS message ID that was asked for.")]
+Proven = Annotated[
+    bool,
+    Meta(
+        description="Whether that ID is the hash of what the message says. Any other message may"
+        " have been put under the ID by somebody else."
+    ),
+]
 
 ITEMS: Final = frozenset({"messages", "steps"})
 """Fields of a page whose entries are lines by themselves."""
@@ -112,6 +125,84 @@ STATUS: Final = frozenset({"request_id", "status_code", "status_desc"})
 """Fields of ``StoreQueryResponse`` that the status of HTTP stands for."""
 
 encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _FieldForm:
+    """The JSON of the value of a field, or of an entry if it is a list.
+
+    ``asked``, ``answered``: its types in requests and answers. ``read`` takes the value of a
+    request, ``write`` returns that of an answer.
+    """
+
+    asked: Any
+    answered: Any
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+
+
+def is_required(field: FieldDescriptor) -> bool:
+    """Return True for a field that a request must have, or that an answer always has."""
+    return field.name in REQUIRED.get(cast("Descriptor", field.containing_type).name, ())
+
+
+def hex_of(digest: bytes) -> str:
+    """Return a hash as answers spell it."""
+    return f"0x{digest.hex()}"
+
+
+def _read_hash(text: str) -> bytes:
+    return bytes.fromhex(text.lower().removeprefix("0x"))
+
+
+def _read_cursor(text: str) -> bytes:
+    try:
+        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (BinasciiError, ValueError):
+        raise malformed(
+            "the cursor is none of this node's: pass it as it was sent, or leave it out"
+        ) from None
+
+
+def _write_cursor(cursor: bytes) -> str:
+    return urlsafe_b64encode(cursor).decode().rstrip("=")
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds
+    return value
+
+
+_HASH: Final = _FieldForm(Hash, HashText, _read_hash, hex_of)
+_COUNT: Final = _FieldForm(Count, int, _same, _same)
+_DURATION: Final = _FieldForm(Seconds, Seconds, lambda seconds: timedelta(seconds=seconds), _same)
+_BY_NAME: Final = {
+    "cursor": _FieldForm(str, str, _read_cursor, _write_cursor),
+    "timestamp": _FieldForm(MessageTime, Digits, _same, str),
+}
+_BY_TYPE: Final = {
+    FieldDescriptor.TYPE_BOOL: _FieldForm(bool, bool, _same, _same),
+    FieldDescriptor.TYPE_BYTES: _FieldForm(Base64, Base64, _same, _same),
+    FieldDescriptor.TYPE_SINT64: _FieldForm(Nanoseconds, Digits, _same, str),
+    FieldDescriptor.TYPE_STRING: _FieldForm(str, str, _same, _same),
+}
+
+
+def _form(field: FieldDescriptor) -> _FieldForm:
+    message = field.message_type
+    if message is not None:
+        if message.full_name == "google.protobuf.Duration":
+            return _DURATION
+        write = _sds_json if message is SdsStoredMessage.DESCRIPTOR else to_json
+        return _FieldForm(
+            _request_type(message), answer_type(message), partial(_values, message), write
+        )
+    if field.enum_type is not None:
+        names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
+        kind: Any = Literal[tuple(names.values())]
+        return _FieldForm(kind, kind, _same, names.__getitem__)
+    if field.name in HASHES:
+        return _HASH
+    return _BY_NAME.get(field.name) or _BY_TYPE.get(field.type, _COUNT)
 
 
 # Requests
@@ -130,31 +221,27 @@ def request_type(message: type[Message] | None) -> type[Struct]:
 
 @cache
 def _request_type(descriptor: Descriptor) -> type[Struct]:
-    fields = list(_request_fields(descriptor))
-    names = {field.name: _request_name(field) for field in fields}
+    fields = [field for _, field in _request_fields(descriptor)]
     return msgspec.defstruct(
         descriptor.name,
         [_request_field(field) for field in fields],
-        rename=names,
+        rename={field.name: NAMES.get(field.name, field.camelcase_name) for field in fields},
         forbid_unknown_fields=True,
         kw_only=True,
     )
 
 
-def _request_fields(descriptor: Descriptor) -> Iterator[FieldDescriptor]:
+def _request_fields(descriptor: Descriptor) -> Iterator[tuple[str, FieldDescriptor]]:
+    """Yield the fields of a request, behind the name of the field that they are inlined from."""
     for field in descriptor.fields:
         if field.message_type is not None and field.message_type.name in INLINED:
-            yield from field.message_type.fields
+            yield from ((field.name, each) for each in field.message_type.fields)
         elif field.name not in HIDDEN:
-            yield field
-
-
-def _request_name(field: FieldDescriptor) -> str:
-    return NAMES.get(field.name, field.camelcase_name)
+            yield "", field
 
 
 def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstruct takes
-    kind: Any = _request_value(field)
+    kind: Any = _form(field).asked
     if field.is_repeated:
         kind = list[kind]
     note = NOTES.get(field.name)
@@ -173,21 +260,6 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
         default = field.enum_type.values_by_number[field.default_value].name
     # The empty cursor is a text here.
     return field.name, kind, "" if default == b"" else default
-
-
-def _request_value(field: FieldDescriptor) -> Any:  # noqa: ANN401 - a type
-    if field.message_type is not None:
-        is_duration = field.message_type.full_name == "google.protobuf.Duration"
-        return Seconds if is_duration else _request_type(field.message_type)
-    if field.enum_type is not None:
-        return Literal[tuple(field.enum_type.values_by_name)]
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return Hash if field.name in HASHES else str if field.name == "cursor" else Base64
-    if field.type == FieldDescriptor.TYPE_SINT64:
-        return MessageTime if field.name == "timestamp" else Nanoseconds
-    return {FieldDescriptor.TYPE_BOOL: bool, FieldDescriptor.TYPE_STRING: str}.get(
-        field.type, Count
-    )
 
 
 def decode(kind: type[Struct], body: bytes) -> Struct:
@@ -219,7 +291,7 @@ def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struc
 
 
 def to_message(kind: type[Message], asked: Struct) -> bytes:
-    """Encode a request; a field that its message lacks is that of a message within it.
+    """Encode a request.
 
     Raises:
         CallError: a cursor cannot be read.
@@ -229,51 +301,20 @@ def to_message(kind: type[Message], asked: Struct) -> bytes:
 
 def _values(descriptor: Descriptor, asked: Struct) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in asked.__struct_fields__:
+    for name, holder, read, is_list in _readers(descriptor):
         value = getattr(asked, name)
-        if value is None or value is UNSET:
-            continue
-        field = descriptor.fields_by_name.get(name)
-        if field is not None:
-            found[name] = _value(field, value)
-        else:
-            within = _holder(descriptor, name)
-            found.setdefault(within, {})[name] = value
+        if value is not None:
+            within = found.setdefault(holder, {}) if holder else found
+            within[name] = [read(each) for each in value] if is_list else read(value)
     return found
 
 
 @cache
-def _holder(descriptor: Descriptor, name: str) -> str:
-    """Return the field whose message has a field of this name."""
-    return next(
-        each.name
-        for each in descriptor.fields
-        if each.message_type is not None
-        and not each.is_repeated
-        and name in each.message_type.fields_by_name
-    )
-
-
-def _value(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - whatever the field holds
-    if isinstance(value, list):
-        return [_value(field, each) for each in value]
-    if isinstance(value, Struct):
-        assert field.message_type is not None
-        return _values(field.message_type, value)
-    if isinstance(value, float):
-        return timedelta(seconds=value)
-    if field.name in HASHES:
-        return bytes.fromhex(value.lower().removeprefix("0x"))
-    return _read_cursor(value) if field.name == "cursor" else value
-
-
-def _read_cursor(text: str) -> bytes:
-    try:
-        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (BinasciiError, ValueError):
-        raise malformed(
-            "the cursor is none of this node's: pass it as it was sent, or leave it out"
-        ) from None
+def _readers(descriptor: Descriptor) -> list[tuple[str, str, Callable[[Any], Any], bool]]:
+    return [
+        (field.name, holder, _form(field).read, field.is_repeated)
+        for holder, field in _request_fields(descriptor)
+    ]
 
 
 # Answers
@@ -293,21 +334,42 @@ class Error(Struct):
     error: ErrorDetail
 
 
-def hex_of(digest: bytes) -> str:
-    """Return a hash as answers spell it."""
-    return f"0x{digest.hex()}"
+@cache
+def answer_type(descriptor: Descriptor) -> type[Struct]:
+    """Return the type of the JSON that `to_json` makes of a message, for its description."""
+    fields: list[Any] = []
+    bases: tuple[type[Struct], ...] = ()
+    if descriptor is SdsStoredMessage.DESCRIPTOR:
+        bases = (answer_type(WakuMessageKeyValue.DESCRIPTOR),)
+        fields = [("messageId", ClaimedId), ("proven", Proven | UnsetType, UNSET)]
+    else:
+        for field, name in _answer_fields(descriptor):
+            kind: Any = _form(field).answered
+            if field.is_repeated:
+                kind = list[kind]
+            fields.append((name, kind) if is_required(field) else (name, kind | UnsetType, UNSET))
+    return msgspec.defstruct(descriptor.full_name, fields, bases=bases, kw_only=True)
+
+
+def line_types(page: Descriptor) -> Iterator[tuple[str, type[Struct]]]:
+    """Yield the types of the lines of a page, as `to_lines` makes them, each with its field."""
+    for field, name in _answer_fields(page):
+        kind = _form(field).answered
+        if field.name not in ITEMS:
+            kind = msgspec.defstruct(f"{page.full_name}.{name}", [(name, kind)])
+        yield name, kind
 
 
 def to_json(message: Message) -> dict[str, Any]:
     """Return a message as JSON has it, the fields first that are always there."""
     found = {}
-    for field, name, convert, always, has_presence, is_list in _conversions(
+    for field, name, write, always, has_presence, is_list in _writers(
         cast("Hashable", type(message))
     ):
         value = getattr(message, field)
         if not (always or (message.HasField(field) if has_presence else value)):
             continue
-        found[name] = [convert(each) for each in value] if is_list else convert(value)
+        found[name] = [write(each) for each in value] if is_list else write(value)
     return found
 
 
@@ -320,52 +382,24 @@ def to_lines(page: Message) -> Iterator[dict[str, Any]]:
             yield from ({name: each} for each in (value if isinstance(value, list) else [value]))
 
 
+def _answer_fields(descriptor: Descriptor) -> Iterator[tuple[FieldDescriptor, str]]:
+    """Yield the fields of an answer and their names."""
+    for field in descriptor.fields:
+        if field.name not in STATUS:
+            yield field, "cursor" if field.name == "pagination_cursor" else field.camelcase_name
+
+
 @cache
-def _conversions(
-    kind: type[Message],
-) -> list[tuple[str, str, Callable[[Any], Any], bool, bool, bool]]:
+def _writers(kind: type[Message]) -> list[tuple[str, str, Callable[[Any], Any], bool, bool, bool]]:
     """Return each field: its names, how it becomes JSON, and if it is always there, or a list."""
-    descriptor = cast("Descriptor", kind.DESCRIPTOR)
-    fields = [each for each in descriptor.fields if each.name not in STATUS]
-    fields.sort(key=is_required, reverse=True)
-    return [
+    found = [
         (
-            *(each.name, name_of(each), _converter(each)),
+            *(each.name, name, _form(each).write),
             *(is_required(each), each.has_presence, each.is_repeated),
         )
-        for each in fields
+        for each, name in _answer_fields(cast("Descriptor", kind.DESCRIPTOR))
     ]
-
-
-def is_required(field: FieldDescriptor) -> bool:
-    """Return True for a field that a request must have, or that an answer always has."""
-    return field.name in REQUIRED.get(cast("Descriptor", field.containing_type).name, ())
-
-
-def name_of(field: FieldDescriptor) -> str:
-    """Return the name of a field in the JSON of answers."""
-    return "cursor" if field.name == "pagination_cursor" else field.camelcase_name
-
-
-def _converter(field: FieldDescriptor) -> Callable[[Any], Any]:
-    if field.message_type is not None:
-        return _sds_json if field.message_type is SdsStoredMessage.DESCRIPTOR else to_json
-    if field.enum_type is not None:
-        names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
-        return names.__getitem__
-    if field.type == FieldDescriptor.TYPE_SINT64:
-        return str
-    if field.name in HASHES:
-        return hex_of
-    return _write_cursor if field.name == "cursor" else _same
-
-
-def _write_cursor(cursor: bytes) -> str:
-    return urlsafe_b64encode(cursor).decode().rstrip("=")
-
-
-def _same(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds
-    return value
+    return sorted(found, key=itemgetter(3), reverse=True)
 
 
 def _sds_json(found: SdsStoredMessage) -> dict[str, Any]:

@@ -92,7 +92,7 @@ async def _answer_unary(
     async with _deadline(exchange):
         with call.reserve(len(message)):
             response = await handle(call, message)
-            await call.sender.answered(len(response), refusable=call.method.timed)
+            call.sender.answered(len(response), refusable=call.method.timed)
             await exchange.respond(response, _UNARY.encode())
 
 

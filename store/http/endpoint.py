@@ -21,7 +21,6 @@ from store.observe.logging import get_logger, request_context
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
 from store.serving.failure import CallerGoneError, Code, malformed
-from store.serving.queue import RequestSlots
 
 _LOG = get_logger("store.http")
 _NS_PER_S: Final = 1e9
@@ -106,9 +105,8 @@ class _HttpCall(Call):
 class Endpoint:
     """An ASGI application that answers the requests of one path."""
 
-    def __init__(self, node: NodeContext, slots: RequestSlots, *operations: Operation) -> None:
+    def __init__(self, node: NodeContext, *operations: Operation) -> None:
         self._node = node
-        self._slots = slots
         self._operations = {each.method: each for each in operations}
         for operation in operations:
             for code in _COUNTED_FROM_0:
@@ -169,7 +167,9 @@ class Endpoint:
             if exchange.content_type != operation.content_type:
                 # Pages of other sites may send forms and text without asking the browser.
                 raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-            body = await exchange.body(self._slots, call.max_request_bytes)
+            body = await exchange.body(
+                self._node.arrivals, call.client.name, call.max_request_bytes
+            )
         call.charge(len(body), counted=True)
         endless = self._node.drain.endless() if operation.served.endless else nullcontext()
         with exchange.watched(), endless, call.sender:

@@ -16,12 +16,11 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from store.http import codec
 from store.http.connections import BUFFER_BYTES, SEND_TIMEOUT_S
+from store.serving.arrivals import Arrivals, AwaitedRequest
 from store.serving.call import REQUEST_IDS, is_request_id
-from store.serving.connections import connection_name
 from store.serving.drain import Endable
 from store.serving.failure import (
     CallerGoneError,
@@ -32,7 +31,7 @@ from store.serving.failure import (
     over_limit,
     unexpected,
 )
-from store.serving.queue import RequestSlots
+from store.serving.sockets import connection_name
 
 if TYPE_CHECKING:
     from store.http.connections import BoundedProtocol
@@ -137,24 +136,24 @@ class HttpExchange:
                 f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
             ) from None
 
-    async def body(self, slots: RequestSlots, largest_bytes: int) -> bytes:
-        """Read the body; one that the connection's own buffer holds needs no slot.
+    async def body(self, arrivals: Arrivals, owner: str, largest_bytes: int) -> bytes:
+        """Read the body, which ``owner`` sends.
 
         Raises:
-            CallError: it is too large, or has not come in time.
+            CallError: it is too large, has not come in time, or gave way to others.
             CallerGoneError: it has not come in full.
         """
         declared = self.headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() else None
-        if size is not None and size > largest_bytes:
-            raise _too_large(size, largest_bytes)
-        body, is_small = bytearray(), size is not None and size <= HIGH_WATER_LIMIT
-        async with slots.slot(self.caller, needed=not is_small):
+        if declared.isdecimal() and int(declared) > largest_bytes:
+            raise _too_large(int(declared), largest_bytes)
+        body = bytearray()
+        with AwaitedRequest(arrivals, self.caller, owner, is_measured=False) as block:
             while True:
                 event = await self._receive()
                 if event["type"] == "http.disconnect":
                     raise CallerGoneError
                 body += event.get("body", b"")
+                block.connection.unread_bytes = len(body)
                 if len(body) > largest_bytes:
                     raise _too_large(len(body), largest_bytes)
                 if not event.get("more_body", False):

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, cast
 
 import msgspec
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 from msgspec import Struct
 
-from store.http.codec import HASHES, ITEMS, STATUS, Error, is_required, name_of, request_type
+from store.http.codec import Error, answer_type, line_types, request_type
 from store.http.endpoint import Operation
 from store.http.exchange import JSON
-from storenode.wire.storenode.v1.store_pb2 import SdsStoredMessage
-from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _REFERENCES: Final = "#/components/schemas/{name}"
-_TYPES: Final = {FieldDescriptor.TYPE_BOOL: "boolean", FieldDescriptor.TYPE_STRING: "string"}
-_HASH: Final = {"type": "string", "description": "A message hash: 0x and 64 hexadecimal digits."}
-_SDS: Final = {
-    "type": "object",
-    "properties": {
-        "messageId": {"type": "string", "description": "The SDS message ID that was asked for."},
-        "proven": {
-            "type": "boolean",
-            "description": "Whether that ID is the hash of what the message says. Any other message"
-            " may have been put under the ID by somebody else.",
-        },
-    },
-    "required": ["messageId"],
-}
 _ERRORS: Final = {
     "400": "The request is wrong.",
     "401": "No token, or one that is not known.",
@@ -49,13 +34,17 @@ _ERRORS: Final = {
 def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the whole document."""
     requests = [request_type(each.types[0]) for each in operations if not each.parameters]
-    kinds: dict[type[Struct], None] = dict.fromkeys([Error, *requests])
-    kinds |= {each.types[1]: None for each in operations if issubclass(each.types[1], Struct)}
+    answers = {each.served.name: _answers(each) for each in operations}
+    kinds: dict[type[Struct], None] = dict.fromkeys(
+        [Error, *requests, *chain.from_iterable(answers.values())]
+    )
     described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        found = _operation(each, references, components)
+        shown = [references[kind] for kind in answers[each.served.name]]
+        answer = shown[0] if len(shown) == 1 else {"anyOf": shown}
+        found = _operation(each, answer, references, components)
         paths.setdefault(each.path, {})[each.method.lower()] = found
     return {
         "openapi": "3.1.0",
@@ -74,8 +63,24 @@ def description(operations: Sequence[Operation], version: str) -> dict[str, Any]
     }
 
 
+def _answers(each: Operation) -> list[type[Struct]]:
+    """Return the types of an answer, or of its lines."""
+    answer = each.types[1]
+    if issubclass(answer, Struct):
+        return [answer]
+    message = cast("Descriptor", answer.DESCRIPTOR)
+    if each.answer_type == JSON:
+        return [answer_type(message)]
+    # The cursor of an event is its ID.
+    is_hidden = {"cursor"} if each.served.endless else set()
+    return [kind for name, kind in line_types(message) if name not in is_hidden]
+
+
 def _operation(
-    each: Operation, references: Mapping[type[Struct], Any], components: dict[str, Any]
+    each: Operation,
+    answer: Mapping[str, Any],
+    references: Mapping[type[Struct], Any],
+    components: Mapping[str, Any],
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": each.served.name, "summary": each.summary}
     if each.method == "GET":
@@ -87,66 +92,14 @@ def _operation(
         failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     else:
         failed = {"application/json": {"schema": references[Error]}}
-    if issubclass(each.types[1], Struct):
-        schema = references[each.types[1]]
-    elif each.answer_type == JSON:
-        schema = _reference(cast("Descriptor", each.types[1].DESCRIPTOR), components)
-    else:
-        schema = {"anyOf": list(_lines(each, components))}
     found["responses"] = {
         "200": {
             "description": "Success.",
-            "content": {each.answer_type.decode(): {"schema": schema}},
+            "content": {each.answer_type.decode(): {"schema": answer}},
         },
         **{code: {"description": why, "content": failed} for code, why in _ERRORS.items()},
     }
     return found
-
-
-def _lines(each: Operation, components: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schemas of the lines of a page, as `store.http.convert.to_lines` makes them."""
-    page = cast("Descriptor", each.types[1].DESCRIPTOR)  # type: ignore[union-attr]
-    for field in page.fields:
-        schema, name = _value(field, components), name_of(field)
-        if field.name in ITEMS:
-            yield schema
-        elif each.served.endless and field.name == "cursor":
-            continue  # the ID of the event
-        else:
-            yield {"type": "object", "properties": {name: schema}, "required": [name]}
-
-
-def _reference(message: Descriptor, components: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the schema of a message, which is added to the components."""
-    if message.full_name not in components:
-        components[message.full_name] = {}
-        components[message.full_name] = _schema(message, components)
-    return {"$ref": _REFERENCES.format(name=message.full_name)}
-
-
-def _schema(message: Descriptor, components: dict[str, Any]) -> dict[str, Any]:
-    if message is SdsStoredMessage.DESCRIPTOR:
-        return {"allOf": [_reference(WakuMessageKeyValue.DESCRIPTOR, components), _SDS]}
-    properties, required = {}, []
-    for field in message.fields:
-        if field.name not in STATUS:
-            schema, name = _value(field, components), name_of(field)
-            properties[name] = {"type": "array", "items": schema} if field.is_repeated else schema
-            if is_required(field):
-                required.append(name)
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _value(field: FieldDescriptor, components: dict[str, Any]) -> dict[str, Any]:
-    if field.message_type is not None:
-        return _reference(field.message_type, components)
-    if field.enum_type is not None:
-        return {"enum": list(field.enum_type.values_by_name)}
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return _HASH if field.name in HASHES else {"type": "string", "contentEncoding": "base64"}
-    if field.type == FieldDescriptor.TYPE_SINT64:
-        return {"type": "string", "description": "Unix time in nanoseconds, in decimal digits."}
-    return {"type": _TYPES.get(field.type, "integer")}
 
 
 def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str, Any]]:

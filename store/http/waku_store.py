@@ -90,7 +90,7 @@ async def messages(call: Call, exchange: HttpExchange, _body: bytes) -> None:
         pagination_cursor=hex_of(cursor) if cursor else UNSET,
     )
     body = encode(answer)
-    await call.sender.answered(len(body), refusable=True)
+    call.sender.answered(len(body), refusable=True)
     await exchange.respond(body)
 
 

@@ -16,7 +16,7 @@ from store.rpc.call import RpcContext
 from store.serving.call import Call
 from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed
-from store.serving.methods.decode import decode, decode_read, history_entries
+from store.serving.methods.decode import decode, history_entries
 from store.sync.schedule import PeerState, Synchronizer
 from store.sync.session.report import SessionReport
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
@@ -76,7 +76,7 @@ async def synchronize(node: RpcContext, _call: Call, request: bytes) -> bytes:
 async def fetch_messages(node: RpcContext, _call: Call, request: bytes) -> bytes:
     """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
     limits = node.limits
-    asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
+    asked = decode(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
     exchange = _exchange(node)
     lookup = sds_lookup(
         asked.channel_id,

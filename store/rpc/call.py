@@ -44,13 +44,18 @@ from store.rpc.identity import (
     own_metadata,
     refuse_client,
 )
-from store.rpc.request_memory import IncompleteRequests
-from store.serving.call import REQUEST_IDS, Call, Method, StreamMethod, UnaryMethod, is_request_id
+from store.serving.arrivals import AwaitedRequest
+from store.serving.call import (
+    REQUEST_IDS,
+    Call,
+    Method,
+    StreamMethod,
+    UnaryMethod,
+    is_request_id,
+)
 from store.serving.context import HealthValue, NodeContext
-from store.serving.drain import Endable
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
-from store.serving.queue import RequestSlots
 from store.sync.errors import (
     FrameTooLargeError,
     GaveWayError,
@@ -114,12 +119,9 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     return unexpected(request_id), False
 
 
-MAX_UNFINISHED_REQUESTS: Final = 16
-"""Requests that may come in over gRPC at one time, each of the largest size."""
-
-MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
-"""Requests of calls that need no token, such as health checks, that gRPC may hold in part at one
-time, each of the largest size."""
+MAX_REFUSED_REQUESTS: Final = 16
+REFUSED_TIMEOUT_S: Final = 0.5
+"""Requests of refused calls that are read at one time, to name them in the answer, and how long."""
 
 MAX_CALLERS: Final = 64
 """Peers of which it is remembered when they called: in clear text names are invented easily."""
@@ -140,11 +142,10 @@ class RpcContext(NodeContext):
     ``peers``: None when no peer may call on these listeners.
     ``gossip``: the live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
-    ``requests``, ``open_requests``: slots of requests, and of those of calls without a token.
+    ``refused``: bounds the requests of refused calls that are read.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
     ``look``: evaluates the node's health, and returns it. ``await_revision``: waits for a
     revision of it above the given one, and returns that.
-    ``incomplete``: the bytes of requests that have not come in full.
     """
 
     exchange: Synchronizer | None = None
@@ -153,11 +154,9 @@ class RpcContext(NodeContext):
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
-    requests: RequestSlots = field(default_factory=lambda: RequestSlots(MAX_UNFINISHED_REQUESTS))
-    open_requests: RequestSlots = field(
-        default_factory=lambda: RequestSlots(MAX_UNFINISHED_OPEN_REQUESTS)
+    refused: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_REFUSED_REQUESTS)
     )
-    incomplete: IncompleteRequests = field(default_factory=IncompleteRequests)
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
     look: Callable[[], HealthValue] = HealthValue
     await_revision: Callable[[int], Awaitable[int]] = _first_revision
@@ -276,14 +275,25 @@ class RpcCall(Call):
         """Note that a peer begins or ends a call."""
         self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / _NS_PER_S
 
-    async def next_request(self) -> bytes | None:
+    async def next_request(self, *, is_first: bool = False) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.
 
         Raises:
-            CallError: it gave way to others before it had come in full.
+            CallError: it gave way to others before it had come in full, or the first one is late.
         """
-        with Endable() as block:
-            return await self.node.incomplete.read(self, self.client.name, block)
+        owner = self.client.name if self.is_admitted else self.remote.name
+        with AwaitedRequest(
+            self.node.arrivals,
+            self.connection,
+            owner,
+            is_first=is_first,
+            is_stranger=self.method.right is None,
+        ) as block:
+            request: object = await self.context.read()
+        if not isinstance(request, bytes):
+            return None
+        block.connection.read_bytes += len(request)
+        return request
 
     async def read_request(self) -> bytes:
         """Read and charge the one request of the call.
@@ -292,13 +302,11 @@ class RpcCall(Call):
             CallError: it is too large, or has not come in time.
             QuotaExceededError: too much was sent lately.
         """
-        node, self._is_reading = self.node, True
-        slots = node.open_requests if self.method.right is None else node.requests
-        async with slots.slot(self.connection) as block:
-            request = await node.incomplete.read(self, self.client.name, block)
+        self._is_reading = True
+        request = await self.next_request(is_first=True)
         if request is None:
             raise NoRequestError
-        self._received, self.received_ns = request, node.monotonic_ns()
+        self._received, self.received_ns = request, self.node.monotonic_ns()
         self.charge(len(request), counted=True)
         return request
 
@@ -306,12 +314,16 @@ class RpcCall(Call):
         """Return the request of a call that is refused, once; None where it has not come in full.
 
         Raises:
-            CallError: there is no room for it.
+            CallError: it gave way to others.
         """
         if self._is_reading:
             return self._received
-        async with self.node.requests.slot(self.connection, wait=False) as block:
-            return await self.node.incomplete.read(self, self.remote.name, block)
+        if self.node.refused.locked():
+            return None
+        with suppress(TimeoutError):
+            async with self.node.refused, asyncio.timeout(REFUSED_TIMEOUT_S):
+                return await self.next_request(is_first=True)
+        return None
 
     async def send(self, response: bytes) -> None:
         """Write one response; waits while the caller does not read.
@@ -385,7 +397,7 @@ class CallWrapper:
             with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
                 response = await handle(call, request)
             if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
-                await call.sender.answered(len(response), refusable=method.timed)
+                call.sender.answered(len(response), refusable=method.timed)
             return response
 
         serve = self._wrap(method, answer, refuse)

@@ -17,9 +17,9 @@ import grpc
 
 from store.domain.access import Principal, Right
 from store.domain.quota import ClientLimits
-from store.serving.connections import Remote
 from store.serving.context import NodeIdentity
 from store.serving.failure import CallError, Code, malformed
+from store.serving.sockets import Remote
 from store.serving.tls import dns_names
 
 MAX_PEER_FIELD_CHARS: Final = 253

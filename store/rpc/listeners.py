@@ -17,12 +17,9 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined] # compiled
 
 from store.serving.addresses import ListenerAddress, bind_error
+from store.serving.arrivals import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES
 from store.serving.tls import Reloader, TlsCredentials, TlsFiles
-from storenode.message.limits import MAX_PEER_REQUEST_BYTES, MAX_REQUEST_BYTES
-
-LOOKAHEAD_BYTES: Final = 128 * 1024
-"""Bytes that a caller may send of a message before it is read. A stream of smaller requests is no
-faster than this in each round trip."""
+from storenode.message.limits import MAX_REQUEST_BYTES
 
 MAX_STREAMS_PER_CONNECTION: Final = 100
 """Calls under way over one connection, those included that were dropped and not yet cleared away.
@@ -37,10 +34,6 @@ HANDSHAKE_TIMEOUT_MS: Final = 10_000
 
 IDLE_CONNECTION_MS: Final = 300_000
 """A connection without a call is closed after this; gRPC's clients connect again when they call."""
-
-MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
-"""A payload of the largest size, and the other fields of its frame."""
-
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 

@@ -38,10 +38,13 @@ from store.domain.claims import RequestedEntries
 from store.domain.ports import CursorOutOfRangeError, HistoryEntry, PeerAddress
 from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
-from store.rpc.listeners import MAX_PEER_FRAME_BYTES
+from store.serving.arrivals import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
-from store.serving.failure import CallError
-from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip, decode
+from store.serving.methods.decode import (
+    COUNTED_REQUEST_BYTES,
+    MAX_OTHER_FIELDS,
+    count_fields,
+)
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import CallFailedError, ProtocolBrokenError, shown
 from store.sync.peers import ScannedPage
@@ -107,7 +110,6 @@ LOOKUP: Final = f"/{_STORE}/GetSdsMessages"
 _REFUSED: Final = grpc.StatusCode.INVALID_ARGUMENT
 """The status for a cursor that a peer cannot read: of another version, or none of its own."""
 
-_MESSAGES: Final = "messages"
 _MESSAGE_FIELD: Final = b"\x0a"
 _TOPIC_FIELD: Final = b"\x12"
 
@@ -529,16 +531,21 @@ class PeerReader:
 
 
 def _decode(kind: type[_M], data: bytes, messages: int) -> _M:
-    """Decode a page, cut after one message too many: decoding takes more memory than the bytes."""
+    """Decode a page, unless it has far more fields than messages: they take more than their bytes.
+
+    Raises:
+        ProtocolBrokenError: it has, or is none.
+    """
+    if len(data) > COUNTED_REQUEST_BYTES:
+        most = messages + MAX_OTHER_FIELDS
+        if count_fields(data, 0, len(data), None, most)[0] < 0:
+            raise ProtocolBrokenError(
+                f"the peer sends a page of more than {messages:,} messages, or many other fields"
+            )
     try:
-        if len(data) > COUNTED_REQUEST_BYTES:
-            field = kind.DESCRIPTOR.fields_by_name[_MESSAGES].number
-            data = clip(data, field, messages + 1)
-        return decode(kind, data)
-    except CallError as error:
-        raise ProtocolBrokenError(
-            f"the peer sends a page that cannot be decoded: {error}"
-        ) from None
+        return kind.FromString(data)
+    except DecodeError:
+        raise ProtocolBrokenError("the peer sends a page that cannot be decoded") from None
 
 
 def _decode_scan(data: bytes) -> RawScanPage:

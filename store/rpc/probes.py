@@ -106,12 +106,8 @@ def reflect(services: Collection[str]) -> BidiMethod:
 
 
 async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
-    """Yield the requests, read where others are that need no token."""
-    while True:
-        async with call.node.open_requests.slot(call.connection):
-            request = await call.next_request()
-        if request is None:
-            return
+    """Yield the requests."""
+    while (request := await call.next_request(is_first=True)) is not None:
         call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)

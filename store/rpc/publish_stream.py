@@ -80,7 +80,7 @@ class _Stream:
 
         def release() -> None:
             while taken:
-                taken.pop().release(size, connection)
+                taken.pop().release(connection, size)
 
         try:
             for queue in (self._window, self._call.node.in_flight):

@@ -16,8 +16,8 @@ from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
 from store.serving.addresses import ListenerAddress
-from store.serving.connections import ConnectionLimiter
 from store.serving.context import NodeContext
+from store.serving.sockets import ConnectionLimiter
 from store.serving.tls import TlsFiles
 from storenode.cli.options.types import Address
 

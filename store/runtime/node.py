@@ -41,7 +41,7 @@ from store.runtime.status import StatusReport
 from store.runtime.tasks import READ_TIMEOUT_S, finish
 from store.runtime.telemetry import CONDITION_INTERVAL_S, FOLLOW_INTERVAL_S, Telemetry
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
-from store.serving.answer_budget import UnsentBudget
+from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
 from store.serving.tasks import BackgroundTasks
@@ -194,7 +194,7 @@ class NodeRuntime:
         self._tasks.start_every(
             CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce
         )
-        self._tasks.start("unfinished requests", context.incomplete.run)
+        self._tasks.start("unfinished requests", context.arrivals.run)
         self._health.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners

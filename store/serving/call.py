@@ -18,11 +18,11 @@ from typing import ClassVar, Final
 from store.domain.access import Principal, Right
 from store.domain.quota import Account, CallKind
 from store.observe.logging import Logger
-from store.serving.answer_budget import AnswerSender
-from store.serving.connections import remote
+from store.serving.answers import AnswerSender
 from store.serving.context import NodeContext
 from store.serving.failure import CallError, Code, over_limit, unready
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
+from store.serving.sockets import remote
 
 MAX_REQUEST_ID_CHARS: Final = 64
 """``x-request-id`` of a caller; a longer one is replaced."""
@@ -210,5 +210,5 @@ class Call(ABC):
             CallError: on entry, there is none.
         """
         if self.method.timed and size_bytes > COUNTED_REQUEST_BYTES:
-            return self.node.large_reads.reserve(size_bytes)
+            return self.node.large_reads.reserve(size_bytes, self.connection)
         return nullcontext()

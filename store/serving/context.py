@@ -18,7 +18,8 @@ from store.domain.view import Span
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem
-from store.serving.answer_budget import UnsentBudget
+from store.serving.answers import UnsentBudget
+from store.serving.arrivals import Arrivals
 from store.serving.drain import Drain
 from store.serving.failure import CallError, busy
 from store.serving.queue import FairQueue, memory_queue
@@ -145,8 +146,9 @@ class NodeContext:
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``access``: the rules in force. ``health``: the node's present health.
     ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
-    Coverage is read for one caller at a time. ``in_flight``, ``large_reads``, ``followed``: the
-    memory of publishers' requests, of large requests of reads, and of followed topics.
+    Coverage is read for one caller at a time. ``arrivals``: the requests that have not come in
+    full, whose bounds a task of the node keeps to. ``in_flight``, ``large_reads``, ``followed``:
+    the memory of publishers' requests, of large requests of reads, and of followed topics.
     ``unstored``: when messages that were in time and could not be stored were received, by their
     content digests.
     """
@@ -167,6 +169,7 @@ class NodeContext:
     quota: Quota = field(default_factory=Quota)
     confirmations: Confirmations | None = None
     drain: Drain = field(default_factory=Drain)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     answers: UnsentBudget = field(default_factory=lambda: UnsentBudget(time.monotonic))
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     read_only: bool = False

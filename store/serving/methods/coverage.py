@@ -28,7 +28,7 @@ from store.domain.ports import NotServingError, PageRequest, QueryPage
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.domain.view import Span
 from store.serving.call import Call
-from store.serving.methods.decode import decode_read, topic_filter
+from store.serving.methods.decode import decode, topic_filter
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.v1 import store_pb2
 
@@ -45,7 +45,7 @@ _LENGTHS_NS: Final = {
 async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``GetCoverage``."""
     node = call.node
-    wanted = decode_read(store_pb2.GetCoverageRequest, request)
+    wanted = decode(store_pb2.GetCoverageRequest, request)
     counted = topic_filter(wanted.filter, call.client.topics, node.limits).everything
     steps = _steps(wanted, node.now_ns())
     channel = channel_of(wanted.channel_id) if wanted.channel_id and counted else None

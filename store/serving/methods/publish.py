@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from store.domain.access import Right
 from store.domain.admission import Admission, Admitted
 from store.domain.ports import Source
@@ -18,8 +16,8 @@ from store.messages.conflicts import StoreResult
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call, Method
-from store.serving.failure import malformed, over_limit, unready
-from store.serving.methods.decode import COUNTED_REQUEST_BYTES, clip
+from store.serving.failure import over_limit, unready
+from store.serving.methods.decode import decode_head
 from store.serving.methods.encode import publish_response
 from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason
@@ -33,13 +31,9 @@ PUBLISH_STREAM: Final = Method(
 )
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
-MESSAGES_FIELD: Final = 1
-"""Number of ``PublishRequest.messages``."""
-
 RETRY_NS: Final = 3_600 * NS_PER_S
 """For how long a message that was received in time, and not stored, may be published again."""
 
-_NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
 _SOURCES: Final[dict[int, Source]] = {
     publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
     publish_raw_pb2.RAW_PUBLISH_SOURCE_NWAKU: Source.NWAKU,
@@ -66,7 +60,7 @@ class PublishBatch:
 
 async def publish(call: Call, request: bytes) -> bytes:
     """Serve ``Publish``."""
-    with call.node.in_flight.reserve(len(request)):
+    with call.node.in_flight.reserve(len(request), call.connection):
         batch = await admit(call, request)
         stored = await store(call, batch)
     confirmations = await confirm(call, batch, stored) if batch.min_confirms else ()
@@ -82,17 +76,15 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
     """
     node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
     most = node.limits.batch_messages
-    if size > COUNTED_REQUEST_BYTES:
-        request = clip(request, MESSAGES_FIELD, most + 1)
-    try:
-        decoded = publish_raw_pb2.RawPublishRequest.FromString(request)
-    except DecodeError:
-        raise malformed(_NO_REQUEST) from None
+    decoded, is_whole = decode_head(publish_raw_pb2.RawPublishRequest, request, most)
     if node.read_only:
         raise unready(READ_ONLY)
     messages, count = decoded.messages, len(decoded.messages)
-    if count > most:
-        raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+    if count > most or not is_whole:
+        raise over_limit(
+            f"the request holds more than {most:,} messages, or far more other fields: send fewer"
+            " in one"
+        )
     call.account.messages.take(count, began_ns)
     source = Source.CLIENT
     if Right.BACKFILL in call.client.rights:

@@ -27,14 +27,13 @@ from store.domain.query import (
 from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
 from store.messages.frames import follow_page, query_failure, scan_page
-from store.serving.answer_budget import COPIES
+from store.serving.answers import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
 from store.serving.methods.coverage import AnswerReport, coverage, open_report, page_span
 from store.serving.methods.decode import (
     decode,
     decode_head,
-    decode_read,
     history_entries,
     topic_filter,
 )
@@ -188,7 +187,7 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
     """Serve ``GetSdsMessages``."""
     limits = call.node.limits
     # An entry has three fields at most, itself included, and one that is unknown.
-    lookup = decode_read(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
+    lookup = decode(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
     wanted = sds_lookup(
         lookup.channel_id,
         history_entries("entries", lookup.entries, limits.sds_entries),
@@ -206,7 +205,7 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
 async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``GetCausalHistory``."""
     limits = call.node.limits
-    walk = decode_read(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
+    walk = decode(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
     wanted = causal_request(
         walk.channel_id,
         history_entries("heads", walk.heads, limits.causal_heads),

@@ -13,7 +13,7 @@ import pytest
 from store.rpc import listeners
 from store.rpc.listeners import bind
 from store.serving.addresses import ListenerAddress
-from store.serving.connections import hang_up
+from store.serving.sockets import hang_up
 from store.serving.tls import TlsFiles
 from tests.support.polling import PATIENCE_S, PAUSE_S
 from tests.support.secured import Pki

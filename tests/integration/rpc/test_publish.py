@@ -119,7 +119,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
 
 async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
     budget = node.context.in_flight
-    with budget.reserve(budget.limit):
+    with budget.reserve(budget.limit, "another"):
         code, sentence = await failure(node.publish(item()))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"{budget.limit:,} bytes" in sentence

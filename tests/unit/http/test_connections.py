@@ -21,8 +21,8 @@ from store.http.exchange import MAX_PARAMETERS, HttpError, HttpExchange
 from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress
+from store.serving.arrivals import Arrivals
 from store.serving.failure import CallerGoneError
-from store.serving.queue import RequestSlots
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -104,9 +104,9 @@ class Server:
             if scope["path"] == "/late":
                 with exchange.watched():
                     await asyncio.Event().wait()
-            body = (
-                b"" if scope["path"] == "/early" else await exchange.body(RequestSlots(1), 1 << 20)
-            )
+            body = b""
+            if scope["path"] != "/early":
+                body = await exchange.body(Arrivals(), "a", 1 << 20)
             assert "authorization" not in exchange.headers
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")

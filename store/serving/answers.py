@@ -16,33 +16,31 @@ not read makes the node hold pages for it. Rules:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from operator import itemgetter
+from math import inf
 from typing import Final
 
 from store.domain.quota import DEFAULT_UNSENT_BYTES
-from store.serving.connections import hang_up
 from store.serving.drain import Endable
 from store.serving.failure import busy, over_limit
 from store.serving.queue import FairQueue
+from store.serving.sockets import hang_up
 
 COPIES: Final = 3
 """Copies of a page in memory while it is sent: its entries, the response, gRPC's own copy."""
 
 FIRST_PAGE_BYTES: Final = 64 * 1024
 SMALL_ANSWER_BYTES: Final = 4 * 1024
-"""The largest response that is counted without waiting."""
+"""The largest page without a `PageRoom` that is counted without waiting."""
 
 LARGEST_SHARE: Final = 8
 """A page takes an eighth of what is free at most, unless it has the first size."""
 
-MAX_GROWING: Final = 8
-"""Unary answers that are larger than was estimated and wait for room; further ones are refused."""
-
 QUICK_S: Final = 0.5
 SLOW_S: Final = 2.0
-"""A page that is taken quicker is followed by one twice as large, a slower one by half of it."""
+"""A page that is taken quicker is followed by one twice as large, a slower one by a small one."""
 
 STALL_S: Final = 1.0
 PATIENCE_S: Final = 10.0
@@ -89,6 +87,7 @@ class AnswerSender(Endable):
     """The bytes that one call has taken of the budget: `store.domain.ports.Outlet`.
 
     As a block, it is ended with a `CallError` when the caller stalls while others wait.
+    ``sending_s``: since when the caller has not taken what is sent.
     """
 
     __slots__ = (
@@ -109,14 +108,13 @@ class AnswerSender(Endable):
         self.caller = caller
         self.connection = connection
         self.taken_bytes = 0
-        self.sending_s: float | None = None  # since when the caller has not taken what is sent
+        self.sending_s: float | None = None
         self.ended_s: float | None = None
         self._budget = budget
         self._left_bytes = 0  # what gRPC holds of a page that was broken off
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
         budget.senders[self] = None
-        connections = budget.connections.setdefault(caller, {})
-        connections[connection] = connections.get(connection, 0) + 1
+        budget.connections.setdefault(caller, Counter())[connection] += 1
 
     async def room(self, most_bytes: int) -> PageRoom:
         """Wait for room for a page of up to ``most_bytes``, or less if the caller is slow.
@@ -148,25 +146,22 @@ class AnswerSender(Endable):
         Raises:
             CallError: there was no room for long.
         """
-        budget = self._budget
         # No call waits until the greater part of the budget is free.
-        size_bytes = min(size_bytes, budget.limit // LARGEST_SHARE)
-        if budget.waiting or size_bytes > budget.free:
-            await budget.wait(self, size_bytes)
-            self.taken_bytes += size_bytes
-        else:
+        size_bytes = min(size_bytes, self._budget.limit // LARGEST_SHARE)
+        if self._budget.fits(size_bytes):
             self.add(size_bytes)
+        else:
+            await self._budget.wait(self, size_bytes)
+            self.taken_bytes += size_bytes
         return size_bytes
 
     def add(self, size_bytes: int) -> None:
         """Take without waiting, or give back."""
-        budget = self._budget
         self.taken_bytes += size_bytes
         if size_bytes > 0:
-            budget.free -= size_bytes
-            budget.asked[self.connection] += size_bytes
+            self._budget.take(self.connection, size_bytes)
         elif size_bytes:
-            budget.release(-size_bytes, self.connection)
+            self._budget.release(self.connection, -size_bytes)
 
     @asynccontextmanager
     async def sending(self, size_bytes: int) -> AsyncIterator[None]:
@@ -189,43 +184,39 @@ class AnswerSender(Endable):
         if taken_s < QUICK_S:
             self._page_bytes = min(2 * self._page_bytes, self._most_bytes)
         elif taken_s > SLOW_S:
-            self._page_bytes = max(self._page_bytes // 2, FIRST_PAGE_BYTES)
+            self._page_bytes = FIRST_PAGE_BYTES
 
-    async def answered(self, size_bytes: int, *, refusable: bool) -> None:
+    def answered(self, size_bytes: int, *, refusable: bool) -> None:
         """Count a response that gRPC sends when its handler has returned.
 
+        One answer may pass the limit: its page is in memory already.
+
         Raises:
-            CallError: it is ``refusable``, and there is no room for it.
+            CallError: it is ``refusable``, larger than was estimated, and there is no room left.
         """
         more_bytes = COPIES * size_bytes - self.taken_bytes
         budget = self._budget
-        if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
-            if budget.growing >= MAX_GROWING:
-                raise budget.full(budget.limit, "")
-            budget.growing += 1
-            try:
-                await self.take(more_bytes)
-            finally:
-                budget.growing -= 1
-        else:
-            self.add(more_bytes)
+        if refusable and budget.free <= 0 < more_bytes:
+            raise budget.full(budget.limit, "")
+        self.add(more_bytes)
         self.sending_s = budget.now_s()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Return to the budget what gRPC does not hold any more.
 
         Raises:
             CallError: the caller stalled while others waited.
         """
         self.add((0 if self.ended_s is None else self._left_bytes) - self.taken_bytes)
-        super().__exit__(kind)
+        super().__exit__(kind, *error)
 
     def close(self) -> None:
         """Return the rest to the budget: gRPC has done with the call."""
         budget = self._budget
+        if self not in budget.senders:
+            return
+        del budget.senders[self]
         self.add(-self.taken_bytes)
-        budget.senders.pop(self, None)
-        budget.ended.discard(self)
         connections = budget.connections[self.caller]
         connections[self.connection] -= 1
         if not connections[self.connection]:
@@ -234,15 +225,14 @@ class AnswerSender(Endable):
             del budget.connections[self.caller]
 
     def stalled_for(self, now_s: float) -> float:
-        """Return for how many seconds the caller has not read; 0 for a call that was ended."""
-        if self.ended_s is not None or self.sending_s is None:
-            return 0.0
-        return now_s - self.sending_s
+        """Return for how many seconds the caller has not read; of an ended call all the time."""
+        if self.ended_s is not None:
+            return inf
+        return 0.0 if self.sending_s is None else now_s - self.sending_s
 
     def evict(self, now_s: float) -> bool:
         """End the call; return False where only closing its connection ends it."""
         seconds, self.ended_s = self.stalled_for(now_s), now_s
-        self._budget.ended.add(self)
         self.end(over_limit(STALLED.format(seconds=seconds, limit=self._budget.limit)))
         return not self._is_over
 
@@ -256,9 +246,7 @@ class UnsentBudget(FairQueue):
     def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
         super().__init__(limit_bytes, lambda *_: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
         self.senders: dict[AnswerSender, None] = {}
-        self.ended: set[AnswerSender] = set()
-        self.connections: dict[str, dict[str, int]] = {}
-        self.growing = 0
+        self.connections: dict[str, Counter[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, sender: AnswerSender, size_bytes: int) -> None:
@@ -267,55 +255,38 @@ class UnsentBudget(FairQueue):
         Raises:
             CallError: there was no room for long.
         """
-        self._start_timer()
-        factor = len(self.connections[sender.caller])
-        await self.acquire(sender.connection, size_bytes, factor)
-
-    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._run_timer)
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        await self.acquire(sender.connection, size_bytes, len(self.connections[sender.caller]))
 
-    def _run_timer(self) -> None:
+    def _tick(self) -> None:
         self._timer = None
         self.evict_stalled()
         if self.waiting:
-            self._start_timer()
+            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def evict_stalled(self) -> None:
         """Refuse calls that have waited too long; end stalled readers as long as a call waits."""
         now_s = self.now_s()
         self.refuse([each for each in self.waiting if now_s - each.since_s > MAX_WAIT_S])
-        self.serve()
         if self.waiting and now_s - min(each.since_s for each in self.waiting) >= CONTENDED_S:
-            hang_up(self._lingering(now_s) | self._end_stalled(now_s))
-
-    def _lingering(self, now_s: float) -> set[str]:
-        """Return the connections of calls that were ended and for which gRPC holds something."""
-        return {
-            each.connection
-            for each in self.ended
-            if each.ended_s is not None and now_s - each.ended_s > LINGER_S
-        }
+            hang_up(self._end_stalled(now_s))
 
     def _end_stalled(self, now_s: float) -> set[str]:
         """End as many as make room for all that wait; return the connections to be closed."""
         closing: set[str] = set()
         wanted = sum(call.size for call in self.waiting) - self.free
-        wanted -= sum(sender.taken_bytes for sender in self.ended)
-        first = self.waiting[0].connection
-        weight = max(
-            (self._weight(each) for each in self.senders if each.connection == first), default=0
-        )
-        stalled = [(each.stalled_for(now_s), each) for each in self.senders]
-        for seconds, sender in sorted(stalled, key=itemgetter(0), reverse=True):
-            if wanted <= 0 or seconds < STALL_S:
+        for sender in sorted(self.senders, key=lambda each: -each.stalled_for(now_s)):
+            weight = self.asked.get(sender.connection, 0) * len(self.connections[sender.caller])
+            seconds = sender.stalled_for(now_s)
+            if sender.ended_s is not None:
+                if now_s - sender.ended_s > LINGER_S:
+                    closing.add(sender.connection)
+            elif wanted <= 0 or seconds < STALL_S:
                 break
-            if seconds < PATIENCE_S and self._weight(sender) <= weight:
+            elif seconds < PATIENCE_S and weight <= self.waiting[0].weight:
                 continue
-            wanted -= sender.taken_bytes
-            if not sender.evict(now_s):
+            elif not sender.evict(now_s):
                 closing.add(sender.connection)
+            wanted -= sender.taken_bytes
         return closing
-
-    def _weight(self, sender: AnswerSender) -> int:
-        return self.asked[sender.connection] * len(self.connections[sender.caller])

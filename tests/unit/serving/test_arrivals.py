@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Awaitable, Iterable
 
 import pytest
 
-from store.rpc import request_memory
-from store.rpc.listeners import LOOKAHEAD_BYTES
-from store.rpc.request_memory import IncompleteRequests
-from store.serving.drain import Endable
+from store.serving import arrivals
+from store.serving.arrivals import LOOKAHEAD_BYTES, Arrivals, AwaitedRequest
 from store.serving.failure import CallError, Code
 from tests.support.virtual_time import virtual_time
 
 
-class Caller:
-    """The context of a call whose request has come."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-
-    async def read(self) -> object:
-        """Return the request."""
-        return self._request
-
-
-def unread_bytes(requests: IncompleteRequests) -> int:
-    return sum(each.unread_bytes for each in requests._connections.values() if each.awaited)
+def unread_bytes(requests: Arrivals) -> int:
+    return sum(each.unread_bytes for each in requests.connections.values() if each.awaited)
 
 
 MIB = 1024 * 1024
@@ -43,7 +28,7 @@ class Kernel:
         self.asked: list[list[str]] = []
 
     async def count(self, wanted: Iterable[str]) -> dict[str, int]:
-        """Count as `store.serving.connections.ReceivedBytes` does."""
+        """Count as `store.serving.sockets.ReceivedBytes` does."""
         names = list(wanted)
         self.asked.append(names)
         return {name: self.came[name] for name in names if name in self.came}
@@ -52,9 +37,7 @@ class Kernel:
 class Stream:
     """A call whose requests come when the test says so."""
 
-    def __init__(
-        self, requests: IncompleteRequests, kernel: Kernel, connection: str, owner: str
-    ) -> None:
+    def __init__(self, requests: Arrivals, kernel: Kernel, connection: str, owner: str) -> None:
         self._requests = requests
         self._kernel = kernel
         self._connection = connection
@@ -62,10 +45,6 @@ class Stream:
         self._coming: asyncio.Queue[bytes] = asyncio.Queue()
         self.task = self._read()
         kernel.came.setdefault(connection, 0)
-
-    async def read(self) -> bytes:
-        """Return the next request."""
-        return await self._coming.get()
 
     def sends(self, size: int) -> None:
         """Receive a part of a request."""
@@ -79,20 +58,42 @@ class Stream:
         self.task = self._read()
         await asyncio.sleep(0)
 
-    def _read(self) -> asyncio.Task[bytes | None]:
-        return asyncio.create_task(read(self._requests, self, self._connection, self._owner))
+    def _read(self) -> asyncio.Task[bytes]:
+        return asyncio.create_task(
+            read(self._requests, self._coming.get(), self._connection, self._owner)
+        )
 
 
 async def read(
-    requests: IncompleteRequests, context: object, connection: str, owner: str = "a"
-) -> bytes | None:
+    requests: Arrivals,
+    coming: Awaitable[bytes],
+    connection: str,
+    owner: str = "a",
+    *,
+    is_first: bool = False,
+    is_stranger: bool = False,
+) -> bytes:
     """Read a request."""
-    with Endable() as block:
-        call = SimpleNamespace(context=context, connection=connection)
-        return await requests.read(cast("Any", call), owner, block)
+    with AwaitedRequest(
+        requests, connection, owner, is_first=is_first, is_stranger=is_stranger
+    ) as block:
+        request = await coming
+    block.connection.read_bytes += len(request)
+    return request
 
 
-async def measure(requests: IncompleteRequests) -> None:
+async def never() -> bytes:
+    """Wait for a request that does not come."""
+    await asyncio.Event().wait()
+    return b""
+
+
+async def come(size: int) -> bytes:
+    """Return a request that has come."""
+    return bytes(size)
+
+
+async def measure(requests: Arrivals) -> None:
     """Measure, and let streams end."""
     await asyncio.sleep(0)
     await requests.measure()
@@ -102,7 +103,7 @@ async def measure(requests: IncompleteRequests) -> None:
 
 async def test_the_caller_with_the_most_bytes_gives_way() -> None:
     kernel = Kernel()
-    requests = IncompleteRequests(10 * MIB, kernel.count)
+    requests = Arrivals(10 * MIB, kernel.count)
     crowd = [Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "crowd") for n in range(8)]
     large = Stream(requests, kernel, "ipv4:192.0.2.2:1", "honest")
     large.sends(9 * MIB)
@@ -124,7 +125,7 @@ async def test_the_caller_with_the_most_bytes_gives_way() -> None:
 
 async def test_of_one_caller_the_connection_that_stands_still_goes_first() -> None:
     kernel = Kernel()
-    requests = IncompleteRequests(10 * MIB, kernel.count)
+    requests = Arrivals(10 * MIB, kernel.count)
     stalled, busy = (Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "a") for n in range(2))
     stalled.sends(4 * MIB)
     busy.sends(5 * MIB)
@@ -138,7 +139,7 @@ async def test_of_one_caller_the_connection_that_stands_still_goes_first() -> No
 
 async def test_requests_that_were_read_and_frames_do_not_count() -> None:
     kernel = Kernel()
-    requests = IncompleteRequests(10 * MIB, kernel.count)
+    requests = Arrivals(10 * MIB, kernel.count)
     stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
     for _ in range(100):
         await stream.completes(MIB)
@@ -148,7 +149,7 @@ async def test_requests_that_were_read_and_frames_do_not_count() -> None:
         # What came since the look before might be part of a request.
         assert unread_bytes(requests) <= MIB + MIB // 2 + LOOKAHEAD_BYTES
     kernel.came["ipv4:192.0.2.1:1"] += 8 * MIB
-    assert await read(requests, Caller(bytes(8 * MIB)), "ipv4:192.0.2.1:1")
+    assert await read(requests, come(8 * MIB), "ipv4:192.0.2.1:1")
     await measure(requests)
     assert not stream.task.done()
     stream.sends(11 * MIB)
@@ -159,7 +160,7 @@ async def test_requests_that_were_read_and_frames_do_not_count() -> None:
 
 async def test_requests_that_complete_beside_it_hide_no_part_of_another() -> None:
     kernel = Kernel()
-    requests = IncompleteRequests(10 * MIB, kernel.count)
+    requests = Arrivals(10 * MIB, kernel.count)
     name = "ipv4:192.0.2.1:1"
     slow, other = Stream(requests, kernel, name, "a"), Stream(requests, kernel, name, "a")
     slow.sends(6 * MIB)
@@ -177,7 +178,7 @@ async def test_requests_that_complete_beside_it_hide_no_part_of_another() -> Non
 async def test_a_stream_that_gave_way_by_mistake_is_not_ended_again() -> None:
     """Count much traffic that is no request only once, as slow."""
     kernel = Kernel()
-    requests = IncompleteRequests(10 * MIB, kernel.count)
+    requests = Arrivals(10 * MIB, kernel.count)
     name = "ipv4:192.0.2.1:1"
     stream = Stream(requests, kernel, name, "a")
     await measure(requests)
@@ -191,19 +192,19 @@ async def test_a_stream_that_gave_way_by_mistake_is_not_ended_again() -> None:
     await stop([stream, again])
 
 
-async def test_closed_connections_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_memory, "FORGET_BEYOND", 4)
+async def test_closedconnections_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "FORGET_BEYOND", 4)
     kernel = Kernel()
-    requests = IncompleteRequests(MIB, kernel.count)
+    requests = Arrivals(MIB, kernel.count)
     stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
     for number in range(2_000):
-        assert await read(requests, Caller(bytes(100)), f"ipv4:192.0.2.3:{number}")
+        assert await read(requests, come(100), f"ipv4:192.0.2.3:{number}")
         if number % 100 == 0:
             await measure(requests)
     await measure(requests)
     kernel.asked.clear()
     for number in range(2_000, 2_020):
-        assert await read(requests, Caller(bytes(100)), f"ipv4:192.0.2.3:{number}")
+        assert await read(requests, come(100), f"ipv4:192.0.2.3:{number}")
     await measure(requests)
     assert max(map(len, kernel.asked)) < 200
     await stop([stream])
@@ -218,11 +219,11 @@ async def stop(streams: Iterable[Stream]) -> None:
 
 
 @virtual_time
-async def test_connections_are_measured_only_while_they_await_a_request() -> None:
+async def testconnections_are_measured_only_while_they_await_a_request() -> None:
     times_s: list[float] = []
     loop = asyncio.get_running_loop()
 
-    class Measured(IncompleteRequests):
+    class Measured(Arrivals):
         async def measure(self) -> None:
             times_s.append(loop.time())
 
@@ -232,17 +233,96 @@ async def test_connections_are_measured_only_while_they_await_a_request() -> Non
     assert times_s == []
     began_s = loop.time()
     silent = Stream(incomplete, kernel, "ipv4:192.0.2.1:1", "peer")
-    await asyncio.sleep(2 * request_memory.PAUSE_S)
-    assert times_s[0] - began_s == pytest.approx(request_memory.PAUSE_S)
+    await asyncio.sleep(2 * arrivals.PAUSE_S)
+    assert times_s[0] - began_s == pytest.approx(arrivals.PAUSE_S)
     await asyncio.sleep(60)
     before = len(times_s)
-    assert 60 / request_memory.MAX_PAUSE_S <= before < 80 / request_memory.MAX_PAUSE_S
+    assert 60 / arrivals.MAX_PAUSE_S <= before < 80 / arrivals.MAX_PAUSE_S
     begun_s = loop.time()
     calling = Stream(incomplete, kernel, "ipv4:192.0.2.2:1", "caller")
-    await asyncio.sleep(2 * request_memory.PAUSE_S)
-    assert times_s[before] - begun_s < 1.5 * request_memory.PAUSE_S
+    await asyncio.sleep(2 * arrivals.PAUSE_S)
+    assert times_s[before] - begun_s < 1.5 * arrivals.PAUSE_S
     await stop([silent, calling])
     measured = len(times_s)
     await asyncio.sleep(3_600)
     assert len(times_s) <= measured + 2
     run.cancel()
+
+
+@virtual_time
+async def test_a_first_request_has_a_limit_of_time_and_later_ones_have_none() -> None:
+    requests, kernel = Arrivals(count=Kernel().count), Kernel()
+    run = asyncio.create_task(requests.run())
+    stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
+    late = asyncio.create_task(read(requests, never(), "ipv4:192.0.2.2:1", is_first=True))
+    await asyncio.sleep(arrivals.REQUEST_TIMEOUT_S - 1)
+    assert not late.done()
+    await asyncio.sleep(2)
+    with pytest.raises(CallError, match="within 60 s") as refused:
+        await late
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
+    await asyncio.sleep(3_600)
+    assert not stream.task.done()
+    await stop([stream])
+    run.cancel()
+
+
+async def test_calls_without_a_first_request_are_bounded_in_number() -> None:
+    kernel = Kernel()
+    requests = Arrivals(10 * MIB, kernel.count)
+    most = 10 * MIB // arrivals.SILENT_BYTES
+    crowd = [
+        asyncio.create_task(read(requests, never(), f"ipv4:192.0.2.1:{n % 4}", "b", is_first=True))
+        for n in range(most)
+    ]
+    kernel.came |= {f"ipv4:192.0.2.1:{n}": 0 for n in range(4)}
+    alone = asyncio.create_task(read(requests, never(), "ipv4:192.0.2.2:1", is_first=True))
+    await measure(requests)
+    assert not any(task.done() for task in (*crowd, alone)), "they may come at once"
+    await measure(requests)
+    assert sum(task.done() for task in crowd) == most // 4
+    assert not alone.done()
+    for task in (*crowd, alone):
+        task.cancel()
+    await asyncio.gather(*crowd, alone, return_exceptions=True)
+
+
+async def test_strangers_have_a_smaller_bound_and_give_way_first() -> None:
+    kernel = Kernel()
+    requests = Arrivals(count=kernel.count)
+    names = [f"ipv4:192.0.2.1:{n}" for n in range(4)]
+    strangers = [
+        asyncio.create_task(read(requests, never(), name, "x", is_stranger=True, is_first=True))
+        for name in names
+    ]
+    client = Stream(requests, kernel, "ipv4:192.0.2.2:1", "client")
+    kernel.came |= dict.fromkeys(names, 0)
+    await measure(requests)
+    client.sends(16 * MIB)
+    kernel.came |= dict.fromkeys(names, 15 * MIB)
+    await measure(requests)
+    assert sum(task.done() for task in strangers) == 2
+    assert not client.task.done()
+    for task in strangers:
+        task.cancel()
+    await asyncio.gather(*strangers, return_exceptions=True)
+    await stop([client])
+
+
+async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
+    kernel = Kernel()
+    requests = Arrivals(10 * MIB, kernel.count)
+
+    async def receive(name: str) -> None:
+        with AwaitedRequest(requests, name, name, is_measured=False) as block:
+            block.connection.unread_bytes = 6 * MIB
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(receive(name)) for name in "ab"]
+    await measure(requests)
+    assert sum(task.done() for task in tasks) == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not requests.connections
+    assert kernel.asked == [[]]

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from store.observe.logging import get_logger
 
-_LOG = get_logger("store.serving.connections")
+_LOG = get_logger("store.serving.sockets")
 
 _DESCRIPTORS: Final = Path("/dev/fd")
 _CACHED_ADDRESSES: Final = 4_096

@@ -8,13 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from store.serving import answer_budget
-from store.serving.answer_budget import (
+from store.serving import answers
+from store.serving.answers import (
     CONTENDED_S,
     COPIES,
     FIRST_PAGE_BYTES,
     LINGER_S,
-    MAX_GROWING,
     MAX_WAIT_S,
     PATIENCE_S,
     QUICK_S,
@@ -36,7 +35,7 @@ class World:
         self.time_s = 1_000.0
         self.hung_up: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
-        monkeypatch.setattr(answer_budget, "hang_up", self.hung_up.extend)
+        monkeypatch.setattr(answers, "hang_up", self.hung_up.extend)
         self.answers = UnsentBudget(lambda: self.time_s, 8 * MIB)
 
     def stall(self, sender: AnswerSender, size_bytes: int = FIRST_PAGE_BYTES) -> asyncio.Task[None]:
@@ -101,7 +100,7 @@ async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(
 
     # With 8 MiB free, a page may have a third of one.
     assert [await next_page(QUICK_S / 2) for _ in range(4)] == [1, 2, 4, 4]
-    assert [await next_page(SLOW_S + 1) for _ in range(6)] == [4, 4, 4, 2, 1, 1]
+    assert [await next_page(SLOW_S + 1) for _ in range(3)] == [4, 1, 1]
     assert [await next_page((QUICK_S + SLOW_S) / 2) for _ in range(2)] == [1, 1]
 
 
@@ -209,7 +208,7 @@ async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: 
 
 async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: World) -> None:
     sender = AnswerSender(world.answers, "a", "1")
-    await sender.answered(2 * MIB, refusable=True)
+    sender.answered(2 * MIB, refusable=True)
     AnswerSender(world.answers, "b", "2").add(7 * MIB)
     world.wait(AnswerSender(world.answers, "c", "3"), MIB)
     await settled()
@@ -217,21 +216,17 @@ async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: 
     assert world.hung_up == ["1"]
 
 
-async def test_unary_answers_that_do_not_fit_wait_and_beyond_a_few_are_refused(
+async def test_one_unary_answer_may_pass_the_limit_and_further_ones_are_refused(
     world: World,
 ) -> None:
-    AnswerSender(world.answers, "b", "2").add(8 * MIB)
-    growing = []
-    for _ in range(MAX_GROWING):
-        sender = AnswerSender(world.answers, "a", "1")
-        growing.append(asyncio.create_task(sender.answered(MIB, refusable=True)))
-    world.tasks += growing
-    await settled()
-    assert not any(task.done() for task in growing)
+    AnswerSender(world.answers, "b", "2").add(7 * MIB)
+    AnswerSender(world.answers, "a", "1").answered(MIB, refusable=True)
     sender = AnswerSender(world.answers, "a", "1")
-    assert (await refused(sender.answered(MIB, refusable=True))).retry
+    with pytest.raises(CallError) as refused:
+        sender.answered(MIB, refusable=True)
+    assert (refused.value.code, refused.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
     # The answer to what is done already is sent in any case.
-    await sender.answered(MIB, refusable=False)
+    sender.answered(MIB, refusable=False)
 
 
 async def test_a_wait_ends_with_a_refusal(world: World) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from store.serving.connections import ConnectionLimiter, Remote, remote
+from store.serving.sockets import ConnectionLimiter, Remote, remote
 from tests.support.polling import eventually
 
 

@@ -1,0 +1,279 @@
+"""Bounds on the memory of requests that have not come in full.
+
+A request is awaited in a block, an `AwaitedRequest`, that can be ended. HTTP counts the bytes of a
+body as they come. gRPC holds what has come of a message until it is whole, and learns its size only
+then. Before a message is read, HTTP/2's flow control leaves all but `LOOKAHEAD_BYTES` of it with
+the sender: to read is to allow a request of the largest size. What gRPC holds is measured: the
+kernel counts what has come over a connection, and the requests that were read are known. The rest
+is what gRPC holds, and headers and frames of HTTP/2 and TLS. These add up, so a connection is
+measured from the least rest that it had, and anew when all that is awaited was begun lately.
+
+Rules, which `Arrivals.run` keeps to while requests are awaited:
+
+1. The first request of a call has `REQUEST_TIMEOUT_S`. A stream may be silent before its next one.
+2. All connections together hold `MAX_INCOMPLETE_BYTES`, and `MAX_STRANGER_BYTES` those that made no
+   call which needs a right. A call whose first request does not come counts `SILENT_BYTES`.
+3. Beyond this calls are ended: those of strangers first, then those of the caller with the most
+   bytes, of these first on connections with many bytes over which nothing comes any more. A stream
+   that was silent and shares its connection with much traffic may be among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from store.serving.drain import Endable
+from store.serving.failure import CallError, Code, unready
+from store.serving.sockets import ReceivedBytes
+from storenode.message.limits import MAX_PEER_REQUEST_BYTES
+
+MAX_INCOMPLETE_BYTES: Final = 128 * 1024 * 1024
+MAX_STRANGER_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of requests that have not come in full, of all callers, and of those of health checks."""
+
+SILENT_BYTES: Final = 64 * 1024
+"""What a call costs whose first request is awaited: 2,048 of them may be."""
+
+REQUEST_TIMEOUT_S: Final = 60.0
+"""How long the first request of a call may take to come in full."""
+
+LOOKAHEAD_BYTES: Final = 128 * 1024
+"""Bytes that a caller may send of a message before it is read. A stream of smaller requests is no
+faster than this in each round trip."""
+
+MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
+"""A payload of the largest size, and the other fields of its frame."""
+
+FORGET_BEYOND: Final = 1_024
+"""Connections that are remembered before the closed ones are looked for."""
+
+LARGE_BYTES: Final = 1024 * 1024
+"""A connection with fewer bytes is ended after the others of its caller."""
+
+PAUSE_S: Final = 0.1
+PAUSE_ROUNDS: Final = 10
+"""Between two measurements: so long, or so many times the duration of the last one."""
+
+MAX_PAUSE_S: Final = 0.5
+"""The pause while no read begins and nothing comes over connections that await a request, such as
+the streams of peers."""
+
+FILLING_PAUSE_S: Final = 0.01
+FILLING_SHARE: Final = 8
+"""The pause while connections that grow hold this share of the budget, and before the requests of
+strangers are measured."""
+
+
+@dataclass(slots=True, eq=False)
+class ArrivingRequests:
+    """The bytes of a connection.
+
+    ``read_bytes``: of all requests that were read. ``came_bytes``: all that had come in the last
+    round. ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so
+    much is in memory. ``grew``: since the round before. ``is_measured``: by the kernel's counts.
+    """
+
+    name: str
+    owner: str = ""
+    is_stranger: bool = True
+    is_measured: bool = True
+    read_bytes: int = 0
+    came_bytes: int = 0
+    rest_bytes: int = 0
+    unread_bytes: int = 0
+    grew: bool = False
+    awaited: set[AwaitedRequest] = field(default_factory=set)
+
+    def measure(self, came_bytes: int, last_round: int) -> None:
+        """Compute what is in gRPC, now that so much has come."""
+        rest, most = came_bytes - self.read_bytes, len(self.awaited) * MAX_PEER_FRAME_BYTES
+        since = came_bytes - self.came_bytes
+        self.rest_bytes = min(self.rest_bytes, rest)
+        if all(block.begun >= last_round for block in self.awaited):
+            ahead = len(self.awaited) * LOOKAHEAD_BYTES
+            self.rest_bytes = max(self.rest_bytes, rest - since - ahead)
+        self.unread_bytes = min(rest - self.rest_bytes, most)
+        self.grew, self.came_bytes = since > 0, came_bytes
+
+    def end(self, sentence: str) -> None:
+        """End every call whose request is awaited; its bytes are given up with it."""
+        self.rest_bytes = self.came_bytes - self.read_bytes
+        while self.awaited:
+            self.awaited.pop().end(unready(sentence))
+
+
+class AwaitedRequest(Endable):
+    """A block in which a request of a connection comes, whose caller is ``owner``.
+
+    It ends with a `CallError` if the request is late, or gives way to others. ``is_first``: of a
+    call, and may be late. ``is_measured``: by the kernel's counts; else the edge counts. The block
+    is to be entered at once.
+    """
+
+    __slots__ = ("_arrivals", "begun", "connection", "late_s")
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        name: str,
+        owner: str,
+        *,
+        is_first: bool = True,
+        is_stranger: bool = False,
+        is_measured: bool = True,
+    ) -> None:
+        connection = arrivals.connections.get(name)
+        if connection is None:
+            connection = ArrivingRequests(name, is_measured=is_measured)
+            arrivals.connections[name] = connection
+        connection.owner = owner
+        connection.is_stranger = connection.is_stranger and is_stranger
+        connection.awaited.add(self)
+        loop = asyncio.get_running_loop()
+        self.connection = connection
+        self.begun, self.late_s = arrivals.round, loop.time() + REQUEST_TIMEOUT_S
+        self._arrivals = arrivals
+        arrivals.awaited += 1
+        if is_first:
+            arrivals.first[self] = None
+        if arrivals.alarm is None:
+            # Most requests are there already: they need not be measured.
+            pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
+            arrivals.alarm = loop.call_later(pause_s, arrivals.wake)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Await it no longer.
+
+        Raises:
+            CallError: the block was ended.
+        """
+        arrivals, connection = self._arrivals, self.connection
+        arrivals.awaited -= 1
+        arrivals.first.pop(self, None)
+        connection.awaited.discard(self)
+        if not connection.is_measured:
+            arrivals.connections.pop(connection.name, None)
+        super().__exit__(kind, *error)
+
+
+class Arrivals:
+    """The requests of all callers that are awaited, and their bounds, which `run` keeps to.
+
+    ``first``: those of calls, the oldest first. ``round``: the number of measurements.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int = MAX_INCOMPLETE_BYTES,
+        count: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
+    ) -> None:
+        self.connections: dict[str, ArrivingRequests] = {}
+        self.first: dict[AwaitedRequest, None] = {}
+        self.awaited = self.round = 0
+        self.alarm: asyncio.TimerHandle | None = None
+        self._limit_bytes = limit_bytes
+        self._count = count or ReceivedBytes().count
+        self._forget_at = FORGET_BEYOND
+        self._is_filling = self._has_grown = False
+        self._active = asyncio.Event()
+
+    def wake(self) -> None:
+        """Measure soon, if a request that was awaited is awaited still."""
+        self.alarm = None
+        if self.awaited:
+            self._active.set()
+
+    async def run(self) -> None:
+        """Measure again and again while requests are awaited, seldom while nothing comes."""
+        loop, least_s = asyncio.get_running_loop(), 0.0
+        while True:
+            if not self._has_grown:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MAX_PAUSE_S if self.awaited else None):
+                        await self._active.wait()
+            self._active.clear()
+            await asyncio.sleep(least_s)
+            began_s = loop.time()
+            await self.measure()
+            least_s = (loop.time() - began_s) * PAUSE_ROUNDS
+            if self._has_grown:
+                least_s = max(least_s, FILLING_PAUSE_S if self._is_filling else PAUSE_S)
+
+    async def measure(self) -> None:
+        """Measure, and end calls that are late, or beyond the bounds."""
+        if len(self.connections) > self._forget_at:
+            await self._forget_closed()
+        last, self.round = self.round, self.round + 1
+        self._is_filling = self._has_grown = False
+        if not self.awaited:
+            return
+        self._end_late()
+        waiting = [each for each in self.connections.values() if each.awaited]
+        came = await self._count([each.name for each in waiting if each.is_measured])
+        waiting = [each for each in waiting if each.awaited]
+        for each in waiting:
+            if each.name in came:
+                each.measure(came[each.name], last)
+            elif not each.is_measured:
+                each.grew, each.came_bytes = each.unread_bytes > each.came_bytes, each.unread_bytes
+        growing = [each.unread_bytes for each in waiting if each.grew]
+        self._is_filling = sum(growing) > self._limit_bytes // FILLING_SHARE
+        self._has_grown = bool(growing)
+        silent = Counter(each.connection for each in self.first if each.begun < last)
+        usage = {each: each.unread_bytes + silent[each] * SILENT_BYTES for each in waiting}
+        self._end_excess([each for each in waiting if each.is_stranger], usage, MAX_STRANGER_BYTES)
+        self._end_excess(waiting, usage, self._limit_bytes)
+
+    def _end_late(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for block in self.first:
+            if block.late_s > now_s:
+                return
+            block.end(
+                CallError(
+                    Code.DEADLINE_EXCEEDED,
+                    f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it"
+                    " faster, or a smaller one",
+                )
+            )
+
+    async def _forget_closed(self) -> None:
+        names = list(self.connections)
+        still_open = await self._count(names)
+        for name in names:
+            if name not in still_open and not self.connections[name].awaited:
+                del self.connections[name]
+        self._forget_at = max(FORGET_BEYOND, 2 * len(self.connections))
+
+    def _end_excess(
+        self,
+        waiting: Sequence[ArrivingRequests],
+        usage: dict[ArrivingRequests, int],
+        limit_bytes: int,
+    ) -> None:
+        """End as many calls as hold more than a limit together."""
+        excess = sum(usage[each] for each in waiting) - limit_bytes
+        if excess <= 0:
+            return
+        owners: Counter[str] = Counter()
+        for each in waiting:
+            owners[each.owner] += usage[each]
+
+        def order(each: ArrivingRequests) -> tuple[object, ...]:
+            is_small = usage[each] < LARGE_BYTES
+            return not each.is_stranger, -owners[each.owner], is_small, each.grew, -usage[each]
+
+        for each in sorted(waiting, key=order):
+            if excess > 0 and usage[each]:
+                excess -= usage[each]
+                usage[each] = 0
+                each.end(
+                    f"requests that have not come in full hold more than {limit_bytes:,} bytes of"
+                    " this node, and that of this call had not come: make the call again, and send"
+                    " what has no answer"
+                )

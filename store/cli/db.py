@@ -45,7 +45,7 @@ from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
 from store.runtime.node_files import SeenFiles
-from store.runtime.services import MAX_CLOCK_LEAD_NS
+from store.runtime.policy import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option, with_options

@@ -1,52 +1,91 @@
-"""The lifecycle of a node, from its start to its end.
+"""A node: what it is made of, from top to bottom, and its life.
 
     starting --everything is up--> serving --stop()--> draining --calls have ended--> ended
     starting --stop()--> ended
 
-What is opened first is closed last: metrics listener, database, services, tasks, other listeners.
-The database may go away and come back meanwhile; the node says that it is not ready, and stays.
+What is opened first is closed last: metrics listener, database, exchange with peers, gossip, the
+other listeners, periodic work. The database may go away and come back meanwhile; the node says
+that it is not ready, and stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
-from store.domain.ports import StoreUnavailableError
+from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.feed import DatabaseFeed, follow_cursors
+from store.db.gossip import MAX_NEEDED, ConfirmationTracker, GossipReads, UnreadRows
+from store.db.maintainer import Maintainer
+from store.db.messages import DatabaseReader, TransferReader
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, PoolSettings
+from store.db.reconciliation import DatabaseIds
+from store.db.sds import DatabaseSdsReader, count_missing_parents
+from store.db.writer import DatabaseWriter
+from store.domain.admission import Admission
+from store.domain.coverage import Coverage
+from store.domain.environment import Environment
+from store.domain.hub import CommitRow, Place, WrittenIds
+from store.domain.ports import (
+    PUBLISHED,
+    NotServingError,
+    PeerAddress,
+    Services,
+    Source,
+    StoreUnavailableError,
+)
+from store.domain.unread import Confirmations
 from store.embedded.process import is_full_disk
+from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.driver import GossipDriver
+from store.gossip.driver.ports import DriverDatabase
+from store.gossip.events import GossipCount, GossipCounter
+from store.gossip.machine import Gossip
+from store.messages.conflicts import Conflict
 from store.observe.clocks import ClockComparison
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics, total
 from store.rpc.call import MAX_CALLERS, RpcContext
+from store.rpc.gossip import GossipTransport
+from store.rpc.peer_calls import PeerConnector, PeerReader
 from store.runtime.database import ExternalHost, HostWatch, external_host, note_hosts
 from store.runtime.embedded_host import EmbeddedHost
 from store.runtime.errors import NodeFailedError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.health import NodeHealth, Obstacle
-from store.runtime.listeners import Listeners, bind_listeners, listener_addresses
+from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
 from store.runtime.monitor import DatabaseHealth, DatabaseMonitor, WriteCanary
 from store.runtime.node_files import kept_node_id
-from store.runtime.policy import PolicySource, TokenFile, client_limits
+from store.runtime.peer_states import PeerStates
+from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, client_limits
 from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
-from store.runtime.services import NodeParts, system_environment
-from store.runtime.status import StatusReport
-from store.runtime.tasks import READ_TIMEOUT_S, finish
-from store.runtime.telemetry import CONDITION_INTERVAL_S, FOLLOW_INTERVAL_S, Telemetry
+from store.runtime.status import NodeStatus
+from store.runtime.tasks import finish
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
 from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, first_dns_name
-from store.sync.resume import OnlineRecorder
+from store.sync.coverage import StatementBuffer
+from store.sync.index.hot import HotIndex
+from store.sync.index.views import IndexedReconcilable
+from store.sync.limits import TransferLimits
+from store.sync.lookup import Fetcher
+from store.sync.resume import SHORTEST_GAP_NS, OnlineRecorder, ResumeConfig, Resumer
+from store.sync.schedule import ScheduleConfig, Synchronizer
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Address
 from storenode.common.bounded import BoundedDict
 from storenode.message.limits import NS_PER_S
@@ -59,10 +98,31 @@ TOKEN_CHECK_INTERVAL_S: Final = 2.0
 CONNECTIONS_INTERVAL_S: Final = 2.0
 DISK_INTERVAL_S: Final = 5.0
 PROBLEMS_INTERVAL_S: Final = 5.0
-"""How often periodic work is done."""
+FOLLOW_INTERVAL_S: Final = 30.0
+CONDITION_INTERVAL_S: Final = 60.0
+UNREAD_INTERVAL_S: Final = 600.0
+"""How often periodic work is done. The horizon and the condition of the database are read so often
+while nobody asks for them; only a node without gossip deletes unread events that nobody awaits."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
+
+RETENTION_LOCK_TIMEOUT_MS: Final = 250
+"""How long a drop may wait for locks, which blocks other queries, before it gives up."""
+
+WIDE_INTERVALS: Final = 12
+"""The whole history is reconciled once in so many sync intervals."""
+
+_ROUTINE_EVENTS = frozenset(
+    {
+        "maintenance_taken",
+        "partition_dropped",
+        "partitions_analyzed",
+        "index_rebuilt",
+        "retention_waits",
+        "clock_believed",
+    }
+)
 
 _T = TypeVar("_T")
 
@@ -70,7 +130,9 @@ _T = TypeVar("_T")
 class NodeRuntime:
     """A node, made inside the event loop that runs it; `announce` is given the ready line.
 
-    ``embedded`` is its database where the options name no other.
+    ``embedded`` is its database where the options name no other. `_start` opens its parts, each
+    with what the next one needs. ``sessions`` is for sessions that peers begin, ``synchronizer``
+    for those that this node begins. ``gossip``: None where it is off, or the node only reads.
     """
 
     def __init__(
@@ -80,43 +142,45 @@ class NodeRuntime:
         announce: Callable[[str], None],
         embedded: EmbeddedHost | None,
     ) -> None:
-        self._config = config
-        self._version = version
+        self.config = config
+        self.version = version
         self._announce = announce
         self._loop = asyncio.get_running_loop()
-        self._metrics = Metrics(version)
-        self._telemetry: Telemetry | None = None
-        self._health = NodeHealth(self._metrics, self._refresh)
-        self._drain = Drain()
-        self._answers = UnsentBudget(time.monotonic, config.max_unsent_size)
-        self._clocks = ClockComparison(config.max_clock_drift)
-        self._status = StatusReport(version, self._metrics, self._health)
-        self._callers = BoundedDict[str, float](MAX_CALLERS)
-        embedded_in = config.data_dir if config.database_url is None else None
-        self._disk = DiskSpace(
-            embedded_in,
-            config.min_free_disk,
-            self._metrics,
-            lambda full: self._health.set(Obstacle.SPACE, present=full),
-        )
-        self._policy = PolicySource(config, time.time_ns)
+        self._ending = asyncio.Event()
+        self.metrics = metrics = Metrics(version)
+        self.health = NodeHealth(metrics, self._refresh)
+        self.clocks = ClockComparison(config.max_clock_drift)
+        self.policy = PolicySource(config, time.time_ns)
+        self.callers = BoundedDict[str, float](MAX_CALLERS)
         self._tokens = TokenFile(
             config.client_token_file,
             client_limits(config),
-            lambda usable: self._metrics.token_file_broken.set(int(not usable)),
+            lambda usable: metrics.token_file_broken.set(int(not usable)),
         )
-        self._tasks = BackgroundTasks()
-        self._exchange_tasks = BackgroundTasks()
+        self._disk = DiskSpace(
+            config.data_dir if config.database_url is None else None,
+            config.min_free_disk,
+            metrics,
+            lambda full: self.health.set(Obstacle.SPACE, present=full),
+        )
         self._host: EmbeddedHost | ExternalHost
         if embedded is not None:
             self._host = embedded
             embedded.on_event = self._host_event
         else:
-            self._host = external_host(config, note_hosts(self._metrics))
-        self._parts: NodeParts | None = None
+            self._host = external_host(config, note_hosts(metrics))
+        self._status = NodeStatus(self)
+        self._drain = Drain()
+        self._tasks = BackgroundTasks()
         self._monitor: DatabaseMonitor | None = None
-        self._canary: WriteCanary | None = None
-        self._ending = asyncio.Event()
+        self._hosts: HostWatch | None = None
+        self.canary: WriteCanary | None = None
+        self.gossip: GossipDriver | None = None
+        self._transport: GossipTransport | None = None
+        self._confirmations: Confirmations | None = None
+        self._commit_listeners: list[HotIndex | GossipDriver] = []
+        self.is_open = False
+        """True once all parts are open."""
 
     async def run(self) -> None:
         """Start, serve until `stop` is called, drain, and close everything.
@@ -163,7 +227,7 @@ class NodeRuntime:
         return None if doing.cancelled() else doing.result()
 
     async def _start(self, stack: AsyncExitStack) -> Listeners:
-        config = self._config
+        config = self.config
         stack.push_async_callback(self._host.stop)
         for check in file_checks(config, self._tokens):
             check()
@@ -176,46 +240,31 @@ class NodeRuntime:
                 require_free(address)
         url = await self._host.start()
         node_id = certified or kept_node_id(config.data_dir)
-        parts = NodeParts(stack, config, self._metrics, self._policy, self._clocks)
-        await parts.open_database(url, self._host.guard, self._disk)
-        self._parts = parts
-        telemetry = await self._start_tasks(stack, parts)
-        store_id = str(UUID(bytes=parts.database.store_id))
-        parts.open_peers(NodeIdentity(node_id, store_id, self._version, config.cluster))
-        parts.open_gossip()
-        self._status.complete(stack, parts, telemetry, self._callers)
-        context = self._context(parts)
+        await self._open_database(stack, url)
+        store_id = str(UUID(bytes=self.database.store_id))
+        self.identity = NodeIdentity(node_id, store_id, self.version, config.cluster)
+        self._open_peers(stack)
+        self._open_gossip(stack)
+        self.is_open = True
+        stack.push_async_callback(self._status.stop)
+        await self._status.read_summary()
+        context = self._context()
         listeners = bind_listeners(config, context)
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
-        if not config.read_only:
-            self._begin_exchange(stack, parts)
-        self._tasks.start_every(
-            CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce
-        )
-        self._tasks.start("unfinished requests", context.arrivals.run)
-        self._health.set(Obstacle.STARTING, present=False)
-        self._tell_ready(listeners, metrics_address, node_id)
+        self._begin_work(stack, listeners, context)
+        self.health.set(Obstacle.STARTING, present=False)
+        self._tell_ready(listeners, metrics_address)
         return listeners
 
-    def _begin_exchange(self, stack: AsyncExitStack, parts: NodeParts) -> None:
-        """Record when the store is online, and fetch what it has missed."""
-        environment = system_environment("store.sync.online", self._metrics)
-        online = OnlineRecorder(parts.online, environment)
-        online.begin()
-        stack.push_async_callback(finish, online.note)
-        stack.push_async_callback(self._exchange_tasks.stop)
-        self._exchange_tasks.start("online", online.run)
-        self._exchange_tasks.start("resume", parts.resumer.run)
-
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
-        where = self._config.metrics_listen
+        where = self.config.metrics_listen
         listener = MetricsListener(
             self._render_metrics,
-            self._status.render,
-            lambda: self._health.value.unready,
-            self._config.metrics_hosts,
+            self._status.render_page,
+            lambda: self.health.value.unready,
+            self.config.metrics_hosts,
         )
         try:
             port = await listener.open(where.host, where.port)
@@ -224,135 +273,336 @@ class NodeRuntime:
         stack.push_async_callback(listener.close)
         return str(Address(where.host, port))
 
-    async def _start_tasks(self, stack: AsyncExitStack, parts: NodeParts) -> Telemetry:
-        telemetry = Telemetry(stack, parts, self._callers)
-        await telemetry.read_summary()
-        self._telemetry = telemetry
-        self._metrics.database_up.set(1)
-        self._show_options()
+    async def _open_database(self, stack: AsyncExitStack, url: str) -> None:
+        """Open the pools and what lives on them.
+
+        Raises:
+            StoreUnavailableError: The database does not serve.
+        """
+        config, metrics, guard = self.config, self.metrics, self._host.guard
+        database = self.database = await Database.open(url, PoolSettings(*config.pool_sizes), guard)
+        stack.push_async_callback(database.close)
+        metrics.database_up.set(1)
         self._monitor = DatabaseMonitor(
-            parts.database,
+            database,
             self._database_changed,
-            read_only=self._config.read_only,
-            on_time=None if self._config.database_url is None else self._clocks.note,
+            read_only=config.read_only,
+            on_time=None if config.database_url is None else self.clocks.note,
         )
-        tasks = self._tasks
-        if self._host.guard is not None:
-            watch = HostWatch(
-                self._host.guard, self._host.url(), self._metrics, parts.database, self._health
+        if not config.read_only:
+            await self.policy.settle_retention(database, metrics)
+        max_confirms = config.max_confirms if config.gossip else 0
+        written, commits = WrittenIds(), asyncio.Event()
+        self.unread = UnreadRows(database, max_confirms)
+        # Also without gossip: other nodes on the database ask their peers to confirm.
+        self._tracking = ConfirmationTracker(self.unread, max_confirms)
+
+        def committed(rows: Sequence[CommitRow]) -> None:
+            if rows:
+                commits.set()
+            for listener in self._commit_listeners:
+                listener.commits(rows)
+
+        self.feed = DatabaseFeed(
+            database,
+            on_lost=self._commits_lost,
+            on_failed=lambda error: _LOG.error("feed_failed", exc_info=error),
+            on_commits=committed,
+            read_only=config.read_only,
+        )
+        self.writer = DatabaseWriter(
+            database,
+            PartitionMap(time.time_ns, self.policy.retention_ns),
+            written_ids=written,
+            tracking=None if config.read_only else self._tracking,
+            feed=self.feed,
+            is_disk_full=self._disk.is_full,
+            on_stored=lambda _batch, source, new: metrics.count_stored(source, new),
+            on_conflict=_note_conflict,
+        )
+        if not config.read_only:
+            await self.writer.start()
+            stack.push_async_callback(self.writer.stop)
+        ids = DatabaseIds(database)
+        index = HotIndex(ids, written, system_environment("store.sync.index", metrics))
+        self._commit_listeners.append(index)
+        await self.feed.start()
+        stack.push_async_callback(self.feed.stop)
+        index.start()
+        stack.push_async_callback(index.stop)
+        self.services = Services(
+            self.writer,
+            DatabaseReader(database),
+            self.feed,
+            DatabaseSdsReader(database),
+            follow_cursors(database),
+        )
+        self.reconcilable = IndexedReconcilable(ids, index)
+        self._statements = StatementBuffer(DatabaseStatements(database))
+        stack.push_async_callback(finish, self._statements.flush)
+        self.coverage = Coverage(self.reconcilable, self._statements, ids)
+        self._online = DatabaseOnlineTimes(database)
+        self.maintainer = Maintainer(
+            database.connect,
+            lambda: self.policy.brake.policy,
+            now_ns=time.time_ns,
+            on_event=maintenance_events(metrics),
+            interval_s=config.maintenance_interval / NS_PER_S,
+            lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
+            max_lead_ns=MAX_CLOCK_LEAD_NS,
+            steady_ns=time.monotonic_ns,
+            last_online_ns=database.last_online_ns,
+            commits=commits,
+        )
+        if guard is not None:
+            self._hosts = HostWatch(guard, self._host.url(), metrics, database, self.health)
+            stack.push_async_callback(self._hosts.end)
+
+    def _open_peers(self, stack: AsyncExitStack) -> None:
+        """Make what reconciles with peers, and fetches from them."""
+        config, metrics, identity = self.config, self.metrics, self.identity
+        policy, writer = self.policy.current, self.services.writer
+        given = ((peer.address, peer.node_id or "") for peer in config.peer)
+        peers = dict.fromkeys(PeerAddress(at.host, at.port, name) for at, name in given)
+        self._peers = tuple(peers)
+        self._connector = PeerConnector(
+            identity,
+            tls_files(config, config.tls_ca),
+            insecure="peer" in config.insecure,
+            clocks=self.clocks,
+        )
+        states = PeerStates(
+            self._peers,
+            metrics,
+            time.time_ns,
+            connections=self._connector,
+            is_scheduled=config.sync_interval > 0,
+        )
+        self._sessions = Exchange(
+            ExchangeWork(
+                node_id=identity.node_id,
+                store_id=identity.store_id,
+                cluster=config.cluster,
+                shards=tuple(sorted(config.shard)),
+                reconcilable=self.reconcilable,
+                transfer=TransferWork(
+                    reads=TransferReader(self.database),
+                    writer=writer,
+                    policy=policy,
+                    observer=states,
+                    environment=system_environment("store.sync.session", metrics),
+                ),
+                transfer_limits=TransferLimits(silence_ns=config.peer_silence),
+                statements=self._statements,
             )
-            stack.push_async_callback(watch.end)
-            tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
+        )
+        caller = PeerReader(self._connector, self._sessions)
+        stack.push_async_callback(caller.close)
+        lookup = system_environment("store.sync.lookup", metrics)
+        self.synchronizer = Synchronizer(
+            ScheduleConfig(
+                peers=self._peers,
+                interval_ns=config.sync_interval,
+                range_ns=config.sync_range,
+                offset_ns=config.sync_offset,
+                wide_interval_ns=WIDE_INTERVALS * config.sync_interval,
+            ),
+            caller,
+            states,
+            Fetcher(caller, self.services.sds, writer, policy, lookup),
+            system_environment("store.sync.schedule", metrics),
+        )
+        stack.push_async_callback(self.synchronizer.stop)
+        # Without a schedule nothing else fetches what a short stop has missed.
+        shortest_ns = SHORTEST_GAP_NS if config.sync_interval else 0
+        self._resumer = Resumer(
+            ResumeConfig(peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns),
+            caller=caller,
+            online=self._online,
+            writer=writer,
+            policy=policy,
+            environment=system_environment("store.sync.resume", metrics),
+            proceed=self.synchronizer.start,
+            failed=states.failed,
+        )
+        stack.push_async_callback(self._resumer.stop)
+        self.synchronizer.peers, self.synchronizer.resume = states.states, self._resumer.state
+
+    def _open_gossip(self, stack: AsyncExitStack) -> None:
+        """Begin to exchange messages live."""
+        config, tasks = self.config, BackgroundTasks()
+        if config.read_only:
+            return
+        if not config.gossip:
+            self._confirmations = SharedConfirmations(self.unread, self._tracking)
+            return
+        self._transport = GossipTransport(
+            self._connector,
+            lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
+        )
+        driver = self.gossip = GossipDriver(
+            lambda: Gossip(self.identity.store_id, config.max_confirms),
+            self.identity.node_id,
+            self._peers,
+            database=DriverDatabase(
+                GossipReads(self.database),
+                self._tracking,
+                self.unread,
+                partial(self.writer.store, source=Source.GOSSIP),
+            ),
+            connector=self._transport,
+            environment=system_environment("store.gossip", self.metrics),
+            count=partial(_count_gossip, self.metrics),
+            max_needed=MAX_NEEDED,
+        )
+        self._confirmations = driver.waits
+        stack.callback(driver.stop)
         stack.push_async_callback(tasks.stop)
-        tasks.start("database monitor", self._monitor.run)
-        if not self._config.read_only:
-            writer = parts.writer
-            self._canary = WriteCanary(
-                parts.database,
-                writer.commit_canary,
-                lambda: writer.committed_s,
-                lambda reason: self._health.set(Obstacle.WRITES, reason is not None, reason),
+        stack.callback(driver.close)
+        self._commit_listeners.append(driver)
+        for name, work in driver.work():
+            tasks.start(name, work)
+
+    def _context(self) -> RpcContext:
+        gossip = None
+        if self.gossip is not None and self._transport is not None:
+            gossip = self.gossip, self._transport
+        read_only = self.config.read_only
+        return RpcContext(
+            identity=self.identity,
+            services=self.services,
+            policy=self.policy.current,
+            access=lambda: self._tokens.access,
+            now_ns=time.time_ns,
+            monotonic_ns=time.monotonic_ns,
+            health=lambda: self.health.value,
+            state=self._status.state,
+            metrics=self.metrics,
+            answers=UnsentBudget(time.monotonic, self.config.max_unsent_size),
+            drain=self._drain,
+            exchange=self.synchronizer,
+            sessions=None if read_only else self._sessions,
+            gossip=gossip,
+            confirmations=self._confirmations,
+            callers=self.callers,
+            look=self.health.look,
+            await_revision=self.health.await_revision,
+            intake=self._online.overlapping,
+            missing_parents=lambda *asked: count_missing_parents(self.database, *asked),
+            coverage=self.coverage,
+            read_only=read_only,
+            clocks=self.clocks,
+        )
+
+    def _begin_work(self, stack: AsyncExitStack, listeners: Listeners, context: RpcContext) -> None:
+        """Begin what runs until the end: checks, maintenance, exchange with peers, readings."""
+        config, tasks, health = self.config, self._tasks, self.health
+        self._show_options()
+        assert self._monitor is not None
+        work = {
+            "database monitor": self._monitor.run,
+            "unfinished requests": context.arrivals.run,
+        }
+        every: list[tuple[float, str, Callable[[], object]]] = [
+            (CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce),
+            (FOLLOW_INTERVAL_S, "telemetry", self._status.follow),
+            (CONDITION_INTERVAL_S, "condition", self._status.read_condition),
+            (DISK_INTERVAL_S, "disk space", self._disk.look),
+            (PROBLEMS_INTERVAL_S, "problems", health.look),
+            (LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed),
+            (TRIM_INTERVAL_S, "memory", Trimmer().trim_grown),
+        ]
+        if self._hosts is not None:
+            every.append((HOSTS_INTERVAL_S, "database hosts", self._hosts.look))
+        if config.client_token_file is not None:
+            every.append((TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow))
+        if not config.read_only:
+            self.canary = WriteCanary(
+                self.database,
+                self.writer.commit_canary,
+                lambda: self.writer.committed_s,
+                lambda reason: health.set(Obstacle.WRITES, reason is not None, reason),
             )
-            tasks.start("write canary", self._canary.run)
-            tasks.start("maintainer", parts.maintainer.run)
-        read_condition = partial(telemetry.condition.get, READ_TIMEOUT_S)
-        tasks.start_every(FOLLOW_INTERVAL_S, "telemetry", telemetry.follow)
-        tasks.start_every(CONDITION_INTERVAL_S, "condition", read_condition)
-        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
-        tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._health.look)
-        if self._config.client_token_file is not None:
-            tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
-        tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
+            # Records when the store is online, before it fetches what it has missed.
+            online = OnlineRecorder(
+                self._online, system_environment("store.sync.online", self.metrics)
+            )
+            online.begin()
+            stack.push_async_callback(finish, online.note)
+            work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
+            work |= {"online": online.run, "resume": self._resumer.run}
+            if not config.gossip:
+                every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
+        stack.push_async_callback(tasks.stop)
         map_large_blocks()
-        tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
-        return telemetry
+        for name, run in work.items():
+            tasks.start(name, run)
+        for interval_s, name, look in every:
+            tasks.start_every(interval_s, name, look)
+
+    async def _sweep_unread(self) -> None:
+        with suppress(NotServingError):
+            await self.unread.sweep()
 
     def _show_options(self) -> None:
         """Set the metrics of the options that alerts compare with."""
-        config, metrics = self._config, self._metrics
+        config, metrics = self.config, self.metrics
         metrics.read_only.set(int(config.read_only))
         interval_s = config.sync_interval / NS_PER_S if config.peer else 0
         # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
         metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
 
-    def _context(self, parts: NodeParts) -> RpcContext:
-        gossip = None
-        if parts.gossip is not None and parts.transport is not None:
-            gossip = parts.gossip, parts.transport
-        return RpcContext(
-            identity=parts.identity,
-            services=parts.services,
-            policy=self._policy.current,
-            access=lambda: self._tokens.access,
-            now_ns=time.time_ns,
-            monotonic_ns=time.monotonic_ns,
-            health=lambda: self._health.value,
-            state=self._status.state,
-            metrics=self._metrics,
-            answers=self._answers,
-            drain=self._drain,
-            exchange=parts.synchronizer,
-            sessions=None if self._config.read_only else parts.sessions,
-            gossip=gossip,
-            confirmations=parts.confirmations,
-            callers=self._callers,
-            look=self._health.look,
-            await_revision=self._health.await_revision,
-            intake=parts.online.overlapping,
-            missing_parents=parts.missing_parents,
-            coverage=parts.coverage,
-            read_only=self._config.read_only,
-            clocks=self._clocks,
-        )
-
-    def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
+    def _tell_ready(self, listeners: Listeners, metrics_address: str) -> None:
         ready = {
-            "event": "ready",
             "listen": listeners.client.address,
             "peer": listeners.peer.address,
             "admin": listeners.admin.address,
             "metrics": metrics_address,
             "database": self._host.kind,
-            "node_id": node_id,
+            "node_id": self.identity.node_id,
         }
         if listeners.http is not None:
             ready["http"] = listeners.http.address
-        _LOG.info("serving", **{name: ready[name] for name in ready if name != "event"})
-        self._announce(json.dumps(ready))
+        _LOG.info("serving", **ready)
+        self._announce(json.dumps({"event": "ready", **ready}))
 
     # Ending
 
     async def _end_calls(self, listeners: Listeners) -> None:
         """Fail readiness probes, end endless calls, and drain the others until the timeout."""
         _LOG.info("draining")
-        self._health.set(Obstacle.DRAINING, present=True)
+        self.health.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
-        if self._parts is not None and self._parts.confirmations is not None:
-            self._parts.confirmations.stop()
-        await listeners.stop(self._config.drain_timeout / NS_PER_S)
+        if self._confirmations is not None:
+            self._confirmations.stop()
+        await listeners.stop(self.config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
 
     def _refresh(self) -> None:
         """Renew the gauges that problems look at."""
-        if self._telemetry is not None:
-            self._telemetry.read_process()
-        if self._canary is not None:
-            self._canary.measure(self._metrics.commit_age_seconds)
+        if self.is_open:
+            self._status.read_process()
 
     async def _render_metrics(self) -> bytes:
-        if self._telemetry is not None:
-            await self._telemetry.read_database()
+        if self.is_open:
+            await self._status.read_database()
         self._refresh()
-        return self._metrics.render()
+        return self.metrics.render()
+
+    def _commits_lost(self, reached: Place, left: Place) -> None:
+        _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+        self.metrics.database_events.labels("commits_lost").inc()
+        for listener in self._commit_listeners:
+            listener.lost()
 
     def _database_changed(self, health: DatabaseHealth) -> None:
         is_up = health.is_up
-        if is_up != total(self._metrics.database_up):
-            self._metrics.database_up.set(int(is_up))
-            self._metrics.database_events.labels("back" if is_up else "away").inc()
-        self._health.set(Obstacle.DATABASE, not is_up, health.reason)
+        if is_up != total(self.metrics.database_up):
+            self.metrics.database_up.set(int(is_up))
+            self.metrics.database_events.labels("back" if is_up else "away").inc()
+        self.health.set(Obstacle.DATABASE, not is_up, health.reason)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
@@ -362,14 +612,88 @@ class NodeRuntime:
             )
 
     def _handle_host_event(self, name: str, reason: str) -> None:
-        if self._parts is None or self._monitor is None or self._ending.is_set():
+        if self._monitor is None or self._ending.is_set():
             return
-        self._metrics.database_events.labels(f"postgres_{name}").inc()
+        self.metrics.database_events.labels(f"postgres_{name}").inc()
         if name == "exited":
-            self._health.set(Obstacle.DISK, present=is_full_disk(reason))
+            self.health.set(Obstacle.DISK, present=is_full_disk(reason))
             self._monitor.lost(reason)
             return
         if name == "restarted":
-            self._health.set(Obstacle.DISK, present=False)
-            self._parts.database.move(self._host.url())
+            self.health.set(Obstacle.DISK, present=False)
+            self.database.move(self._host.url())
         self._monitor.check_now()
+
+
+def _note_conflict(source: Source, conflict: Conflict) -> None:
+    # A client is answered; what others send has no one else to notice it.
+    if source not in PUBLISHED:
+        _LOG.warning("message_conflict", source=source.value, **conflict.fields())
+
+
+def maintenance_events(metrics: Metrics) -> Callable[..., None]:
+    """Return a function that logs and counts events; of one outage at most one."""
+    counted_outage = 0.0
+
+    def note(name: str, /, **fields: object) -> None:
+        nonlocal counted_outage
+        if name == "maintenance_disconnected" and not total(metrics.database_up):
+            outage = total(metrics.database_events, event={"away"})
+            if counted_outage == outage:
+                return
+            counted_outage = outage
+        metrics.maintenance_events.labels(name).inc()
+        write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
+        write(name, **fields)
+
+    return note
+
+
+class SharedConfirmations(ConfirmationWaits):
+    """The confirmations of a node without gossip: other nodes on its database may have peers."""
+
+    def __init__(self, unread: UnreadRows, tracking: ConfirmationTracker) -> None:
+        self._unread = unread
+        super().__init__(
+            unread,
+            reach=lambda: None,
+            is_tracked=tracking.is_tracked,
+            # The gossip of the others reads from the table what is asked for.
+            want=lambda *_given: None,
+            most_tracked=MAX_NEEDED,
+        )
+
+    async def _hopeless(
+        self, lacking: set[bytes], stored: frozenset[bytes], min_confirms: int
+    ) -> str:
+        if not lacking or await self._is_shared():
+            return await super()._hopeless(lacking, stored, min_confirms)
+        with suppress(NotServingError):
+            await self._unread.expire(sorted(lacking))
+        return "this node exchanges no read confirmations"
+
+
+def _count_gossip(metrics: Metrics, counted: GossipCount) -> None:
+    match counted.what:
+        case GossipCounter.REFUSED:
+            counter = metrics.messages_rejected.labels(Source.GOSSIP.value, counted.reason)
+        case GossipCounter.CONFLICTS:
+            counter = metrics.conflicts.labels(Source.GOSSIP.value)
+        case GossipCounter.BYTES_SENT:
+            counter = metrics.gossip_bytes.labels("sent")
+        case GossipCounter.BYTES_RECEIVED:
+            counter = metrics.gossip_bytes.labels("received")
+        case _:
+            counter = metrics.gossip_events.labels(counted.what.value)
+    counter.inc(counted.count)
+
+
+def system_environment(component: str, metrics: Metrics) -> Environment:
+    """Return the clocks of the system, its randomness, and a log that names the component."""
+    return Environment(
+        now_ns=time.time_ns,
+        steady_ns=time.monotonic_ns,
+        random=random.SystemRandom(),
+        log=get_logger(component),
+        count_intake=metrics.count_intake,
+    )

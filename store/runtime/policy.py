@@ -17,9 +17,13 @@ from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.errors import WrongConfigurationError, ended
+from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.policy")
+
+MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
+"""A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:

@@ -1,48 +1,58 @@
-"""The content of the status page, as JSON: see docs/operations.md, "The status page".
+"""The state of a node: as gauges, as the answer of ``GetStatus``, and as JSON for the status page.
 
-Times are Unix seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and
-texts of peers are cut.
+The page's data are described in docs/operations.md, "The status page". Times in it are Unix
+seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and texts of peers are
+cut.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from store.config.node import NodeConfig
 from store.db.condition import (
     TIMELINE_DAYS,
     StoreCondition,
-    Timeline,
+    read_condition,
     read_timeline,
 )
 from store.domain.coverage import HOUR_NS, Coverage, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import StoreSummary
+from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
-from store.observe.metrics import Metrics, read_totals, samples, total
+from store.observe.logging import suppressed_total
+from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
-from store.runtime.health import NodeHealth
-from store.runtime.services import NodeParts
-from store.runtime.tasks import SingleFlightCache
-from store.runtime.telemetry import Telemetry
+from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
 from store.serving.context import DiskState, NodeState, ServedDatabase
-from store.sync.resume import ResumeState
+from store.serving.tls import MAX_PEM_BYTES
 from store.sync.schedule import PeerState
 from store.sync.session.report import SessionReport
 from storenode.message.limits import NS_PER_S
 
+if TYPE_CHECKING:
+    from store.runtime.node import NodeRuntime
+
 STATUS_REST_S: Final = 1.0
 """How often the data of the status page is put together, however many look at it."""
 
-STATUS_PATIENCE_S: Final = 2.0
-"""How long it waits for the database; then it shows what was read before."""
-
+SUMMARY_REST_S: Final = 1.0
 TIMELINE_REST_S: Final = 3.0
+CONDITION_REST_S: Final = 5.0
 COVERAGE_REST_S: Final = 15.0
-"""How often it reads what is held by time."""
+"""The database is not asked more often for what it holds, by time, for its condition, and for what
+is known of other stores."""
+
+PATIENCE_S: Final = 2.0
+"""How long a request waits for the database; then it shows what was read before."""
+
+FEWEST_DEAD_ROWS: Final = 100_000
+"""Fewer dead rows in a table are no problem."""
 
 MAX_STATUS_TEXT_CHARS: Final = 300
 MAX_STATUS_NOTES: Final = 5
@@ -52,109 +62,199 @@ Fields = dict[str, Any]
 """An object of JSON."""
 
 
-class StatusReport:
-    """The data of the status page; `complete` when the node serves."""
+class NodeStatus:
+    """What a node shows of itself, and the readings of its database behind that.
 
-    def __init__(self, version: str, metrics: Metrics, health: NodeHealth) -> None:
-        self._version = version
-        self._metrics = metrics
-        self._health = health
+    ``summary`` and ``unread`` are those that were read last. Of a database that is away everything
+    is shown as it was. Before the node `is_open` only the page can be rendered.
+    """
+
+    def __init__(self, node: NodeRuntime) -> None:
+        self._node = node
+        self._metrics = node.metrics
         self._started_s = time.time()
-        self._database: _Database | None = None
-        self._parts: NodeParts | None = None
-        self._telemetry: Telemetry | None = None
-        self._callers: Mapping[str, float] = {}
-        self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
+        self._silent: dict[str, float] = {}
+        self._summary = StoreSummary(b"", 0, 0, 0, 0)
+        self._unread = UnreadSummary(0, 0, 0)
+        self._stored = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
+        self._condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
+        self._timeline = SingleFlightCache(
+            "timeline",
+            lambda: node.database.read(lambda to: read_timeline(to, time.time_ns())),
+            TIMELINE_REST_S,
+        )
+        self._coverage = SingleFlightCache(
+            "coverage",
+            lambda: read_hour_coverage(node.coverage, time.time_ns()),
+            COVERAGE_REST_S,
+        )
+        self._page = SingleFlightCache("status", self._render_page, STATUS_REST_S, factor=0)
 
-    def complete(
-        self,
-        stack: AsyncExitStack,
-        parts: NodeParts,
-        telemetry: Telemetry,
-        callers: Mapping[str, float],
-    ) -> None:
-        """Show all of it from now on; `stack` ends what is being read."""
-        self._parts, self._telemetry, self._callers = parts, telemetry, callers
-        self._database = _Database(parts, telemetry)
-        stack.push_async_callback(self._database.stop)
-        stack.push_async_callback(self._page.stop)
+    async def stop(self) -> None:
+        """End the reads that are under way."""
+        for each in (self._page, self._coverage, self._timeline, self._condition, self._stored):
+            await each.stop()
 
-    async def render(self) -> bytes:
-        """Return the page's data, rendered at most once in `STATUS_REST_S`."""
-        found = await self._page.get(STATUS_PATIENCE_S * 2)
-        return await self._render() if found is None else found
+    # Readings of the database
 
-    async def _render(self) -> bytes:
-        now_s, health = time.time(), self._health.value
-        fields: Fields = {
-            "version": self._version,
-            "node_id": None,
-            "store_id": None,
-            "time": now_s,
-            "started": self._started_s,
-            "revision": health.revision,
-            "ready": health.ready,
-            "why_not_ready": health.unready,
-            "problems": [_problem(each) for each in health.problems],
-            "ended": [_problem(each) | {"ended": int(each.ended_s)} for each in self._health.ended],
-            "disks": [
-                _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
-            ],
-            "clocks_ahead_s": self._clocks_ahead_s(),
-            "totals": read_totals(self._metrics),
-            "followers": total(self._metrics.followers),
-            "publishes_in_flight": total(self._metrics.publishes_in_flight),
-            "conflicts": int(total(self._metrics.conflicts)),
-            "peers": [],
-            "gossip": None,
-            "resume": None,
-            "held": None,
-            "history": None,
-            "coverage": None,
-            "database": None,
-            "archive": None,
-        }
-        if self._parts is not None and self._database is not None:
-            fields |= await self._database.fields()
-            fields |= _exchange(self._parts, self._callers)
-        running = sum(peer.get("in_session", False) for peer in fields["peers"])
-        fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
-        return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+    async def read_database(self) -> None:
+        """Renew the gauges of the database, unless they are a few seconds old at most."""
+        await asyncio.gather(self._stored.get(PATIENCE_S), self._condition.get(PATIENCE_S))
+
+    async def read_condition(self) -> None:
+        """Renew the gauges of the condition of the database."""
+        await self._condition.get(READ_TIMEOUT_S)
+
+    async def read_summary(self) -> StoreSummary:
+        """Return what the database holds; from one that is away, what was read last."""
+        with contextlib.suppress(NotServingError):
+            await self._read_summary()
+        return self._summary
+
+    async def follow(self) -> None:
+        """Read the horizon of the store, and if retention is held."""
+        await self.read_summary()
+        with contextlib.suppress(StoreUnavailableError):
+            if not self._node.config.read_only:
+                await self._node.policy.settle_retention(self._node.database, self._metrics)
+
+    async def _read_summary(self) -> StoreSummary:
+        node, metrics = self._node, self._metrics
+        summary = await node.services.reader.summary()
+        unread = await node.unread.summary()
+        self._summary, self._unread = summary, unread
+        node.policy.set_horizon(summary.horizon_ns)
+        metrics.messages.set(summary.messages)
+        metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
+        metrics.unread_events.set(unread.count)
+        metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
+        metrics.unconfirmed_oldest_seconds.set(unread.overdue_ns / NS_PER_S)
+        metrics.waiting_events.set(unread.waiting)
+        return summary
+
+    async def _read_condition(self) -> StoreCondition:
+        """Read the condition of the database, and the ends of the certificates."""
+        config, metrics = self._node.config, self._metrics
+        for name, expiry_s in (await asyncio.to_thread(read_expiries_s, config)).items():
+            metrics.certificate_expiry.labels(name).set(expiry_s)
+        now_ns = time.time_ns()
+        found = await self._node.database.read(lambda each: read_condition(each, now_ns))
+        for name, count in found.partitions.items():
+            metrics.partitions.labels(name).set(count)
+        for name, table in found.tables.items():
+            metrics.table_bytes.labels(name).set(table.size_bytes)
+            metrics.table_rows.labels(name, "live").set(table.live_rows)
+            metrics.table_rows.labels(name, "dead").set(table.dead_rows)
+            rows = table.dead_rows + table.live_rows
+            is_large = table.dead_rows >= FEWEST_DEAD_ROWS
+            metrics.table_dead_ratio.labels(name).set(table.dead_rows / rows if is_large else 0)
+        metrics.partitions_until.set(found.covered_until_ns / NS_PER_S)
+        metrics.standbys.set(found.standbys)
+        metrics.standby_slots.labels("active").set(found.slots_in_use)
+        metrics.standby_slots.labels("inactive").set(found.slots_unused)
+        metrics.standby_lag_bytes.clear()
+        for name, lag_bytes in found.standby_lag_bytes.items():
+            metrics.standby_lag_bytes.labels(name).set(lag_bytes)
+        metrics.unarchived_hours.set(found.archive.unarchived_hours)
+        metrics.oldest_unarchived.set(found.archive.oldest_unarchived_ns / NS_PER_S)
+        metrics.archived_until.set(found.archive.archived_until_ns / NS_PER_S)
+        oldest_ns, age_ns = found.archive.oldest_unarchived_ns, config.retention
+        is_late = age_ns is not None and 0 < oldest_ns < now_ns - age_ns
+        metrics.retention_blocked.set(int(is_late and config.retention_requires_archive))
+        return found
+
+    # The process
+
+    def read_process(self) -> None:
+        """Set the gauges of the process itself."""
+        node, metrics = self._node, self._metrics
+        self._read_pools()
+        self._read_clocks()
+        self._read_peers()
+        metrics.feed_position.set(node.feed.head[0])
+        metrics.index_entries.set(node.reconcilable.index_entries)
+        metrics.log_events_suppressed.set(suppressed_total())
+        metrics.maintenance_in_charge.set(int(node.maintainer.in_charge))
+        metrics.retention_paused.set(int(node.maintainer.is_clock_wrong))
+        metrics.maintenance_failing.clear()
+        for task in node.maintainer.failing:
+            metrics.maintenance_failing.labels(task).set(1)
+        if node.canary is not None:
+            node.canary.measure(metrics.commit_age_seconds)
+
+    def _read_clocks(self) -> None:
+        metrics, clocks = self._metrics, self._node.clocks
+        metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
+        metrics.clock_refused_publishers.set(clocks.refused_publishers())
+        metrics.clock_offset_seconds.clear()
+        offsets_s = clocks.offsets_s()
+        for name, offset_s in offsets_s.items():
+            metrics.clock_offset_seconds.labels(name).set(offset_s)
+        off = sum(abs(each) > clocks.limit_ns / NS_PER_S for each in offsets_s.values())
+        metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
+
+    def _read_peers(self) -> None:
+        node, live = self._node, self._live_peers()
+        gauge = self._metrics.gossip_peers
+        gauge.labels("connected").set(sum(peer.connected for peer in live))
+        gauge.labels("slowed").set(sum(peer.slowed for peer in live))
+        gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in live))
+        for peer, since_ns in () if node.gossip is None else node.gossip.absences():
+            self._metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
+        known = {each.node_id for each in node.synchronizer.peers()}
+        known |= {each.node_id for each in live if each.connected}
+        silent = {name: at_s for name, at_s in node.callers.items() if name not in known}
+        for name in self._silent.keys() - silent.keys():
+            self._metrics.peer_silent_since.remove(name)
+        for name, at_s in silent.items():
+            self._metrics.peer_silent_since.labels(name).set(at_s)
+        self._silent = silent
+
+    def _read_pools(self) -> None:
+        connections, refused = self._metrics.pool_connections, self._metrics.connections_refused
+        refused.clear()
+        if (failure := self._node.database.connect_failure) is not None:
+            refused.labels(failure.sentence).set(1)
+        for pool in self._node.database.pools:
+            stats = pool.get_stats()
+            size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)
+            connections.labels(pool.name, "idle").set(idle)
+            connections.labels(pool.name, "used").set(size - idle)
+            connections.labels(pool.name, "waiting").set(stats.get("requests_waiting", 0))
+
+    def _live_peers(self) -> Sequence[GossipPeerState]:
+        """Return the peers with which messages are exchanged live."""
+        return () if self._node.gossip is None else self._node.gossip.peers()
+
+    # The answer of ``GetStatus``
 
     async def state(self) -> NodeState:
-        """Return the state for ``GetStatus``; of a database that is away, as it was last read."""
-        parts, telemetry = self._parts, self._telemetry
-        assert parts is not None
-        assert telemetry is not None
-        index = parts.reconcilable
-        is_up = bool(total(self._metrics.database_up))
-        summary = await telemetry.read_summary() if is_up else telemetry.summary
-        condition = await telemetry.condition.get(STATUS_PATIENCE_S if is_up else 0)
+        """Return the state for ``GetStatus``."""
+        node, metrics = self._node, self._metrics
+        is_up = bool(total(metrics.database_up))
+        summary = await self.read_summary() if is_up else self._summary
+        condition = await self._condition.get(PATIENCE_S if is_up else 0)
+        served = None
+        if condition is not None:
+            served = ServedDatabase(
+                host=condition.host,
+                standby=condition.standby,
+                timeline=int(total(metrics.database_timeline)),
+                standbys=condition.standbys,
+                size_bytes=condition.size_bytes,
+                disks=self._disks(),
+                archived=condition.archive.archived_until_ns > 0,
+                oldest_unarchived_ns=condition.archive.oldest_unarchived_ns,
+            )
         return NodeState(
             messages=summary.messages,
             oldest_timestamp_ns=summary.oldest_timestamp_ns,
             newest_timestamp_ns=summary.newest_timestamp_ns,
-            index_entries=index.index_entries,
-            index_start_ns=index.index_start_ns,
-            gossip=None
-            if parts.gossip is None
-            else GossipState(telemetry.unread, parts.gossip_peers()),
-            conflicts=int(total(self._metrics.conflicts)),
-            database=self._served_database(condition),
-        )
-
-    def _served_database(self, condition: StoreCondition | None) -> ServedDatabase | None:
-        if condition is None:
-            return None
-        return ServedDatabase(
-            host=condition.host,
-            standby=condition.standby,
-            timeline=int(total(self._metrics.database_timeline)),
-            standbys=int(total(self._metrics.standbys)),
-            size_bytes=condition.size_bytes,
-            disks=self._disks(),
-            archived=condition.archive.archived_until_ns > 0,
-            oldest_unarchived_ns=condition.archive.oldest_unarchived_ns,
+            index_entries=node.reconcilable.index_entries,
+            index_start_ns=node.reconcilable.index_start_ns,
+            gossip=None if node.gossip is None else GossipState(self._unread, self._live_peers()),
+            conflicts=int(total(metrics.conflicts)),
+            database=served,
         )
 
     def _disks(self) -> list[DiskState]:
@@ -166,144 +266,142 @@ class StatusReport:
             if (name := labels["volume"])
         ]
 
-    def _clocks_ahead_s(self) -> Fields:
-        offsets = samples(self._metrics.clock_offset_seconds)
-        return {_text(labels["other"]): round(value, 1) for labels, value in offsets}
+    # The status page
 
-    def _sessions_ended(self) -> Fields:
-        ended: Fields = {}
-        for labels, count in samples(self._metrics.sync_sessions):
-            outcome = labels["outcome"]
-            ended[outcome] = ended.get(outcome, 0) + int(count)
-        return ended
+    async def render_page(self) -> bytes:
+        """Return the page's data, rendered at most once in `STATUS_REST_S`."""
+        found = await self._page.get(2 * PATIENCE_S)
+        return await self._render_page() if found is None else found
 
-
-class _Database:
-    """The readings of the database, each with its own refresh interval."""
-
-    def __init__(self, parts: NodeParts, telemetry: Telemetry) -> None:
-        self._parts, self._telemetry = parts, telemetry
-        database = parts.database
-        self.timeline = SingleFlightCache(
-            "timeline",
-            lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
-            TIMELINE_REST_S,
-        )
-        self.coverage = SingleFlightCache(
-            "coverage",
-            lambda: read_hour_coverage(parts.coverage, time.time_ns()),
-            COVERAGE_REST_S,
-        )
-
-    async def stop(self) -> None:
-        for each in (self.timeline, self.coverage):
-            await each.stop()
-
-    async def fields(self) -> Fields:
-        deadline_s = time.monotonic() + STATUS_PATIENCE_S
-
-        def patience_s() -> float:
-            return max(0.0, deadline_s - time.monotonic())
-
-        parts, telemetry = self._parts, self._telemetry
-        summary = await telemetry.stored.get(patience_s())
-        unread = None if summary is None else telemetry.unread
-        timeline = await self.timeline.get(patience_s())
-        condition = await telemetry.condition.get(patience_s())
-        return {
-            "node_id": parts.identity.node_id,
-            "store_id": parts.identity.store_id,
-            "held": _stored(summary, telemetry.stored.age_s, parts),
-            "history": _history(timeline),
-            "coverage": await self.coverage.get(patience_s()),
-            "database": _condition(condition, parts.metrics),
-            "archive": _archive(condition),
-            "gossip": None if parts.gossip is None else _gossip(unread),
+    async def _render_page(self) -> bytes:
+        node, metrics, health = self._node, self._metrics, self._node.health.value
+        ended: dict[str, int] = {}
+        for labels, count in samples(metrics.sync_sessions):
+            ended[labels["outcome"]] = ended.get(labels["outcome"], 0) + int(count)
+        read = await self._read_fields() if node.is_open else _UNKNOWN
+        fields: Fields = {
+            "version": node.version,
+            "time": time.time(),
+            "started": self._started_s,
+            "revision": health.revision,
+            "ready": health.ready,
+            "why_not_ready": health.unready,
+            "problems": [_problem(each) for each in health.problems],
+            "ended": [_problem(each) | {"ended": int(each.ended_s)} for each in node.health.ended],
+            "disks": [
+                _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
+            ],
+            "clocks_ahead_s": {
+                _text(labels["other"]): round(value, 1)
+                for labels, value in samples(metrics.clock_offset_seconds)
+            },
+            "totals": read_totals(metrics),
+            "followers": total(metrics.followers),
+            "publishes_in_flight": total(metrics.publishes_in_flight),
+            "conflicts": int(total(metrics.conflicts)),
+            "sessions": {
+                "running": sum(peer.get("in_session", False) for peer in read["peers"]),
+                "ended": ended,
+            },
+            **read,
         }
+        return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-
-def _stored(summary: StoreSummary | None, age_s: float | None, parts: NodeParts) -> Fields | None:
-    if summary is None:
-        return None
-    retention_ns = parts.policy.retention_ns
-    return {
-        "age_s": round(age_s or 0.0, 1),
-        "messages": summary.messages,
-        "oldest": _seconds(summary.oldest_timestamp_ns),
-        "newest": _seconds(summary.newest_timestamp_ns),
-        "horizon": _seconds(summary.horizon_ns),
-        "retention_s": None if retention_ns is None else _seconds(retention_ns),
-        "shortfall_s": _seconds(parts.policy.shortfall_ns()),
-        "index_entries": parts.reconcilable.index_entries,
-    }
-
-
-def _history(timeline: Timeline | None) -> Fields | None:
-    if timeline is None:
-        return None
-    names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
-    return _fields(timeline, *names)
-
-
-def _condition(condition: StoreCondition | None, metrics: Metrics) -> Fields | None:
-    if condition is None:
-        return None
-    tables = condition.tables.values()
-    return _fields(condition, "host", "standby", "size_bytes", "partitions") | {
-        "rows": sum(each.live_rows for each in tables),
-        "dead_rows": sum(each.dead_rows for each in tables),
-        "timeline": int(total(metrics.database_timeline)),
-        "hosts_refused": int(total(metrics.database_hosts_refused)),
-        "ahead_s": max(0, _seconds(condition.covered_until_ns - time.time_ns())),
-    }
-
-
-def _archive(condition: StoreCondition | None) -> Fields | None:
-    # None also where nothing was ever archived: then there is no archive to lag behind.
-    if condition is None or not condition.archive.archived_until_ns:
-        return None
-    oldest_ns = condition.archive.oldest_unarchived_ns
-    return {"oldest_unarchived": _seconds(oldest_ns) if oldest_ns else None}
-
-
-def _gossip(unread: UnreadSummary | None) -> Fields:
-    if unread is None:
-        return {"unread": None, "oldest_unread_s": None, "waiting": None}
-    return {
-        "unread": unread.count,
-        "oldest_unread_s": _seconds(unread.oldest_ns),
-        "waiting": unread.waiting,
-    }
-
-
-def _exchange(parts: NodeParts, callers: Mapping[str, float]) -> Fields:
-    peers, resume = parts.synchronizer.peers(), parts.synchronizer.resume()
-    return {
-        "peers": _peers(peers, parts.gossip_peers(), callers),
-        "resume": None if resume is None else _resume(resume),
-    }
-
-
-def _peers(
-    configured: Sequence[PeerState],
-    live: Sequence[GossipPeerState],
-    last_call_s: Mapping[str, float],
-) -> list[Fields]:
-    by_id = {each.node_id: each for each in live}
-    listed = [
-        _peer(peer) | {"live": _live(by_id.pop(peer.node_id, None))}
-        for peer in sorted(configured, key=lambda peer: peer.address)
-    ]
-    others = (by_id.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
-    callers = [
-        {
-            "node_id": _text(name),
-            "live": _live(by_id.get(name)),
-            "last_heard": int(last_call_s.get(name, 0)),
+    async def _read_fields(self) -> Fields:
+        """Return the fields of the parts of the node and of its database."""
+        node, metrics = self._node, self._metrics
+        summary, timeline, found, coverage = await asyncio.gather(
+            self._stored.get(PATIENCE_S),
+            self._timeline.get(PATIENCE_S),
+            self._condition.get(PATIENCE_S),
+            self._coverage.get(PATIENCE_S),
+        )
+        fields: Fields = _UNKNOWN | {
+            "node_id": node.identity.node_id,
+            "store_id": node.identity.store_id,
+            "coverage": coverage,
+            "peers": self._peers(),
         }
-        for name in sorted(others)
-    ]
-    return listed + callers
+        if node.gossip is not None:
+            fields["gossip"] = {
+                "unread": summary and self._unread.count,
+                "oldest_unread_s": summary and _seconds(self._unread.oldest_ns),
+                "waiting": summary and self._unread.waiting,
+            }
+        if (resume := node.synchronizer.resume()) is not None:
+            fields["resume"] = _fields(
+                resume, "running", "reached", "messages", "stored", "error"
+            ) | {"start": _seconds(resume.time_start_ns), "end": _seconds(resume.time_end_ns)}
+        if summary is not None:
+            retention_ns = node.policy.retention_ns
+            fields["held"] = {
+                "age_s": round(self._stored.age_s or 0.0, 1),
+                "messages": summary.messages,
+                "oldest": _seconds(summary.oldest_timestamp_ns),
+                "newest": _seconds(summary.newest_timestamp_ns),
+                "horizon": _seconds(summary.horizon_ns),
+                "retention_s": None if retention_ns is None else _seconds(retention_ns),
+                "shortfall_s": _seconds(node.policy.shortfall_ns()),
+                "index_entries": node.reconcilable.index_entries,
+            }
+        if timeline is not None:
+            names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
+            fields["history"] = _fields(timeline, *names)
+        if found is not None:
+            fields["database"] = _fields(found, "host", "standby", "size_bytes", "partitions") | {
+                "rows": sum(each.live_rows for each in found.tables.values()),
+                "dead_rows": sum(each.dead_rows for each in found.tables.values()),
+                "timeline": int(total(metrics.database_timeline)),
+                "hosts_refused": int(total(metrics.database_hosts_refused)),
+                "ahead_s": max(0, _seconds(found.covered_until_ns - time.time_ns())),
+            }
+            # None also where nothing was ever archived: then there is no archive to lag behind.
+            if found.archive.archived_until_ns:
+                oldest_ns = found.archive.oldest_unarchived_ns
+                fields["archive"] = {"oldest_unarchived": _seconds(oldest_ns) or None}
+        return fields
+
+    def _peers(self) -> list[Fields]:
+        """Return the configured peers, then those that only call."""
+        configured, last_call_s = self._node.synchronizer.peers(), self._node.callers
+        live = {each.node_id: _live(each) for each in self._live_peers()}
+        others = (live.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
+        return [
+            _peer(peer) | {"live": live.get(peer.node_id)}
+            for peer in sorted(configured, key=lambda peer: peer.address)
+        ] + [
+            {
+                "node_id": _text(name),
+                "live": live.get(name),
+                "last_heard": int(last_call_s.get(name, 0)),
+            }
+            for name in sorted(others)
+        ]
+
+
+_UNKNOWN: Final[Fields] = {
+    **dict.fromkeys(("node_id", "store_id", "gossip", "resume", "held", "history", "coverage")),
+    **dict.fromkeys(("database", "archive")),
+    "peers": [],
+}
+"""The fields of a node that starts, as far as they come from its database and its peers."""
+
+
+def read_expiries_s(config: NodeConfig) -> dict[str, float]:
+    """Return by file when its certificates end, in Unix seconds.
+
+    A chain ends with the first of its certificates, a file of authorities with the last: old ones
+    stay in it while they are replaced. A file that cannot be read is left out.
+    """
+    expiries_s: dict[str, float] = {}
+    for path, end in ((config.tls_cert, min), (config.tls_ca, max), (config.client_ca, max)):
+        if path is not None:
+            from cryptography import x509  # noqa: PLC0415 - only where there is TLS
+
+            with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+                found = x509.load_pem_x509_certificates(file.read(MAX_PEM_BYTES))
+                expiries_s[str(path)] = end(each.not_valid_after_utc.timestamp() for each in found)
+    return expiries_s
 
 
 def _problem(problem: Problem) -> Fields:
@@ -338,17 +436,8 @@ def _session(report: SessionReport) -> Fields:
     }
 
 
-def _live(peer: GossipPeerState | None) -> Fields | None:
-    if peer is None:
-        return None
+def _live(peer: GossipPeerState) -> Fields:
     return _fields(peer, "connected", "slowed", "cut_off_until", "reason")
-
-
-def _resume(resume: ResumeState) -> Fields:
-    return _fields(resume, "running", "reached", "messages", "stored", "error") | {
-        "start": _seconds(resume.time_start_ns),
-        "end": _seconds(resume.time_end_ns),
-    }
 
 
 def _fields(state: object, *names: str) -> Fields:

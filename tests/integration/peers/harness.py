@@ -26,7 +26,7 @@ from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
 from store.rpc.peer_calls import PeerConnector, PeerReader
 from store.rpc.server import build_handlers
-from store.runtime.services import system_environment
+from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles

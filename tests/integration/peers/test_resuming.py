@@ -18,7 +18,7 @@ from store.db.pool import Database
 from store.domain.ports import CursorOutOfRangeError, PeerAddress, PeerError
 from store.rpc import peer_calls
 from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
-from store.runtime.services import system_environment
+from store.runtime.node import system_environment
 from store.serving.tasks import BackgroundTasks
 from store.sync.peers import ScannedPage
 from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer

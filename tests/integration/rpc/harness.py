@@ -37,7 +37,7 @@ from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
 from store.rpc.identity import PeerRules
 from store.rpc.server import build_handlers
-from store.runtime.services import system_environment
+from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import HealthValue, NodeIdentity, NodeState
 from store.sync.coverage import StatementBuffer

@@ -23,7 +23,7 @@ from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
-from store.runtime.services import SharedConfirmations
+from store.runtime.node import SharedConfirmations
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 

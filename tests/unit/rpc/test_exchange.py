@@ -16,7 +16,7 @@ from store.domain.places import Caller
 from store.domain.ports import PeerAddress, Writer
 from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
-from store.runtime.services import system_environment
+from store.runtime.node import system_environment
 from store.sync.errors import GaveWayError, PeerSilentError, SessionUnknownError
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.peers import FrameStream

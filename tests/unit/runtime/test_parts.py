@@ -18,9 +18,9 @@ from store.domain.quota import ClientLimits
 from store.observe.metrics import Metrics, total
 from store.runtime import policy as policy_module
 from store.runtime.errors import WrongConfigurationError
+from store.runtime.node import maintenance_events
 from store.runtime.policy import PolicySource, TokenFile
-from store.runtime.services import maintenance_events
-from store.runtime.telemetry import read_expiries_s
+from store.runtime.status import read_expiries_s
 from store.serving.tasks import BackgroundTasks
 from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine

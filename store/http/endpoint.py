@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from store.domain.access import CallDeniedError, Principal
 from store.http.exchange import JSON, HttpError, HttpExchange, refuse, translate
-from store.observe.logging import get_logger, request_context
+from store.observe.logging import CURRENT_REQUEST, get_logger
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
 from store.serving.failure import CallerGoneError, Code, malformed
@@ -127,7 +127,7 @@ class Endpoint:
 
     async def _serve(self, operation: Operation, exchange: HttpExchange) -> None:
         node, began_ns, code = self._node, self._node.monotonic_ns(), _GONE
-        request_context(request_id=exchange.request_id)
+        CURRENT_REQUEST.set(exchange.request_id)
         call = _HttpCall(node, operation, exchange)
         try:
             call.admit()

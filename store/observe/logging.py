@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partialmethod
-from typing import Any, Final, TextIO
+from typing import Any, ClassVar, Final, TextIO
 
 from storenode.message.text import printable
 
@@ -113,13 +113,8 @@ class FloodGate:
 _gate = FloodGate()
 _gate_lock = threading.Lock()
 
-_request: ContextVar[dict[str, object]] = ContextVar("request", default={})  # noqa: B039 - never changed
-_threshold = logging.INFO
-
-
-def request_context(**fields: object) -> None:
-    """Add fields, such as `request_id`, to all that the current task logs from now on."""
-    _request.set(fields)
+CURRENT_REQUEST: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
+"""The request that the current task serves, which is in all that it logs."""
 
 
 class Logger:
@@ -127,14 +122,17 @@ class Logger:
 
     `debug`, `info`, `warning` and `error` take the event's name, and the fields as keywords;
     ``exc_info`` is an exception whose traceback is written. `exception` writes that of the present
-    one.
+    one. Of the levels below ``threshold`` nothing is written.
     """
+
+    threshold: ClassVar[int] = logging.INFO
+    is_debugging: ClassVar[bool] = False
 
     def __init__(self, component: str) -> None:
         self._component = component
 
     def _log(self, level: int, event: str, exc_info: object = None, **fields: object) -> None:
-        if level < _threshold:
+        if level < self.threshold:
             return
         error = sys.exception() if exc_info is True else exc_info
         record = {
@@ -165,8 +163,8 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     `log_format` is `text` or `json`, `level` one of the standard library's, such as `info`. What
     an earlier log held back does not count for this one.
     """
-    global _threshold  # noqa: PLW0603 - the log of the process
-    _threshold = logging.getLevelNamesMapping()[level.upper()]
+    Logger.threshold = logging.getLevelNamesMapping()[level.upper()]
+    Logger.is_debugging = Logger.threshold <= logging.DEBUG
     with _gate_lock:
         _gate.clear()
     handler = _Handler(sys.stderr if stream is None else stream)
@@ -176,7 +174,7 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # What libraries tell at lower levels describes their own workings.
-    root.setLevel(max(_threshold, logging.WARNING))
+    root.setLevel(max(Logger.threshold, logging.WARNING))
     # Its pools report each of their attempts; `database_away` and `database_back` say it once.
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
@@ -236,7 +234,7 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
             "component": record.name,
-            **_request.get(),
+            **({} if (request := CURRENT_REQUEST.get()) is None else {"request_id": request}),
             **getattr(record, "fields", {}),
         }
         for name in _SECRET_FIELDS & fields.keys():

@@ -29,7 +29,7 @@ from store.gossip.driver.streams import (
     TurnedAwayError,
 )
 from store.observe.clocks import parse_time
-from store.observe.logging import get_logger, request_context
+from store.observe.logging import CURRENT_REQUEST, get_logger
 from store.rpc.identity import (
     AUTHORIZATION,
     NODE_ID,
@@ -103,7 +103,6 @@ _FAULTS: Final = {
 }
 
 RETRYABLE: Final = (TooManyCallsError, GaveWayError)
-
 _LOG = get_logger("store.rpc")
 
 
@@ -421,7 +420,7 @@ class CallWrapper:
         async def serve(_requests: object, context: Context) -> bytes | None:
             began_ns, code = node.monotonic_ns(), "OK"
             call = RpcCall(node, method, context, self._listener)
-            request_context(request_id=call.request_id)
+            CURRENT_REQUEST.set(call.request_id)
             try:
                 call.admit()
                 if call.is_peer:
@@ -460,7 +459,8 @@ class CallWrapper:
                 count()
                 if timer is not None:
                     timer(seconds)
-                _LOG.debug("call_ended", method=method.name, code=code, seconds=seconds)
+                if _LOG.is_debugging:
+                    _LOG.debug("call_ended", method=method.name, code=code, seconds=seconds)
 
         return serve
 

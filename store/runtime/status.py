@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +64,7 @@ Fields = dict[str, Any]
 
 
 class NodeStatus:
-    """What a node shows of itself, and the readings of its database behind that.
+    """The state of a node as it is shown, and the readings of its database behind that.
 
     ``summary`` and ``unread`` are those that were read last. Of a database that is away everything
     is shown as it was. Before the node `is_open` only the page can be rendered.
@@ -274,11 +275,11 @@ class NodeStatus:
         return await self._render_page() if found is None else found
 
     async def _render_page(self) -> bytes:
-        node, metrics, health = self._node, self._metrics, self._node.health.value
-        ended: dict[str, int] = {}
-        for labels, count in samples(metrics.sync_sessions):
-            ended[labels["outcome"]] = ended.get(labels["outcome"], 0) + int(count)
+        node, metrics = self._node, self._metrics
         read = await self._read_fields() if node.is_open else _UNKNOWN
+        health, ended = node.health.value, Counter[str]()
+        for labels, count in samples(metrics.sync_sessions):
+            ended[labels["outcome"]] += int(count)
         fields: Fields = {
             "version": node.version,
             "time": time.time(),

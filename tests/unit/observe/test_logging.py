@@ -27,7 +27,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(observed, "_gate", FloodGate())
     yield io.StringIO()
-    observed.request_context()
+    observed.CURRENT_REQUEST.set(None)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -38,7 +38,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_json_line_has_time_level_event_component_and_request(stream: io.StringIO) -> None:
     observed.configure("json", "info", stream)
-    observed.request_context(request_id="r-1")
+    observed.CURRENT_REQUEST.set("r-1")
     observed.get_logger("a.b").info("stored", count=3)
     (line,) = lines(stream)
     assert line.pop("timestamp").endswith("Z")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -87,42 +88,6 @@ def serve(metrics: Metrics) -> None:
         metrics.query_seconds.labels("Query").observe(0.01)
 
 
-def _slow_batches(metrics: Metrics, _now_s: float) -> None:
-    for _ in range(50):
-        metrics.publish_batch_seconds.observe(3.0)
-
-
-def _slow_reads(metrics: Metrics, _now_s: float) -> None:
-    for _ in range(50):
-        metrics.query_seconds.labels("Query").observe(9.0)
-
-
-def _wrong_clock(metrics: Metrics, _now_s: float) -> None:
-    for clock in ("database", "node-b"):
-        metrics.clock_offset_seconds.labels(clock).set(7_200)
-    metrics.clocks_off_ratio.set(1)
-    metrics.messages_rejected.labels("client", "too_new").inc(5)
-
-
-def _refuse_most(metrics: Metrics, _now_s: float) -> None:
-    """Show a clock of node and database that is wrong, and a peer's that is right."""
-    metrics.clock_offset_seconds.labels("node-b").set(300)
-    metrics.clocks_off_ratio.set(0.5)
-    metrics.clock_refused_publishers.set(1)
-
-
-def _take_all(metrics: Metrics, _now_s: float) -> None:
-    metrics.clock_offset_seconds.labels("node-b").set(0)
-    metrics.clocks_off_ratio.set(0)
-    metrics.clock_refused_publishers.set(0)
-
-
-def _right_clock(metrics: Metrics, _now_s: float) -> None:
-    for clock in ("database", "node-b"):
-        metrics.clock_offset_seconds.labels(clock).set(0)
-    metrics.clocks_off_ratio.set(0)
-
-
 def _remove_standby(metrics: Metrics, now_s: float) -> None:
     """Stop a standby that has a slot, and drop the slot a minute later."""
     minute = round((now_s - START_S) / 60 - WELL_MIN)
@@ -133,274 +98,146 @@ def _remove_standby(metrics: Metrics, now_s: float) -> None:
 
 
 def _commit_nothing(metrics: Metrics, now_s: float) -> None:
-    metrics.ready.set(0)
-    metrics.commit_age_seconds.clear()
     cause = "commits wait for synchronous replication"
-    metrics.commit_age_seconds.labels(cause).set(now_s - WELL_MIN * 60 + 5)
+    _commit(metrics, cause, now_s - WELL_MIN * 60 + 5)
 
 
-def _commit_again(metrics: Metrics, _now_s: float) -> None:
-    metrics.ready.set(1)
+def _commit(metrics: Metrics, cause: str = "", age_s: float = 1) -> None:
+    metrics.ready.set(not age_s > 15)
     metrics.commit_age_seconds.clear()
-    metrics.commit_age_seconds.labels("").set(1)
+    metrics.commit_age_seconds.labels(cause).set(age_s)
 
 
-def _fail_over(metrics: Metrics, _now_s: float) -> None:
-    metrics.commit_age_seconds.clear()
-    metrics.commit_age_seconds.labels("the database cannot be reached").set(15)
+_FAULTS: Final = (
+    Fault("nothing commits", ("nothing-commits",), _commit_nothing, lambda m, _: _commit(m)),
+    Fault(
+        "commits take a quarter of a minute",
+        (),
+        lambda m, _: _commit(m, "the database cannot be reached", 15),
+        lambda m, _: _commit(m),
+    ),
+    Fault("a standby was removed, and its slot dropped", (), _remove_standby),
+)
+_TABLE: Final = """
+the database is away: database_up 0, ready 0 | database_up 1, ready 1 = database-unreachable
+a former primary takes writes: database_hosts_refused 1 | 0 = database-host-refused
+the node takes no writes: ready 0 | 1 = node-not-ready
+nothing is stored, since the disk is full: disk_full 1, ready 0 | disk_full 0, ready 1 = disk-full
+the disk is almost full: disk_free_bytes/data 4 | 40 = disk-full
+the clock jumped, and retention is paused: retention_paused 1 | 0 = clock-wrong
+this node's clock is wrong, and publishes are rejected: clock_offset_seconds/database 7200,
+    clock_offset_seconds/node-b 7200, clocks_off_ratio 1, messages_rejected/client/too_new +5 |
+    clock_offset_seconds/database 0, clock_offset_seconds/node-b 0, clocks_off_ratio 0
+    = clock-wrong clock-differs
+the clock of this machine is wrong, and most publishers are refused:
+    clock_offset_seconds/node-b 300,
+    clocks_off_ratio 0.5, clock_refused_publishers 1 |
+    clock_offset_seconds/node-b 0, clocks_off_ratio 0, clock_refused_publishers 0
+    = clock-wrong clock-differs
+the clock of one peer is wrong: clock_offset_seconds/node-b -11 | 0 = clock-differs
+most publishers' clocks are wrong: clock_refused_publishers 0.8 | 0.2 = clock-differs
+commits are lost: database_events/commits_lost +1 = commits-lost 1 min, then 63
+the embedded Postgres is killed again and again: database_events/postgres_exited +1
+    = postgres-restarting 10 min, then 18
+a standby is away: standbys 0 | 1 = standby-missing
+the standby of a slot is away: standby_slots/inactive 1 | 0 = standby-missing
+a standby was removed a day ago: standbys 0 = 1500 min
+a standby lags: standby_lag_bytes/s 1e9 | 0 = replication-lag
+calls wait for connections: pool_connections/read/waiting 2 | 0 = connections-exhausted
+the database gives no further connection:
+    connections_refused/the database has no free connection for this node 1 | 0
+    = connections-exhausted
+dead rows accumulate: table_dead_ratio/messages 0.5 | 0 = dead-tuples 65 min
+partitions run out: partitions_until now+1d | now+30d = partitions-missing 20 min
+maintenance fails: maintenance_failing/fold 1 | 0 = maintenance-failing
+maintenance fails for three minutes: maintenance_failing/fold 1 | 0 = 3 min
+five connections of maintenance are lost: maintenance_events/maintenance_disconnected +5 =
+retention cannot drop partitions: maintenance_failing/retention 1 | 0 = retention-failing 40 min
+a lower retention is held: retention_overdue_days 29 | 0 = retention-held
+retention waits for the archive: retention_blocked 1 | 0 = retention-blocked-by-archive
+nothing is archived any more: oldest_unarchived 60 | now+0d = archive-behind 1620 min
+sessions with a peer fail: peer_failures/a:1 3 | 0 = peer-unreachable
+a peer is away: peer_absent_since/b:1 300 | 0 = peer-unreachable
+a peer is restarted: peer_absent_since/b:1 300 | 0 = 3 min
+a peer is silent: peer_silent_since/b:1 60 | now+0d = peer-silent 165 min
+a peer is of another cluster: peer_refusals/a:1 +1 | peer_refusals/a:1 0 = sync-refused
+differences stay: peer_differences/a:1/recent 7 | 0 = differences-not-shrinking 200 min
+differences shrink: peer_differences/a:1/recent 1e6-now = 220 min
+fingerprints are forged: sync_hidden_differences +1 = forged-fingerprint 10 min, then 63
+a peer is cut off: gossip_peers/cut_off 1 | 0 = gossip-peer-cut-off
+confirmations are missing: unconfirmed_oldest_seconds 301 | 0 = unread-events-ageing
+publishing fails: calls/Publish/UNAVAILABLE +200 = publish-errors
+callers give up while nothing is committed: publishes_abandoned +200 = publish-errors
+some publishes fail in one moment: calls/Publish/UNAVAILABLE +200 = 1 min
+publishing over HTTP fails: http_requests/publish/503 +200 = publish-errors
+clients publish at a node that only reads: read_only 1, calls/Publish/UNAVAILABLE +200 =
+clients send malformed, late and too many requests: calls/Publish/INVALID_ARGUMENT +500,
+    calls/Publish/DEADLINE_EXCEEDED +500, calls/Publish/RESOURCE_EXHAUSTED +500 =
+one publisher's clock is wrong: messages_rejected/client/too_old +500 =
+strangers ask for sessions that are refused: sync_sessions/responder/refused +9 =
+batches are slow: publish_batch_seconds 50*3 = publish-slow 20 min, then 13
+queries are slow: query_seconds/Query 50*9 = reads-slow 20 min, then 13
+streams to slow readers last long: query_seconds/GetSdsMessages 1*60 =
+calls fail with an internal error: calls/Publish/INTERNAL +50
+    = calls-failing publish-errors 10 min, then 7
+a certificate ends soon: certificate_expiry/node.pem now+13d | now+90d = certificate-expiring
+a certificate ends tomorrow: certificate_expiry/node.pem now+1d | now+90d
+    = certificate-expiring certificate-ending
+the token file is broken: token_file_broken 1 | 0 = token-file-broken
+"""
+"""What happens in each minute of a fault | what happens when it is over = its problems.
+
+A series and the value of its gauge; ``+n``: more of a counter; ``n*x``: observations.
+"""
 
 
-def _lose_peer(metrics: Metrics, _now_s: float) -> None:
-    metrics.peer_absent_since.labels("b:1").set(WELL_MIN * 60)
+def _change(text: str, series: str = "") -> Change:
+    """Return a change of metrics; the series may be that of the fault's begin."""
+    changes = [each.strip().rpartition(" ") for each in text.split(",") if each.strip()]
 
-
-def _find_peer(metrics: Metrics, _now_s: float) -> None:
-    metrics.peer_absent_since.labels("b:1").set(0)
-
-
-def _publish_at_a_reader(metrics: Metrics, _now_s: float) -> None:
-    metrics.read_only.set(1)
-    metrics.calls.labels("Publish", "UNAVAILABLE").inc(200)
-
-
-def _refused_publishes(metrics: Metrics, _now_s: float) -> None:
-    for code in ("INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"):
-        metrics.calls.labels("Publish", code).inc(500)
-
-
-def _gauges(**values: float) -> Change:
-    def change(metrics: Metrics, _now_s: float) -> None:
-        for name, value in values.items():
-            getattr(metrics, name).set(value)
+    def change(metrics: Metrics, now_s: float) -> None:
+        for named, _, value in changes:
+            name, *labels = (named or series).split("/")
+            metric = getattr(metrics, name)
+            _set(metric.labels(*labels) if labels else metric, value, now_s)
 
     return change
 
 
-def _gauge(
-    name: str, page: str, series: str, values: tuple[float, float], *, minutes: int = 10
-) -> Fault:
-    """Return a fault that sets a gauge, ``name/label/…``, to a value and back to another."""
-    metric, *labels = series.split("/")
-
-    def setting(value: float) -> Change:
-        def change(metrics: Metrics, _now_s: float) -> None:
-            gauge = getattr(metrics, metric)
-            (gauge.labels(*labels) if labels else gauge).set(value)
-
-        return change
-
-    bad, good = values
-    return Fault(name, (page,) if page else (), setting(bad), setting(good), minutes)
+def _set(metric: Any, value: str, now_s: float) -> None:  # noqa: ANN401 - of any kind
+    if value.startswith("+"):
+        metric.inc(float(value))
+    elif value.startswith("now+"):
+        metric.set(now_s + float(value[4:-1]) * DAY_S)
+    elif value.endswith("-now"):
+        metric.set(float(value[:-4]) - now_s)
+    elif "*" in value:
+        count, observed = value.split("*")
+        for _ in range(int(count)):
+            metric.observe(float(observed))
+    else:
+        metric.set(float(value))
 
 
-FAULTS: Final = (
-    Fault(
-        "the database is away",
-        ("database-unreachable",),
-        _gauges(database_up=0, ready=0),
-        _gauges(database_up=1, ready=1),
-    ),
-    _gauge(
-        "a former primary takes writes", "database-host-refused", "database_hosts_refused", (1, 0)
-    ),
-    _gauge("the node takes no writes", "node-not-ready", "ready", (0, 1)),
-    Fault("nothing commits", ("nothing-commits",), _commit_nothing, _commit_again),
-    Fault("commits take a quarter of a minute", (), _fail_over, _commit_again),
-    Fault(
-        "nothing is stored, since the disk is full",
-        ("disk-full",),
-        _gauges(disk_full=1, ready=0),
-        _gauges(disk_full=0, ready=1),
-    ),
-    _gauge("the disk is almost full", "disk-full", "disk_free_bytes/data", (4, 40)),
-    _gauge("the clock jumped, and retention is paused", "clock-wrong", "retention_paused", (1, 0)),
-    Fault(
-        "this node's clock is wrong, and publishes are rejected",
-        ("clock-wrong", "clock-differs"),
-        _wrong_clock,
-        _right_clock,
-    ),
-    Fault(
-        "the clock of this machine is wrong, and most publishers are refused",
-        ("clock-wrong", "clock-differs"),
-        _refuse_most,
-        _take_all,
-    ),
-    _gauge(
-        "the clock of one peer is wrong", "clock-differs", "clock_offset_seconds/node-b", (-11, 0)
-    ),
-    _gauge(
-        "most publishers' clocks are wrong", "clock-differs", "clock_refused_publishers", (0.8, 0.2)
-    ),
-    Fault(
-        "commits are lost",
-        ("commits-lost",),
-        lambda m, _: m.database_events.labels("commits_lost").inc(),
-        minutes=1,
-        settle_min=63,
-    ),
-    Fault(
-        "the embedded Postgres is killed again and again",
-        ("postgres-restarting",),
-        lambda m, _: m.database_events.labels("postgres_exited").inc(),
-        settle_min=18,
-    ),
-    _gauge("a standby is away", "standby-missing", "standbys", (0, 1)),
-    _gauge("the standby of a slot is away", "standby-missing", "standby_slots/inactive", (1, 0)),
-    Fault("a standby was removed, and its slot dropped", (), _remove_standby),
-    Fault("a standby was removed a day ago", (), lambda m, _: m.standbys.set(0), minutes=25 * 60),
-    _gauge("a standby lags", "replication-lag", "standby_lag_bytes/s", (10**9, 0)),
-    _gauge(
-        "calls wait for connections",
-        "connections-exhausted",
-        "pool_connections/read/waiting",
-        (2, 0),
-    ),
-    _gauge(
-        "the database gives no further connection",
-        "connections-exhausted",
-        "connections_refused/the database has no free connection for this node",
-        (1, 0),
-    ),
-    _gauge(
-        "dead rows accumulate", "dead-tuples", "table_dead_ratio/messages", (0.5, 0), minutes=65
-    ),
-    Fault(
-        "partitions run out",
-        ("partitions-missing",),
-        lambda m, now_s: m.partitions_until.set(now_s + DAY_S),
-        lambda m, now_s: m.partitions_until.set(now_s + 30 * DAY_S),
-        minutes=20,
-    ),
-    _gauge("maintenance fails", "maintenance-failing", "maintenance_failing/fold", (1, 0)),
-    _gauge(
-        "maintenance fails for three minutes", "", "maintenance_failing/fold", (1, 0), minutes=3
-    ),
-    Fault(
-        "five connections of maintenance are lost",
-        (),
-        lambda m, _: m.maintenance_events.labels("maintenance_disconnected").inc(5),
-    ),
-    _gauge(
-        "retention cannot drop partitions",
-        "retention-failing",
-        "maintenance_failing/retention",
-        (1, 0),
-        minutes=40,
-    ),
-    _gauge("a lower retention is held", "retention-held", "retention_overdue_days", (29, 0)),
-    _gauge(
-        "retention waits for the archive",
-        "retention-blocked-by-archive",
-        "retention_blocked",
-        (1, 0),
-    ),
-    Fault(
-        "nothing is archived any more",
-        ("archive-behind",),
-        lambda m, _: m.oldest_unarchived.set(START_S),
-        lambda m, now_s: m.oldest_unarchived.set(now_s),
-        minutes=27 * 60,
-    ),
-    _gauge("sessions with a peer fail", "peer-unreachable", "peer_failures/a:1", (3, 0)),
-    Fault("a peer is away", ("peer-unreachable",), _lose_peer, _find_peer),
-    Fault("a peer is restarted", (), _lose_peer, _find_peer, minutes=3),
-    Fault(
-        "a peer is silent",
-        ("peer-silent",),
-        lambda m, _: m.peer_silent_since.labels("b:1").set(START_S),
-        lambda m, now_s: m.peer_silent_since.labels("b:1").set(now_s),
-        minutes=165,
-    ),
-    Fault(
-        "a peer is of another cluster",
-        ("sync-refused",),
-        lambda m, _: m.peer_refusals.labels("a:1").inc(),
-        lambda m, _: m.peer_refusals.labels("a:1").set(0),
-    ),
-    _gauge(
-        "differences stay",
-        "differences-not-shrinking",
-        "peer_differences/a:1/recent",
-        (7, 0),
-        minutes=200,
-    ),
-    Fault(
-        "differences shrink",
-        (),
-        lambda m, now_s: m.peer_differences.labels("a:1", "recent").set(1_000_000 - now_s),
-        minutes=220,
-    ),
-    Fault(
-        "fingerprints are forged",
-        ("forged-fingerprint",),
-        lambda m, _: m.sync_hidden_differences.inc(),
-        settle_min=63,
-    ),
-    _gauge("a peer is cut off", "gossip-peer-cut-off", "gossip_peers/cut_off", (1, 0)),
-    _gauge(
-        "confirmations are missing", "unread-events-ageing", "unconfirmed_oldest_seconds", (301, 0)
-    ),
-    Fault(
-        "publishing fails",
-        ("publish-errors",),
-        lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
-    ),
-    Fault(
-        "callers give up while nothing is committed",
-        ("publish-errors",),
-        lambda m, _: m.publishes_abandoned.inc(200),
-    ),
-    Fault(
-        "some publishes fail in one moment",
-        (),
-        lambda m, _: m.calls.labels("Publish", "UNAVAILABLE").inc(200),
-        minutes=1,
-    ),
-    Fault(
-        "publishing over HTTP fails",
-        ("publish-errors",),
-        lambda m, _: m.http_requests.labels("publish", "503").inc(200),
-    ),
-    Fault("clients publish at a node that only reads", (), _publish_at_a_reader),
-    Fault("clients send malformed, late and too many requests", (), _refused_publishes),
-    Fault(
-        "one publisher's clock is wrong",
-        (),
-        lambda m, _: m.messages_rejected.labels("client", "too_old").inc(500),
-    ),
-    Fault(
-        "strangers ask for sessions that are refused",
-        (),
-        lambda m, _: m.sync_sessions.labels("responder", "refused").inc(9),
-    ),
-    Fault("batches are slow", ("publish-slow",), _slow_batches, minutes=20, settle_min=13),
-    Fault("queries are slow", ("reads-slow",), _slow_reads, minutes=20, settle_min=13),
-    Fault(
-        "streams to slow readers last long",
-        (),
-        lambda m, _: m.query_seconds.labels("GetSdsMessages").observe(60.0),
-    ),
-    Fault(
-        "calls fail with an internal error",
-        ("calls-failing", "publish-errors"),
-        lambda m, _: m.calls.labels("Publish", "INTERNAL").inc(50),
-        settle_min=7,
-    ),
-    Fault(
-        "a certificate ends soon",
-        ("certificate-expiring",),
-        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 13 * DAY_S),
-        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S),
-    ),
-    Fault(
-        "a certificate ends tomorrow",
-        ("certificate-expiring", "certificate-ending"),
-        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + DAY_S),
-        lambda m, now_s: m.certificate_expiry.labels("node.pem").set(now_s + 90 * DAY_S),
-    ),
-    _gauge("the token file is broken", "token-file-broken", "token_file_broken", (1, 0)),
-)
+def _fault(row: str) -> Fault:
+    """Return the fault of a row."""
+    name, changes, pages, minutes, settle_min = re.fullmatch(  # type: ignore[union-attr]
+        r"(.*?): ([^=]*)=([a-z -]*)(?: (\d+) min)?(?:, then (\d+))?", " ".join(row.split())
+    ).groups()
+    begin, _, end = changes.partition("|")
+    settles = {"settle_min": int(settle_min)} if settle_min else {}
+    series = begin.strip().rpartition(" ")[0]
+    return Fault(
+        name,
+        tuple(pages.split()),
+        _change(begin),
+        _change(end, series),
+        int(minutes or 10),
+        **settles,
+    )
+
+
+FAULTS: Final = (*_FAULTS, *map(_fault, re.split(r"\n(?! )", _TABLE.strip())))
 
 
 def record(

@@ -28,6 +28,7 @@ import psutil
 from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
 from store.gateway.gossipsub_wire import encode_message, encode_subscriptions
 from store.gateway.relay import RELAY
+from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -35,7 +36,7 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
-from tests.support.waku_client import MPLEX, YAMUX, WakuClient, delimited, line
+from tests.support.waku_client import MPLEX, YAMUX, WakuClient, line
 
 MEASUREMENTS: Final = ("pages", "crowd", "turn", "relay")
 MESSAGES: Final = 2_000
@@ -52,7 +53,6 @@ RELAYED_AT_ONCE: Final = 200
 RELAYED_PER_S: Final = 5_000
 """Messages of an RPC, and of a second: below the limits of a relay peer."""
 RELAY_TIMEOUT_S: Final = 120.0
-MULTISTREAM: Final = "/multistream/1.0.0"
 MIB: Final = 1024 * 1024
 SMALL: Final = StoreQueryRequest(include_data=True, pagination_limit=20)
 
@@ -150,7 +150,7 @@ async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
 
     async with WakuClient.connected(gateway.address("tcp")) as client:
         stream = client.open()
-        greeting = line(MULTISTREAM) + line(RELAY)
+        greeting = line("/multistream/1.0.0") + line(RELAY)
         subscribed = delimited(encode_subscriptions([RELAY_TOPIC]))
         client.raw.send(client.data(stream, greeting + subscribed))
         before, began = used_s(), time.monotonic()

@@ -22,7 +22,8 @@ from store.gateway.gossipsub_wire import (
 )
 from store.gateway.light_push import LIGHT_PUSH
 from store.gateway.relay import RELAY
-from store.gateway.wire import bytes_field, fields, number_field
+from store.gateway.wire import bytes_field, delimited, fields, number_field
+from storenode.message.varint import varint
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import (
@@ -32,9 +33,7 @@ from tests.support.waku_client import (
     RawClient,
     StreamResetError,
     WakuClient,
-    delimited,
     line,
-    varint,
 )
 
 GONE: Final = (OSError, asyncio.IncompleteReadError)

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from noise.connection import Keypair, NoiseConnection
 
+from store.gateway.wire import decode_varint, delimited
+from storenode.message.varint import varint
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 MPLEX: Final = "/mplex/6.7.0"
@@ -32,20 +34,6 @@ _MAX_NOISE_BYTES: Final = 65_535 - 16
 
 class StreamResetError(Exception):
     """The gateway gave the stream up."""
-
-
-def varint(value: int) -> bytes:
-    """Return an unsigned varint."""
-    out = b""
-    while value > 0x7F:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
-def delimited(data: bytes) -> bytes:
-    """Return bytes behind their length."""
-    return varint(len(data)) + data
 
 
 def line(text: str) -> bytes:
@@ -196,13 +184,9 @@ class WakuClient:
     async def query(self, request: StoreQueryRequest) -> StoreQueryResponse:
         """Return one query."""
         answer = await self.ask(STORE_QUERY, delimited(request.SerializeToString()))
-        size, shift, at = 0, 0, 0
-        while True:
-            byte, at = answer[at], at + 1
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
+        head = decode_varint(answer, 0)
+        assert head is not None
+        size, at = head
         assert len(answer) == at + size
         return StoreQueryResponse.FromString(answer[at:])
 

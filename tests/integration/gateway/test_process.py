@@ -18,6 +18,7 @@ from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
 from store.gateway.wire import bytes_field, delimited, fields, number_field
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
+from storenode.message.varint import varint
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NETWORK, NODE_PAGE, PUBSUB, SHARD, TOPICS
@@ -35,7 +36,6 @@ from tests.support.waku_client import (
     StreamResetError,
     WakuClient,
     line,
-    varint,
 )
 
 TOPIC: Final = "/push/1/a/proto"

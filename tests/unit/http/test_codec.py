@@ -1,4 +1,4 @@
-"""Requests as JSON or parameters of a URL, and messages as JSON: any bytes are read or refused."""
+"""Requests and responses in JSON, and the web pages that may call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from store.domain.query import RequestLimits
 from store.http import waku_store
 from store.http.api import read
 from store.http.codec import to_json, to_lines, to_message
 from store.http.exchange import HttpExchange
+from store.http.sites import Sites
+from store.observe.http import ANY
 from store.serving.failure import CallError, Code
 from storenode.client.types import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -167,3 +170,74 @@ def test_coverage_is_shown_with_what_other_stores_hold() -> None:
         "completeUntil": "9",
         "keyed": True,
     }
+
+
+# Sites
+
+ORIGIN: Final = "https://app.example"
+OTHER: Final = "https://other.example"
+OWN: Final = "http://127.0.0.1:7423"
+HOSTS: Final = {
+    "127.0.0.1": True,
+    "10.1.2.3:80": True,
+    "[::1]:7423": True,
+    "[::1]": True,
+    "LOCALHOST:1": True,
+    "a.localhost.": True,
+    "node.example:9": True,
+    "rebound.example": False,
+    "127.0.0.1.rebound.example:7423": False,
+    "localhost.rebound.example": False,
+    "[::1].rebound.example": False,
+    "127.0.0.1:80@rebound.example": False,
+    "": False,
+}
+SITES: Final = Sites([ORIGIN], ["node.example"])
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_a_node_answers_to_its_own_names_alone(method: str) -> None:
+    for host, is_own in HOSTS.items():
+        found = SITES.wrong(method, Headers({"host": host}))
+        assert (found is None) == is_own, host
+        assert is_own or (found is not None and found.status == 421)
+        assert Sites(hosts=[ANY]).wrong(method, Headers({"host": host})) is None
+
+
+def browser_read(site: str, dest: str, origin: str = "") -> tuple[str, dict[str, str]]:
+    """Return a GET as a browser sends it."""
+    headers = {"sec-fetch-site": site, "sec-fetch-dest": dest}
+    return "GET", headers | ({"origin": origin} if origin else {})
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_allowed"),
+    [
+        (browser_read("cross-site", "image"), False),
+        (browser_read("same-site", "empty", OTHER), False),
+        (browser_read("cross-site", "iframe"), False),
+        (browser_read("cross-site", "document"), True),
+        (browser_read("cross-site", "empty", ORIGIN), True),
+        (browser_read("same-origin", "image"), True),
+        (browser_read("none", "document"), True),
+        (("GET", {"origin": OTHER}), True),
+        (("OPTIONS", {"origin": OTHER}), True),
+        (("POST", {}), True),
+        (("POST", {"origin": OTHER}), False),
+        (("POST", {"origin": "null"}), False),
+        (("POST", {"origin": OWN, "sec-fetch-site": "cross-site"}), False),
+        (("POST", {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}), False),
+        (("POST", {"origin": OTHER, "sec-fetch-site": "same-site"}), False),
+        (("POST", {"origin": OTHER, "sec-fetch-site": "same-origin"}), True),
+        (("POST", {"origin": ORIGIN, "sec-fetch-site": "cross-site"}), True),
+        (("POST", {"origin": OWN}), True),
+    ],
+)
+def test_other_sites_read_and_write_nothing(
+    sent: tuple[str, dict[str, str]], is_allowed: bool
+) -> None:
+    method, headers = sent
+    found = SITES.wrong(method, Headers({"host": "127.0.0.1:7423", **headers}))
+    assert (found is None) == is_allowed
+    assert is_allowed or (found is not None and found.status == 403)
+    assert Sites([ANY]).wrong(method, Headers({"host": "127.0.0.1:7423", **headers})) is None

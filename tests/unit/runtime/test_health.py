@@ -1,15 +1,22 @@
-"""The health of a node: one value, whose revision grows when it changes."""
+"""States that a node reports: its health, its peers, and what is read once for all who ask."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from store.domain.ports import PeerAddress, StoreUnavailableError
 from store.observe.metrics import Metrics, total
 from store.rpc.admin import get_status
 from store.runtime.health import NodeHealth, Obstacle
+from store.runtime.peer_states import PeerStates
+from store.runtime.tasks import SingleFlightCache
 from store.serving.context import NodeIdentity, NodeState
+from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, SyncRole, Window
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 STARTING, AWAY, DRAINING = (
@@ -111,3 +118,206 @@ async def test_a_status_reports_the_health_of_its_revision() -> None:
     assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)
     assert status.revision == health.value.revision
     assert [each.name for each in status.problems] == [each.page for each in health.value.problems]
+
+
+# Peers
+
+PEER = PeerAddress("127.0.0.1", 7420, "b.example")
+
+
+def done(ending: SyncEnding, error: str = "", peer: PeerAddress | None = PEER) -> SessionReport:
+    """Return the report of a session; ``peer`` None: the peer began it."""
+    return SessionReport(
+        SyncRole.INITIATOR if peer else SyncRole.RESPONDER,
+        0,
+        "" if peer else "b.example",
+        peer=peer,
+        ending=ending,
+        error=error,
+        in_sync=ending is SyncEnding.DONE,
+        round_trips=1,
+    )
+
+
+def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
+    book = PeerStates((PEER,), Metrics("1.0"), lambda: 1)
+    failed = done(SyncEnding.FAILED, "it could not be reached")
+    book.session_ended(failed)
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (1, "it could not be reached")
+    book.session_began(PEER)
+    book.session_ended(done(SyncEnding.ABORTED))
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (0, "")
+    assert state.last is failed
+    assert not state.in_session
+
+
+def test_differences_left_are_counted_by_the_window() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    label = {"peer": str(PEER)}
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {**label, **labels})
+
+    assert value("storenode_peer_failures") == 0
+    book.session_ended(done(SyncEnding.FAILED))
+    assert value("storenode_peer_failures") == 1
+    assert value("storenode_peer_differences", window="whole") is None
+    whole = done(SyncEnding.DONE)
+    book.session_ended(replace(whole, missing_here=7))
+    assert value("storenode_peer_failures") == 0
+    assert value("storenode_peer_differences", window="whole") == 0
+    book.session_ended(replace(whole, missing_here=7, stored=2, in_sync=False))
+    assert value("storenode_peer_differences", window="whole") == 5
+    book.session_ended(replace(whole, window=Window(time_start_ns=1)))
+    assert value("storenode_peer_differences", window="recent") == 0
+    assert value("storenode_peer_differences", window="whole") == 5
+
+
+def test_the_own_database_is_not_blamed_on_a_peer() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    for failures, ending in ((0, SyncEnding.UNAVAILABLE), (1, SyncEnding.FAILED)):
+        book.session_ended(done(ending, "it broke"))
+        (state,) = book.states()
+        assert (state.failures, state.last_error) == (failures, "it broke")
+    book.session_ended(done(SyncEnding.UNAVAILABLE))
+    assert metrics.registry.get_sample_value("storenode_peer_failures", {"peer": str(PEER)}) == 1
+
+
+def test_a_session_that_the_peer_begins_ends_a_refusal() -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+
+    def refusals() -> float | None:
+        return metrics.registry.get_sample_value("storenode_peer_refusals", {"peer": str(PEER)})
+
+    for _ in range(3):
+        book.session_ended(done(SyncEnding.REFUSED))
+    assert refusals() == 3
+    for failed in (True, False):
+        book.session_ended(done(SyncEnding.FAILED if failed else SyncEnding.DONE, peer=None))
+        assert refusals() == (3 if failed else 0)
+
+
+def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = Metrics("1.0")
+    book = PeerStates((PEER,), metrics, lambda: 1)
+    whole = done(SyncEnding.DONE, peer=None)
+    hidden = Hidden(131, first_ns=5, last_ns=9, hashes=(b"\1" * 32, b"\2" * 32))
+    reports = [
+        replace(whole, equality=Equality.XOR),
+        replace(whole, equality=Equality.KEYED),
+        replace(whole, equality=Equality.PARTLY_KEYED, hidden=hidden),
+        replace(whole, ending=SyncEnding.FAILED, equality=Equality.KEYED, hidden=hidden),
+    ]
+    for report in reports:
+        book.session_ended(report)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    for equality in ("xor", "keyed", "partly_keyed"):
+        assert value("storenode_sync_comparisons_total", equality=equality) == 1
+    assert value("storenode_sync_modes_total", mode="base") == 3
+    assert value("storenode_sync_hidden_differences_total") == 262
+    forged = [record for record in caplog.records if record.msg == "fingerprint_forged"]
+    assert len(forged) == 2
+    assert (forged[0].name, forged[0].levelname) == ("store.sync", "ERROR")
+    assert vars(forged[0])["fields"] == {
+        "peer": "b.example",
+        "differences": 131,
+        "first_timestamp": 5,
+        "last_timestamp": 9,
+        "hashes": ["01" * 32, "02" * 32],
+    }
+
+
+def test_messages_are_counted_while_their_transfer_goes_on() -> None:
+    metrics, report = Metrics("1.0"), done(SyncEnding.DONE)
+    book, labels = PeerStates((PEER,), metrics, lambda: 1), {"direction": "received"}
+    for report.stored in (2, 5):
+        book.session_progressed(report)
+        stored = metrics.transfer_messages.labels(**labels, outcome="stored")
+        assert stored._value.get() == report.stored
+
+
+# Results that are read once
+
+PATIENCE_S = 60.0
+FOREVER_S = 1e9
+
+
+async def test_a_hundred_who_ask_at_once_share_one_read() -> None:
+    reads = 0
+    go = asyncio.Event()
+
+    async def read() -> int:
+        nonlocal reads
+        reads += 1
+        await go.wait()
+        return reads
+
+    kept = SingleFlightCache("number", read, FOREVER_S)
+    asking = [asyncio.create_task(kept.get(PATIENCE_S)) for _ in range(100)]
+    await asyncio.sleep(0)
+    go.set()
+    assert await asyncio.gather(*asking) == [1] * 100
+    assert await kept.get(PATIENCE_S) == 1
+    assert reads == 1
+
+
+async def test_what_is_old_is_read_again() -> None:
+    numbers = iter(range(1_000_000))
+
+    async def read() -> int:
+        return next(numbers)
+
+    kept = SingleFlightCache("number", read, 0.0)
+    first = await kept.get(PATIENCE_S)
+    assert first == 0
+    async with asyncio.timeout(PATIENCE_S):
+        while await kept.get(PATIENCE_S) == first:
+            pass
+
+
+async def test_who_has_no_patience_gets_the_last_result_and_the_read_goes_on() -> None:
+    go = asyncio.Event()
+
+    async def read() -> str:
+        await go.wait()
+        return "read"
+
+    kept = SingleFlightCache("word", read, FOREVER_S)
+    assert await kept.get(0.0) is None
+    go.set()
+    assert await kept.get(PATIENCE_S) == "read"
+    assert kept.age_s is not None
+    await kept.stop()
+
+
+async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
+    away = False
+
+    async def read() -> str:
+        if away:
+            raise StoreUnavailableError("away")
+        return "read"
+
+    kept = SingleFlightCache("word", read, 0.0)
+    assert await kept.get(PATIENCE_S) == "read"
+    away = True
+    for _ in range(3):
+        assert await kept.get(PATIENCE_S) == "read"
+
+
+async def test_stopping_ends_the_read() -> None:
+    kept = SingleFlightCache("nothing", asyncio.Event().wait, 0.0)
+    assert await kept.get(0.0) is None
+    await kept.stop()
+    assert await kept.get(0.0) is None
+    await kept.stop()

@@ -90,12 +90,11 @@ lint: $(DEV) ## check format, names, docstrings, imports between rooms, and the 
 ways: $(DEV) ## check what a call costs a node in functions, files, dataclasses and statements; ARGS='--list'
 	@exec $(BIN)/python -m bench.ways --check $(ARGS)
 
-ratchet: $(DEV) ## lower the ceilings of style, size and ways to what is measured now
-	$(BIN)/python tools/check_style.py --update
+ratchet: $(DEV) ## lower the ceilings of size and ways to what is measured now
 	$(BIN)/python tools/check_size.py --update
 	$(BIN)/python -m bench.ways --update
 
-report: $(DEV) ## print rooms, lines, targets, style, ways and the time of the tests
+report: $(DEV) ## print rooms, lines, targets, ways and the time of the tests
 	@exec $(BIN)/python tools/report.py
 
 format: $(DEV) ## rewrite the sources in the project's format

@@ -36,8 +36,8 @@ from bench.support import (
 )
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from tests.faults.processes import metrics
+from tests.support.credentials import Pki
 from tests.support.node import COMMAND, clean_environment
-from tests.support.secured import Pki
 
 SPAN_NS = 40 * 60 * 10**9
 """All messages are in the newest hour, which a node compares and has in memory, to the end."""

@@ -45,7 +45,7 @@ from store.gossip.machine import Gossip
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 if TYPE_CHECKING:
     from sim.node import Node

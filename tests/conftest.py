@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempt what lives as long as the process from collections of garbage."""
+    """Keep what lives as long as the process out of collections of garbage."""
     gc.disable()
     try:
         return (yield)

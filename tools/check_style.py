@@ -1,17 +1,17 @@
-"""Checks names and docstrings against the rules of CONTRIBUTING.md, with ceilings that only fall.
+"""Checks names and docstrings against the rules of CONTRIBUTING.md.
 
-    python tools/check_style.py [--list [PATH ...]] [--update]
+    python tools/check_style.py [--list [PATH ...]]
 
 - A function's docstring begins with a verb in the imperative; one of a property, class or module
   with an article or a noun (a module's may begin with a verb); none merely repeats the name.
 - A module is named after what it contains, in a noun of the domain or the verb of its command.
 - Some words are refused in names, such as ``tally``, where a standard term exists.
-- One class name is defined once in store, storenode and reconcile together.
+- One class name is defined once in store, storenode and reconcile together; SDS participants
+  have a namespace of their own.
 
 - No folder is exempt from ruff's rules of docstrings and names.
 
-`style.toml` has the words. `style_ratchet.toml` has the number of violations of each file; a file
-that is not named there has none. ``--update`` lowers these numbers and never raises one.
+`style.toml` has the words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import argparse
 import ast
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,14 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.rooms import ROOT, CheckError, assign_rooms, list_sources, read_rooms, read_toml
+from tools.rooms import ROOT, CheckError, list_sources, read_toml
 
 WORDS: Final = Path("tools/style.toml")
-RATCHET: Final = Path("tools/style_ratchet.toml")
 GUIDE: Final = 'CONTRIBUTING.md, "Names and docstrings"'
 
+SDS: Final = "storenode/sds/"
 PRODUCT: Final = ("store/", "storenode/", "reconcile/")
-"""Rooms in which a class name is defined once, all together."""
+"""Rooms in which a class name is defined once: all together, but those of `SDS` apart."""
 _PROPERTIES: Final = frozenset({"property", "cached_property", "setter", "getter", "deleter"})
 _ARTICLES: Final = frozenset({"a", "an", "the", "true"})
 
@@ -187,13 +187,13 @@ def _defined_names(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 def find_duplicate_classes(trees: dict[str, ast.Module]) -> Iterator[Violation]:
     """Yield each definition of a public class whose name another product module defines too."""
-    definitions: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    definitions: defaultdict[tuple[bool, str], list[tuple[str, int]]] = defaultdict(list)
     for path, tree in trees.items():
         if path.startswith(PRODUCT):
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and node.name[0] != "_":
-                    definitions[node.name].append((path, node.lineno))
-    for name, places in definitions.items():
+                    definitions[path.startswith(SDS), node.name].append((path, node.lineno))
+    for (_, name), places in definitions.items():
         for path, line in places:
             others = ", ".join(sorted({other for other, _ in places} - {path}))
             if others:
@@ -232,64 +232,16 @@ def find_exemptions(root: Path) -> list[str]:
     ]
 
 
-def read_ratchet(root: Path = ROOT) -> dict[str, int]:
-    """Read the ceilings of the files.
-
-    Raises:
-        CheckError: the ratchet is missing or malformed.
-    """
-    path = root / RATCHET
-    ceilings: dict[str, int] = {}
-    for room, table in read_toml(path).get("room", {}).items():
-        files = table.get("files", {})
-        if not all(type(count) is int and count > 0 for count in files.values()):
-            raise CheckError(f"{path}: room {room!r}: a number of violations is a positive integer")
-        if table.get("violations") != sum(files.values()):
-            raise CheckError(f"{path}: room {room!r}: violations is not the sum of its files")
-        ceilings.update(files)
-    return ceilings
-
-
-def format_ratchet(rooms: dict[str, list[str]], ceilings: dict[str, int]) -> str:
-    """Return the text of the ratchet, with a table for each room that has violations."""
-    lines = [
-        "# Violations of each file; a file that is not named has none. The numbers only fall:",
-        "# `python tools/check_style.py --update` lowers them.",
-    ]
-    for room, sources in rooms.items():
-        counts = {source: ceilings[source] for source in sources if ceilings.get(source)}
-        if counts:
-            lines += ["", f'[room."{room}"]', f"violations = {sum(counts.values())}"]
-            lines += ["", f'[room."{room}".files]']
-            lines += [f'"{source}" = {count}' for source, count in counts.items()]
-    return "\n".join(lines) + "\n"
-
-
-def count_by_room(root: Path = ROOT) -> dict[str, int]:
-    """Return the number of violations of each room.
-
-    Raises:
-        CheckError: a file that the check needs is missing or malformed.
-    """
-    sources = list_sources(root)
-    counts = Counter(each.path for each in find_violations(root, sources, read_words(root)))
-    rooms = assign_rooms(read_rooms(root), sources)
-    return {room: sum(counts[path] for path in paths) for room, paths in rooms.items()}
-
-
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    """Check, list or lower; return the exit code."""
+    """Check or list; return the exit code."""
     parser = argparse.ArgumentParser(prog="tools/check_style.py", description=__doc__)
-    parser.add_argument("--update", action="store_true", help="lower the ceilings")
     parser.add_argument(
         "--list", nargs="*", metavar="PATH", help="print all violations below paths"
     )
     options = parser.parse_args(arguments)
     try:
         sources = list_sources(root)
-        rooms = assign_rooms(read_rooms(root), sources)
         found = find_violations(root, sources, read_words(root))
-        ceilings = read_ratchet(root)
         faults = find_exemptions(root)
     except CheckError as error:
         print(f"style: {error}", file=sys.stderr)
@@ -298,24 +250,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         prefixes = tuple(options.list or [""])
         print(*(each for each in found if each.path.startswith(prefixes)), sep="\n")
         return 0
-    counts = Counter(each.path for each in found)
-    if options.update:
-        ceilings = {path: min(counts[path], most) for path, most in ceilings.items()}
-        (root / RATCHET).write_text(format_ratchet(rooms, ceilings), encoding="utf-8")
-    worse = [path for path in sorted(counts) if counts[path] > ceilings.get(path, 0)]
-    for path in worse:
-        print(
-            f"style: {path} has {counts[path]} violations, {ceilings.get(path, 0)} are allowed:",
-            file=sys.stderr,
-        )
-        for violation in found:
-            if violation.path == path:
-                print(f"  {violation}", file=sys.stderr)
-    for fault in faults:
+    for fault in (*found, *faults):
         print(f"style: {fault}", file=sys.stderr)
-    if not worse and not faults:
-        print(f"style: {len(found):,} violations, no file has more than it is allowed")
-    return 1 if worse or faults else 0
+    if not found and not faults:
+        print(f"style: {len(sources):,} files follow the rules")
+    return 1 if found or faults else 0
 
 
 if __name__ == "__main__":

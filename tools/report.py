@@ -1,4 +1,4 @@
-"""Prints the state of the repository in one table: rooms, style, ways and the time of the tests.
+"""Prints the state of the repository in one table: rooms, ways and the time of the tests.
 
     python tools/report.py
 
@@ -17,33 +17,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.ways import FIGURES, measure, read_ceilings
 from tests.support.processor_time import RESULT, folder_of, read_folder_ceilings
 from tools.check_size import measure_rooms
-from tools.check_style import count_by_room
 from tools.rooms import ROOT, CheckError, read_rooms
 
 TIME_CEILINGS = ROOT / "tools" / "test_time.toml"
 
 
 def print_rooms() -> None:
-    """Print lines, files, public classes and style violations of each room.
+    """Print lines, files and public classes of each room.
 
     Raises:
         CheckError: a file that a check needs is missing or malformed.
     """
     rooms = read_rooms()
-    measured, style = measure_rooms(ROOT, rooms), count_by_room()
-    print(f"{'room':<20}{'lines':>9}{'target':>9}{'files':>7}{'classes':>9}{'style':>7}")
+    measured = measure_rooms(ROOT, rooms)
+    print(f"{'room':<20}{'lines':>9}{'target':>9}{'files':>7}{'classes':>9}")
     for room in rooms:
         figures = measured[room.name]
         target = f"{room.target:,}" if room.target else "-"
         print(
             f"{room.name:<20}{figures['lines']:>9,}{target:>9}{figures['files']:>7,}"
-            f"{figures['classes']:>9,}{style[room.name]:>7,}"
+            f"{figures['classes']:>9,}"
         )
     lines, files, classes = (
         sum(figures[name] for figures in measured.values())
         for name in ("lines", "files", "classes")
     )
-    print(f"{'all':<20}{lines:>9,}{'':>9}{files:>7,}{classes:>9,}{sum(style.values()):>7,}\n")
+    print(f"{'all':<20}{lines:>9,}{'':>9}{files:>7,}{classes:>9,}\n")
 
 
 def print_ways() -> None:

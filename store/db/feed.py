@@ -64,7 +64,7 @@ from store.domain.ports import (
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES, MAX_TIMESTAMP_NS
 
 if TYPE_CHECKING:

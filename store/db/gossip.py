@@ -36,7 +36,7 @@ from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy
 

@@ -31,7 +31,7 @@ from store.domain.ports import Ephemeral, TopicFilter
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.frames import presences
 from store.messages.record import RecordBatch
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.topics import topic_key
 

@@ -79,7 +79,7 @@ from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.messages.conflicts import Conflict, is_other_content
 from store.messages.record import RecordBatch
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import HASH_BYTES
 
 _TOO_NEW: Final = "too_new"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 
 class Bits:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
 from store.gossip.recent_messages import Bits
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 
 @dataclass(frozen=True, slots=True)

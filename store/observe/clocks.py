@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.observe.logging import get_logger
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.observe.clocks")

@@ -67,7 +67,7 @@ from store.sync.errors import (
     TransferFault,
 )
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Address
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.node")

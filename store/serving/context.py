@@ -23,7 +23,7 @@ from store.serving.arrivals import Arrivals
 from store.serving.drain import Drain
 from store.serving.failure import CallError, busy
 from store.serving.queue import FairQueue, memory_queue
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.rules import Policy
 
 MIB: Final = 1024 * 1024

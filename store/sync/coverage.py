@@ -31,7 +31,7 @@ from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.report import ContentConflict, SessionReport
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 _LONG_NS: Final = 1_000 * DAY_NS
 _MAX_STORES: Final = 64

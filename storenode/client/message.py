@@ -170,7 +170,7 @@ class Published:
     confirms: int = 0
 
     @property
-    def held(self) -> bool:
+    def stored(self) -> bool:
         """True when the message is durable at the node."""
         return self.outcome in {Outcome.STORED, Outcome.DUPLICATE, Outcome.UNCONFIRMED}
 

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from storenode.client.message import Message, Page
 from storenode.client.positions import Position
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.common.errors import ArgumentError
 from storenode.connection.errors import CursorRefusedError, InvalidRequestError
 from storenode.message.limits import NS_PER_S

@@ -22,7 +22,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.sds.codec import SdsMessage
 from storenode.sds.limits import MAX_FORGERIES_REPORTED, MAX_UNPROVEN
 from storenode.sds.proofs import content_id, proves_content

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.sds.bloom import RollingFilter, filter_of, holds
 from storenode.sds.codec import SdsMessage
 from storenode.sds.config import ChannelConfig

@@ -16,7 +16,7 @@ from functools import lru_cache
 from hashlib import sha256
 from math import inf
 
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import RepairConfig
 from storenode.sds.limits import (

@@ -16,9 +16,9 @@ from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from tests.browser.browser import HOSTILE, WIDTHS, Page, host_of, until
 from tests.integration.http.api import message
+from tests.support.credentials import write_tokens
 from tests.support.node import NodeProcess, running_node
-from tests.support.ports import HeldPort
-from tests.support.secured import write_tokens
+from tests.support.ports import ReservedPort
 
 TOPIC: Final = "/page/1/lobby/proto"
 TOKEN: Final = "token-of-page"
@@ -32,7 +32,7 @@ def node(
     """Return a node with the page, which requires a token."""
     folder = tmp_path_factory.mktemp("page")
     write_tokens(folder, {"page": ["read", "follow", "publish"]})
-    port = HeldPort()
+    port = ReservedPort()
     listen = ("--http-listen", port.address)
     options = (*listen, "--client-token-file", str(folder / "clients.toml"))
     with running_node(folder / "node", *options, database_url=new_store()) as process:

@@ -29,16 +29,16 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer
 
 HOUR_S: Final = 3_600
 
 
 @pytest.fixture(scope="module")
-def closed_port() -> HeldPort:
+def closed_port() -> ReservedPort:
     """Return a port on which no process listens."""
-    return HeldPort()
+    return ReservedPort()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def node(
     tmp_path_factory: pytest.TempPathFactory,
     postgres: PostgresServer,
     template_database: str,
-    closed_port: HeldPort,
+    closed_port: ReservedPort,
     filled_s: int,
 ) -> Iterator[NodeProcess]:
     """Yield a node that holds some hours and a gap, and has a peer that cannot be reached."""
@@ -141,7 +141,7 @@ def test_it_shows_what_the_node_holds_and_loads_nothing_from_elsewhere(
 
 
 def test_what_is_wrong_comes_first_and_leads_to_its_runbook(
-    page: Page, node: NodeProcess, closed_port: HeldPort
+    page: Page, node: NodeProcess, closed_port: ReservedPort
 ) -> None:
     page.open(node.metrics)
     until(page, lambda: closed_port.address in page.text("#problems"), "the peer is a problem")

@@ -13,8 +13,8 @@ import pytest
 
 from tests.browser.browser import Page, Quiet, served, until
 from tests.integration.clients.languages import TYPESCRIPT
+from tests.support.credentials import write_tokens
 from tests.support.node import NodeProcess, running_node
-from tests.support.secured import write_tokens
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the client
 

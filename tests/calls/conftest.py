@@ -13,7 +13,7 @@ import pytest_asyncio
 from store.domain.access import Access, parse_token_file
 from tests.calls.transports import TRANSPORTS, Transport
 from tests.integration.rpc.harness import TIMEOUT_S, Node, Rules, serve
-from tests.support.secured import token_file
+from tests.support.credentials import token_file
 
 CLIENTS: Final = {
     "reader": 'rights = ["read"]',

@@ -11,16 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from store.embedded import (
-    EmbeddedPostgres,
-    EmbeddedPostgresError,
-    EmbeddedSettings,
-    running_url,
-)
+from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, EmbeddedSettings, running_url
 from store.embedded import supervisor as supervisor_module
 from store.embedded.datadir import DataDir
 from tests.embedded.helpers import Events, insert, node, values, wait_gone
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 
 @pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
@@ -70,7 +65,7 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
 def test_a_server_that_ends_unasked_is_restarted_with_its_data(
     made_once: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events, port, preferred = Events(), HeldPort(), list[int | None]()
+    events, port, preferred = Events(), ReservedPort(), list[int | None]()
 
     def choose_port(last: int | None) -> int:
         preferred.append(last)

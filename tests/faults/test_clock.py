@@ -30,7 +30,7 @@ from tests.support.fleet import made, publish
 from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.node import NodeProcess, running_node
 from tests.support.outlet import WideOutlet
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
@@ -180,7 +180,7 @@ async def test_a_set_clock_and_an_absent_peer_are_reported_until_they_end(
     """Check what `status --check` says; minutes pass by the node's clock."""
     offset = tmp_path / "clock"
     offset.write_bytes(bytes(set_clock.BYTES))
-    listener = HeldPort()
+    listener = ReservedPort()
     peer = NodeProcess(tmp_path / "peer", ("--peer-listen", listener.address), new_store())
     node = NodeProcess(tmp_path / "node", ("--peer", listener.address), new_store())
     node.program = (sys.executable, "-P", set_clock.__file__, str(offset))

@@ -16,9 +16,9 @@ from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, connected
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.credentials import token_file
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S
-from tests.support.secured import token_file
 
 TOKEN = "token-of-a"
 PER_HOST = 64

@@ -37,7 +37,7 @@ from tests.integration.peers.hostile import (
     honest_reconcile,
     hostile_server,
 )
-from tests.support.fleet import NS_PER_S, Fleet, held, publish
+from tests.support.fleet import NS_PER_S, Fleet, holdings, publish
 from tests.support.node import NodeProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -152,7 +152,7 @@ async def siege(
 async def check_unharmed(siege: Siege) -> None:
     """Check that the node has its messages, and reconciles with the honest peer."""
     assert (await request_sync(siege.node, siege.honest.peer)).in_sync
-    assert held(siege.node) == held(siege.honest) == siege.maker.made
+    assert holdings(siege.node) == holdings(siege.honest) == siege.maker.made
 
 
 async def test_hundreds_of_thousands_of_promises(siege: Siege) -> None:

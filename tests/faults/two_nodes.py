@@ -14,7 +14,7 @@ from chaos.network import Wire, WireState
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import SyncReport, WakuMessageAndTopic
-from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish
+from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, holdings, publish
 from tests.support.ledger import PATIENCE_S
 from tests.support.node import NodeProcess
 
@@ -63,12 +63,12 @@ class Two:
             await publish(node, self.maker.some(count))
 
     def counts(self) -> tuple[int, int]:
-        return len(held(self.caller)), len(held(self.callee))
+        return len(holdings(self.caller)), len(holdings(self.callee))
 
     async def check_equal(self) -> None:
         """Check that both databases hold all messages, once."""
         for node in (self.caller, self.callee):
-            assert await asyncio.to_thread(held, node) == self.maker.made
+            assert await asyncio.to_thread(holdings, node) == self.maker.made
 
     async def sync(self) -> SyncReport:
         return await request_sync(self.caller)

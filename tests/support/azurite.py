@@ -14,7 +14,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 _ACCOUNT: Final = "devstoreaccount1"
 _KEY: Final = (
@@ -29,7 +29,7 @@ _START_S: Final = 60.0
 
 
 @contextmanager
-def running_azurite(program: str, folder: Path, port: HeldPort) -> Iterator[None]:
+def running_azurite(program: str, folder: Path, port: ReservedPort) -> Iterator[None]:
     """Yield a server with its data in a folder, and a container."""
     command = [
         *(program, "--blobHost", "127.0.0.1", "--blobPort", str(port.number)),
@@ -45,7 +45,7 @@ def running_azurite(program: str, folder: Path, port: HeldPort) -> Iterator[None
         server.wait()
 
 
-def _make_container(port: HeldPort, server: subprocess.Popen[bytes]) -> None:
+def _make_container(port: ReservedPort, server: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + _START_S
     while True:
         try:
@@ -59,7 +59,7 @@ def _make_container(port: HeldPort, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
 
 
-def _signed(port: HeldPort) -> urllib.request.Request:
+def _signed(port: ReservedPort) -> urllib.request.Request:
     """Return the request that makes the container, signed with the account's key."""
     date = formatdate(usegmt=True)
     named = f"x-ms-date:{date}\nx-ms-version:{_VERSION}"

@@ -27,7 +27,7 @@ from store.embedded.supervisor import ServerProcess
 from tests.support import programs
 from tests.support.places import quick_directory
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.postgres import ROLE, SUPERUSER, copy_cluster
 
 START_TIMEOUT_S: Final = 60.0
@@ -51,7 +51,7 @@ class ClusterServer:
         self.data = DataDir(directory)
         self.data.path.mkdir()
         # Chosen once: the connection strings of nodes name it before and after a restart.
-        self.leased_port = HeldPort()
+        self.leased_port = ReservedPort()
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
         self._server: ServerProcess | None = None

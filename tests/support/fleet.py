@@ -57,7 +57,7 @@ async def publish(
             assert result.outcome in (PublishResult.STORED, PublishResult.DUPLICATE), result
 
 
-def held(node: NodeProcess) -> set[bytes]:
+def holdings(node: NodeProcess) -> set[bytes]:
     """Return the hashes in a node's own database, read past the node."""
     url = node.database_url or running_url(node.data_dir)
     assert url is not None, "the node's Postgres does not run"

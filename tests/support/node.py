@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 import pytest
 
 from tests.support import warm
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 180.0
@@ -71,7 +71,7 @@ class NodeProcess:
     database_url: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     ready: dict[str, str] = field(default_factory=dict)
-    ports: dict[str, HeldPort] = field(default_factory=dict)
+    ports: dict[str, ReservedPort] = field(default_factory=dict)
     """By option; another node that takes the place of this one is given them."""
     program: Sequence[str] = (COMMAND,)
     cwd: Path | None = None
@@ -124,7 +124,7 @@ class NodeProcess:
         line = [*self.program, "run", "--data-dir", str(self.data_dir)]
         for option in LISTENERS:
             if option not in self.args:
-                line += [option, self.ports.setdefault(option, HeldPort()).address]
+                line += [option, self.ports.setdefault(option, ReservedPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
         return [*line, *self.args]

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.pages import ROOT
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 PROGRAM: Final = Path(sysconfig.get_path("scripts"), "weed")
 BUCKET: Final = "archives"
@@ -33,7 +33,7 @@ class ObjectStore:
     """The server; a bucket is there from the first object in it."""
 
     def __init__(self) -> None:
-        self.ports = [HeldPort() for _ in range(9)]
+        self.ports = [ReservedPort() for _ in range(9)]
         self.s3, self.metrics = self.ports[0], self.ports[1]
         self.url = f"s3://{BUCKET}"
 
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def google_dialect(port: HeldPort, behind: str) -> Iterator[None]:
+def google_dialect(port: ReservedPort, behind: str) -> Iterator[None]:
     """Listen on a port, for a server at HOST:PORT that lets everybody in.
 
     In a process of its own: delta-rs lets no other thread run while it waits for an answer.

@@ -13,7 +13,7 @@ _PORTS: Final = (10_000, 32_768)
 _RNG: Final = random.SystemRandom()
 
 
-class HeldPort:
+class ReservedPort:
     """A free port that is given to no other caller, until this object is gone.
 
     A server may listen on it and end again and again. Without this, the kernel may give the port

@@ -4,7 +4,7 @@ from collections import OrderedDict
 import pytest
 
 from storenode.common.backoff import Backoff
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])

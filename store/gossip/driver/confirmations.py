@@ -17,7 +17,7 @@ from typing import Final
 from store.domain.ports import NotServingError
 from store.domain.unread import Confirmation
 from store.gossip.driver.ports import UnreadTable
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 MAX_TIMEOUT_S: Final = 300.0

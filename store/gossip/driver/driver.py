@@ -70,7 +70,7 @@ from store.gossip.limits import (
     WAIT_PATIENCE_NS,
 )
 from store.gossip.machine import Gossip
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 COMPARE_INTERVAL_S: Final = 10.0

@@ -91,7 +91,7 @@ from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Windo
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.storenode.v1 import peer_pb2
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame

@@ -49,7 +49,7 @@ from store.sync.limits import (
     WAIT_PATIENCE_NS,
 )
 from store.sync.session.report import SessionReport
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 

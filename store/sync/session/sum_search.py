@@ -41,7 +41,7 @@ from store.sync.limits import (
     REMEMBERED_NS,
 )
 from store.sync.session.report import ContentConflict
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import SumSearch
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from storenode.cli.client.text import counted, format_time, safe
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.sds.aio.events import (
     ChannelEvent,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from storenode.cli.client.text import counted, format_time, note, preview, safe
 from storenode.client.plain import to_json, to_plain
 from storenode.client.sds_messages import SdsView, sds_view
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 
 if TYPE_CHECKING:
     from storenode.client.types import Message, SdsStoredMessage, WakuMessageKeyValue

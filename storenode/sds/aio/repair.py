@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import (
     MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,

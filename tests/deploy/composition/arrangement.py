@@ -21,7 +21,7 @@ from tests.deploy.tools import DEPLOY, run
 from tests.support import warm
 from tests.support.node import COMMAND, READY_TIMEOUT_S, clean_environment, read_line
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 COMPOSE: Final = DEPLOY / "compose"
 IMAGE: Final[Mapping[str, str]] = {
@@ -52,7 +52,7 @@ class Composition:
         self.services: Mapping[str, Any] = content["services"]
         self.directory = directory
         self._files: Mapping[str, Any] = content["secrets"]
-        self._ports: dict[tuple[str, int], HeldPort] = {}
+        self._ports: dict[tuple[str, int], ReservedPort] = {}
         self._started = set(given)
         self._running: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
@@ -83,9 +83,9 @@ class Composition:
         """The directory that `make-secrets.sh` fills."""
         return self.directory / "secrets"
 
-    def port(self, service: str, number: int) -> HeldPort:
+    def port(self, service: str, number: int) -> ReservedPort:
         """Return the port of loopback that stands for one of a service."""
-        return self._ports.setdefault((service, number), HeldPort())
+        return self._ports.setdefault((service, number), ReservedPort())
 
     def address(self, service: str, number: int) -> str:
         """Return HOST:PORT of it."""

@@ -8,12 +8,12 @@ from tests.deploy.runbooks.scene import World
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 
 def gateways(world: World) -> None:
     """Run a gateway that loses its node, and one that is killed."""
-    files, port = world.directory / "gateway", HeldPort()
+    files, port = world.directory / "gateway", ReservedPort()
     listener = ("--metrics-listen", port.address)
     with running_node(world.directory / "data", database_url=world.new_store()) as node:
         with running_gateway(files, node.listen, *listener) as gateway:

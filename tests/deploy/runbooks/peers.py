@@ -14,11 +14,11 @@ from tests.deploy.runbooks.scene import World, database_url, environment, execut
 from tests.integration.peers.test_forged import forged_at
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.peers.test_processes import events
+from tests.support.credentials import Pki
 from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
-from tests.support.secured import Pki
+from tests.support.ports import ReservedPort
 
 CALLS = 3
 """Sessions that fail: scheduled ones would wait longer and longer for each other."""
@@ -139,7 +139,7 @@ def sets(world: World) -> None:
     alone = (*OPTIONS, "--sync-interval", "0", "--gossip", "off")
     first, second = (NodeProcess(world.directory / name, (), world.new_store()) for name in "ab")
     try:
-        port = HeldPort()
+        port = ReservedPort()
         known = pki.peer("a.example", "--allow-peer", "b.example", "--peer-listen", port.address)
         first.args = (*alone, *known)
         first.start()

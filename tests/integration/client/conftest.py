@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Command
+from tests.support.credentials import secured_node
 from tests.support.node import NodeProcess, shared_node
-from tests.support.secured import secured_node
 
 _numbers = itertools.count()
 

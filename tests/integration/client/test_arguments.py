@@ -12,20 +12,20 @@ from storenode.connection.errors import ClientOptionError, NodeUnavailableError,
 from tests.integration.client.conftest import Secured
 from tests.support.command import Command
 from tests.support.node import running_node
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 TOPIC = "--content-topic=/app/1/chat/proto"
 
 
 @pytest.fixture
-def unused() -> HeldPort:
+def unused() -> ReservedPort:
     """Return where connections are refused."""
-    return HeldPort()
+    return ReservedPort()
 
 
 @pytest.mark.parametrize("command", ["query", "status"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "node.invalid"])
-def test_exit_code_3_when_no_node_answers(unused: HeldPort, command: str, host: str) -> None:
+def test_exit_code_3_when_no_node_answers(unused: ReservedPort, command: str, host: str) -> None:
     node = f"{host}:{unused.number}"
     ended = Command()(command, STORENODE_NODE=node, STORENODE_ADMIN=node)
     assert (ended.code, ended.out) == (3, "")
@@ -125,7 +125,7 @@ def test_a_credential_file_with_something_else_is_refused(
 
 
 def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
-    unused: HeldPort,
+    unused: ReservedPort,
 ) -> None:
     line = b'{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n'
     ended = Command()(

@@ -37,8 +37,8 @@ from storenode.client import (
     StorenodeError,
 )
 from storenode.client.sds_messages import sds_payload
-from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess
+from tests.support.sds_claims import claiming, genuine, genuine_id
 
 Call = Callable[[Any], Any]
 
@@ -129,7 +129,7 @@ async def test_publish_and_catch_up_and_follow(either: Either, topic: str) -> No
     assert abs(found[0].time - datetime.now(UTC)) < timedelta(minutes=5)
     results = await either.do(lambda client: client.publish_many(messages))
     assert [each.outcome for each in results] == [Outcome.DUPLICATE] * 2 + [Outcome.STORED] * 3
-    assert all(each.held for each in results)
+    assert all(each.stored for each in results)
     later, _ = await either.take(lambda client: client.scan(topic, cursor=cursor))
     assert later == messages[2:]
     first, kept = await either.take(lambda client: client.follow(topic, from_beginning=True), 5)

@@ -24,7 +24,7 @@ from storenode.sds.aio.status import Status
 from tests.integration.client.conftest import Secured
 from tests.support.node import NodeProcess
 from tests.support.pages import ROOT
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 TOPIC: Final = "/my-app/1/chat/proto"
 SECONDS: Final = 1_795_000_000
@@ -123,8 +123,8 @@ Make = Callable[[World], object]
 MISTAKES: Final[list[tuple[str, Make | None, Make | None]]] = [
     (
         "no node at the address",
-        lambda w: w.client(HeldPort().address),
-        lambda w: w.channel(HeldPort().address, w.until_logged),
+        lambda w: w.client(ReservedPort().address),
+        lambda w: w.channel(ReservedPort().address, w.until_logged),
     ),
     (
         "the port of an HTTP server",

@@ -12,9 +12,9 @@ import pytest
 from storenode.message.hashing import message_hash
 from tests.integration.clients.languages import Program
 from tests.support.command import Command
+from tests.support.credentials import secured_node
 from tests.support.node import NodeProcess
 from tests.support.pages import as_shown, steps
-from tests.support.secured import secured_node
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a language builds the example
 

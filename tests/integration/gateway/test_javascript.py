@@ -33,11 +33,11 @@ from tests.integration.gateway.messages import (
     drawn,
     expected,
 )
+from tests.support.credentials import TIMEOUT_S, Pki, check_renewal, serial
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.javascript import JavaScriptClient, running
 from tests.support.node import NodeProcess, running_node, shared_node
 from tests.support.polling import eventually
-from tests.support.secured import TIMEOUT_S, Pki, check_renewal, serial
 from tests.support.waku_client import address_of
 
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients

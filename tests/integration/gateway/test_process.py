@@ -26,7 +26,7 @@ from tests.support.command import Command
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S, eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.waku_client import (
     MPLEX,
     PING,
@@ -126,7 +126,7 @@ def until_ready(gateway: GatewayProcess, status: int) -> str:
 def test_an_unreachable_node_is_reported_and_found_again(
     tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
-    port = HeldPort()
+    port = ReservedPort()
     node = NodeProcess(tmp_path / "node", database_url=new_store(), ports={"--listen": port})
     with running_gateway(tmp_path, port.address) as gateway:
         try:

@@ -25,10 +25,10 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.gateway.messages import NETWORK, PUBSUB, RIGHTS
+from tests.support.credentials import write_tokens
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
-from tests.support.secured import write_tokens
 from tests.support.waku_client import WakuClient
 
 TOPIC: Final = "/relay/1/chat/proto"

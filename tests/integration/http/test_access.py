@@ -13,8 +13,8 @@ import pytest
 
 from tests.calls.transports import PATHS
 from tests.integration.http.api import Api, message
+from tests.support.credentials import Pki, check_renewal, token_file
 from tests.support.node import NodeProcess, running_node
-from tests.support.secured import Pki, check_renewal, token_file
 
 RIGHTS: Final = {
     "writer": 'rights = ["publish"]',

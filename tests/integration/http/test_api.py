@@ -20,9 +20,9 @@ from tests.calls.transports import STORE, framed
 from tests.integration.http.api import Api, failed, message
 from tests.integration.http.conftest import HOST, HTTP, ORIGIN
 from tests.integration.run.helpers import get, sampled
-from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, as_shown, steps
+from tests.support.sds_claims import claiming, genuine, genuine_id
 
 UNKNOWN = "0x" + "ab" * 32
 

@@ -20,10 +20,10 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.test_gossip_hostile import stream
 from tests.integration.rpc.harness import within
+from tests.support.credentials import Pki, token_file
 from tests.support.fleet import Fleet
 from tests.support.node import NodeProcess
-from tests.support.ports import HeldPort
-from tests.support.secured import Pki, token_file
+from tests.support.ports import ReservedPort
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_a_peer_that_comes_back_is_reached_at_once(
     new_database: Callable[[], str], first: PeerNode
 ) -> None:
     # The pauses between gRPC's own attempts are not waited for.
-    url, port = new_database(), HeldPort()
+    url, port = new_database(), ReservedPort()
     async with peer_node("b.example", url, port=port.number) as node:
         address = node.address
         assert (await tried(first, address)).in_sync

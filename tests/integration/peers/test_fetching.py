@@ -11,9 +11,9 @@ from storenode.client.messages import hash_of, new_message
 from storenode.client.sds_messages import sds_payload
 from storenode.client.types import WakuMessageAndTopic
 from tests.support.command import Command, Ended
-from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
-from tests.support.forged import claiming, genuine, genuine_id
+from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, holdings, publish
 from tests.support.node import NodeProcess
+from tests.support.sds_claims import claiming, genuine, genuine_id
 
 HOUR_NS = 3_600_000_000_000
 
@@ -58,7 +58,9 @@ async def test_exactly_the_listed_messages_come(fleet: Fleet, tmp_path: Path) ->
 
     ended, left, summary = fetch(asking, path)
     numbers = [number for number in range(4, 1_200) if number % 2 or number % 4 == 0]
-    assert held(asking) == hashes([everything[number] for number in numbers]) | {hash_of(sealed)}
+    assert holdings(asking) == hashes([everything[number] for number in numbers]) | {
+        hash_of(sealed)
+    }
     absent = [wanted(f"id-{number}") for number in range(6, 1_200, 4)]
     assert sorted(map(str, left)) == sorted(
         str({**line, "outcome": "missing"}) for line in [*absent, *hidden[1:]]
@@ -96,6 +98,6 @@ async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
     path = write(tmp_path / "ids", [wanted(name)])
     ended, left, summary = fetch(asking, path)
     assert (ended.code, left, summary["held"]) == (0, [], 1)
-    assert hash_of(real) in held(asking)
+    assert hash_of(real) in holdings(asking)
     # Now that what is held is proven, nobody is asked.
     assert fetch(asking, path)[2]["messages_stored"] == 0

@@ -18,10 +18,10 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from tests.integration.peers.test_processes import events
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
+from tests.support.credentials import Pki
+from tests.support.fleet import Fleet, hashes, holdings, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import until
-from tests.support.secured import Pki
 
 MINUTE_NS = 60 * 10**9
 SHARED = 200
@@ -60,7 +60,7 @@ async def test_forged_sets_are_found_in_clear_text(fleet: Fleet, *, is_in_memory
     ended, report = synchronize(second, *window)
 
     assert ended.code == 0, ended
-    assert held(first) == held(second) == hashes(everything)
+    assert holdings(first) == holdings(second) == hashes(everything)
     assert (report["in_sync"], report["equality"]) == (True, "keyed")
     assert report["hidden"] == report["missing_here"] + report["missing_there"] == differences
     assert any("hidden from the fingerprints of WAKU-SYNC" in note for note in report["notes"])
@@ -139,7 +139,7 @@ async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fl
     ended, report = synchronize(second, "--tls-ca", str(pki.ca))
 
     assert ended.code == 0, ended
-    assert held(first) == held(second) == hashes(messages)
+    assert holdings(first) == holdings(second) == hashes(messages)
     assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
     assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (20, 20, 2)
     assert 'storenode_sync_modes_total{mode="compact"} 1.0' in get(first.metrics, "/metrics")[1]

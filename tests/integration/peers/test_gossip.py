@@ -12,13 +12,7 @@ import pytest
 
 from tests.integration.run.helpers import get
 from tests.support.command import Command, Ended
-from tests.support.fleet import (
-    CONTENT,
-    Fleet,
-    exchanging,
-    held,
-    status,
-)
+from tests.support.fleet import CONTENT, Fleet, exchanging, holdings, status
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.pages import ROOT, matches, steps
 from tests.support.polling import PATIENCE_S, eventually
@@ -122,7 +116,7 @@ def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> N
     assert ended.code == 0, ended
     assert (result["outcome"], result["confirms"], result["reason"]) == ("STORED", 2, "")
     digest = bytes.fromhex(result["message_hash"])
-    assert all(digest in held(node) for node in triangle), "who confirms has it"
+    assert all(digest in holdings(node) for node in triangle), "who confirms has it"
     shown = Command.of(triangle[1]).ok(
         "publish", "--content-topic", CONTENT, "--min-confirms", "1", *LONG, "two"
     )
@@ -152,7 +146,7 @@ async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(
     third.start()
 
     digest = bytes.fromhex(result["message_hash"])
-    assert eventually(lambda: digest in held(third))
+    assert eventually(lambda: digest in holdings(third))
     assert eventually(lambda: gossip(first)["unread"] == before)
     exchanging(first, 2)
     ended, result = publish(first, "five", "--min-confirms", "2", *LONG)

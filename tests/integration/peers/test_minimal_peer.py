@@ -22,7 +22,7 @@ from tests.support.fleet import (
     CONTENT,
     Fleet,
     finished_resume,
-    held,
+    holdings,
     pretend_last_online,
     status,
     synchronize,
@@ -103,9 +103,9 @@ def calls(stubs: Path, node: NodeProcess, first: int, last: int, newest_ns: int)
 def test_it_calls_a_node_and_both_hold_everything(fleet: Fleet, stubs: Path) -> None:
     node, now = fleet.start(), time.time_ns()
     assert len(calls(stubs, node, 0, 200, now)) == 200
-    assert calls(stubs, node, 100, 300, now) == held(node)
-    assert len(held(node)) == 300
-    assert calls(stubs, node, 0, 300, now) == held(node), "a session that finds nothing"
+    assert calls(stubs, node, 100, 300, now) == holdings(node)
+    assert len(holdings(node)) == 300
+    assert calls(stubs, node, 0, 300, now) == holdings(node), "a session that finds nothing"
 
 
 @pytest.mark.parametrize("names", ["early", "late"])
@@ -117,8 +117,8 @@ def test_a_node_calls_it_and_both_hold_everything(fleet: Fleet, stubs: Path, nam
         for found in (100, 0):
             ended, report = synchronize(node, "--from", "0")
             assert (ended.code, report.get("missing_here")) == (0, found), ended
-            assert len(held(node)) == 300
-            eventually(lambda: held(node) == peer.hashes)
+            assert len(holdings(node)) == 300
+            eventually(lambda: holdings(node) == peer.hashes)
 
 
 def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path) -> None:
         pretend_last_online(node, now - 3_600 * 10**9)
         node.start()
         assert eventually(lambda: finished_resume(node))["stored"] == 300
-        assert held(node) == peer.hashes
+        assert holdings(node) == peer.hashes
 
 
 def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path) -> None:
@@ -139,7 +139,7 @@ def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path) -> None:
         # What the peer prints is read beside this.
         digest = confirmed(node)
         eventually(lambda: digest in peer.hashes)
-        eventually(lambda: held(node) == peer.hashes and len(peer.hashes) == 21)
+        eventually(lambda: holdings(node) == peer.hashes and len(peer.hashes) == 21)
         assert status(node)["gossip"]["peers"][0]["connected"]
 
 
@@ -151,7 +151,9 @@ def test_it_dials_gossip_and_confirms_for_every_node_on_the_database(
     with _running(stubs, [f"gossip={node.peer}", "0", "20", str(now)]) as peer:
         digests = {confirmed(node), confirmed(second)}
         eventually(lambda: digests <= peer.hashes)
-        eventually(lambda: held(node) == held(second) == peer.hashes and len(peer.hashes) == 22)
+        eventually(
+            lambda: holdings(node) == holdings(second) == peer.hashes and len(peer.hashes) == 22
+        )
         assert status(second)["gossip"]["peers"] == []
 
 

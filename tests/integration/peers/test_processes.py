@@ -13,7 +13,7 @@ from tests.support.fleet import (
     Fleet,
     finished_resume,
     hashes,
-    held,
+    holdings,
     made,
     pretend_last_online,
     publish,
@@ -42,7 +42,7 @@ async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> N
     assert (ended.code, report["missing_here"]) == (0, 0), "the usual window ends before that"
     ended, report = synchronize(second, "--from", "0")
     assert (ended.code, report["messages_received"]) == (0, 500)
-    assert held(second) == hashes(old)
+    assert holdings(second) == hashes(old)
     _, again = synchronize(second, "--from", "0")
     assert (again["missing_here"], again["round_trips"]) == (0, 1)
     found = by_day(second, old)
@@ -101,7 +101,7 @@ async def test_missed_messages_are_resumed_as_soon_as_a_peer_is_there(fleet: Fle
 
     resume = eventually(lambda: finished_resume(second))
     assert (resume["messages"], resume["stored"]) == (3_000, 3_000)
-    assert held(second) == hashes(missed)
+    assert holdings(second) == hashes(missed)
     metrics = get(second.metrics, "/metrics")[1]
     assert 'storenode_messages_stored_total{source="resume"} 3000.0' in metrics
     assert len(resume["peers"]) == 1
@@ -125,7 +125,7 @@ async def test_missed_messages_are_resumed_as_soon_as_a_peer_is_there(fleet: Fle
     first.start()
     second.start()
     assert eventually(lambda: finished_resume(second))
-    assert held(second) == hashes(missed) | hashes(late)
+    assert holdings(second) == hashes(missed) | hashes(late)
 
 
 async def test_peers_reconcile_by_themselves_and_report_one_that_is_away(fleet: Fleet) -> None:
@@ -133,7 +133,7 @@ async def test_peers_reconcile_by_themselves_and_report_one_that_is_away(fleet: 
     await publish(first, made(300, time.time_ns() - 60 * 10**9))
     second = fleet.start("--sync-interval", "1s", peers=[first])
 
-    eventually(lambda: len(held(second)) == 300)
+    eventually(lambda: len(holdings(second)) == 300)
 
     ended = eventually(lambda: events(second, "session_ended"))
     assert (ended[0]["role"], ended[0]["outcome"]) == ("initiator", "done")

@@ -17,7 +17,7 @@ from store.pipeline.spark import spark_session
 from tests.integration.database.sample_messages import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.object_store import ObjectStore
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer
 
 QUICK_JVM = (
@@ -59,9 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def azure() -> HeldPort:
+def azure() -> ReservedPort:
     """Return the address of the tests' server of Azure's blobs, if it runs."""
-    return HeldPort()
+    return ReservedPort()
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +72,7 @@ def s3() -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def google_account(
-    tmp_path_factory: pytest.TempPathFactory, azure: HeldPort, s3: ObjectStore
+    tmp_path_factory: pytest.TempPathFactory, azure: ReservedPort, s3: ObjectStore
 ) -> Iterator[Path]:
     """Set how this process and Spark's workers reach object stores; return Google's file."""
     path = tmp_path_factory.mktemp("google") / "account.json"

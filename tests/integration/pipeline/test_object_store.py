@@ -33,7 +33,7 @@ from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import messages, more, plain, published, stored_ids, when
 from tests.support import azurite
 from tests.support.object_store import BUCKET, ObjectStore, google_dialect, running_store
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 # Each goes the whole way by itself, and a busy machine takes minutes for that.
 pytestmark = pytest.mark.timeout(1_800)
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(1_800)
 
 @contextmanager
 def opened(
-    scheme: str, folder: Path, azure: HeldPort, s3: ObjectStore, google_account: Path
+    scheme: str, folder: Path, azure: ReservedPort, s3: ObjectStore, google_account: Path
 ) -> Iterator[str]:
     """Start the server of a scheme, and return the URL of a bucket."""
     if scheme == "abfss":
@@ -50,7 +50,7 @@ def opened(
         return
     with running_store(s3, folder), ExitStack() as stack:
         if scheme == "gs":
-            port = HeldPort()
+            port = ReservedPort()
             account = {"gcs_base_url": f"http://{port.address}", "disable_oauth": True}
             account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
             google_account.write_text(json.dumps(account))
@@ -65,7 +65,7 @@ def opened(
 def bucket(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    azure: HeldPort,
+    azure: ReservedPort,
     s3: ObjectStore,
     google_account: Path,
 ) -> Iterator[str]:

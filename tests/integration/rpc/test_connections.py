@@ -15,8 +15,8 @@ from store.rpc.listeners import bind
 from store.serving.addresses import ListenerAddress
 from store.serving.sockets import hang_up
 from store.serving.tls import TlsFiles
+from tests.support.credentials import Pki
 from tests.support.polling import PATIENCE_S, PAUSE_S
-from tests.support.secured import Pki
 
 CLIENT_HELLO = bytes.fromhex("16030102000100")
 """How a handshake of TLS begins."""

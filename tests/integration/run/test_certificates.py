@@ -27,9 +27,9 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines
+from tests.support.credentials import Pki
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.secured import Pki
 
 PEER: Final = "b.nodes.example"
 DAY: Final = timedelta(days=1)

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from storenode.cli.main import main
+from tests.support.credentials import Pki
 from tests.support.node import running_node
-from tests.support.secured import Pki
 
 LISTENERS = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
 

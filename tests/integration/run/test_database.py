@@ -15,14 +15,14 @@ from store.db.migrate import upgrade
 from tests.integration.run.helpers import get, run_to_end, watch_health
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer, copy_cluster
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
 
 
-def with_unused_host(url: str, unused: HeldPort) -> str:
+def with_unused_host(url: str, unused: ReservedPort) -> str:
     """Return a URL whose first address refuses connections."""
     credentials, _, rest = url.rpartition("@")
     return f"{credentials}@{unused.address},{rest}"
@@ -31,7 +31,7 @@ def with_unused_host(url: str, unused: HeldPort) -> str:
 def test_a_database_that_cannot_be_used_is_named_at_the_start(
     tmp_path: Path, postgres: PostgresServer, empty_database_url: str
 ) -> None:
-    unused, missing = HeldPort(), postgres.url("no_such_database")
+    unused, missing = ReservedPort(), postgres.url("no_such_database")
     host = missing.rpartition("@")[2].partition("/")[0]
     absent = 'FATAL:  database "no_such_database" does not'
     cases: list[tuple[str, str, int, list[str]]] = [
@@ -62,7 +62,7 @@ def test_a_database_that_cannot_be_used_is_named_at_the_start(
 
 
 def test_a_node_with_time_tries_again_and_another_host(tmp_path: Path, database_url: str) -> None:
-    unused = HeldPort()
+    unused = ReservedPort()
     url = f"postgresql://u@{unused.address}/d"
     node = NodeProcess(tmp_path / "patient", ("--start-timeout", "1h"), url)
     node.launch()

@@ -33,10 +33,10 @@ from tests.integration.run.helpers import (
     run_to_end,
     watch_health,
 )
+from tests.support.credentials import token_file
 from tests.support.node import COMMAND, NodeProcess, running_node
 from tests.support.polling import eventually
 from tests.support.postgres import copy_cluster
-from tests.support.secured import token_file
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING

@@ -26,7 +26,7 @@ from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer, copy_cluster
 
 HOUR_S = 3_600
@@ -174,7 +174,7 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
 
 
 def test_a_node_that_starts_is_alive_says_so_and_can_be_stopped(tmp_path: Path) -> None:
-    port = HeldPort()
+    port = ReservedPort()
     metrics = port.address
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://u:hunter2@127.0.0.1:{silent.getsockname()[1]}/d"

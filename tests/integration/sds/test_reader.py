@@ -44,8 +44,8 @@ from tests.integration.sds.channel import (
 from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained
 from tests.integration.storage.world import DAY, NOW
-from tests.support.forged import claiming, genuine, genuine_id
 from tests.support.outlet import WideOutlet
+from tests.support.sds_claims import claiming, genuine, genuine_id
 from tests.unit.domain.causal_world import CHANNEL, Parent, digest, request
 
 NAME = CHANNEL.decode()

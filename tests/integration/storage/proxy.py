@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 _CHUNK_BYTES = 65_536
 
@@ -22,7 +22,7 @@ class Proxy:
         self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answer_to_swallow: bytes | None = None
-        self._port = HeldPort()
+        self._port = ReservedPort()
         self.port = self._port.number
         self.swallowed = asyncio.Event()
 

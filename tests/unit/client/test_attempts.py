@@ -33,7 +33,7 @@ from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, Wrong
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.ports import HeldPort
+from tests.support.ports import ReservedPort
 
 ENDLESS: Final = Retry(attempts=None, first_delay_s=0.01, max_delay_s=0.01, at_start=True)
 HASTY: Final = Retry(attempts=3, first_delay_s=0.01, max_delay_s=0.01)
@@ -196,7 +196,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 @pytest.fixture
 async def others(nodes: Nodes) -> list[str]:
     """Return a node that is down, one that accepts no connection, and one that never responds."""
-    return [HeldPort().address, nodes.silent(), await nodes.serve(hung)]
+    return [ReservedPort().address, nodes.silent(), await nodes.serve(hung)]
 
 
 FINAL: Final[list[tuple[Behaviour, type[NodeError], list[str]]]] = [

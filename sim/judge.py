@@ -44,7 +44,7 @@ from store.domain.ports import HistoryEntry
 from store.domain.view import Span
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
-from store.sync.lookup import FetchDone
+from store.sync.fetch import FetchDone
 from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sim.database import Database
 from sim.limits import NS_PER_S
@@ -17,13 +17,12 @@ from sim.streams import EndStream
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, Lookup
 from store.domain.ports import HistoryEntry, PeerAddress, SdsLookup
 from store.messages.transfer import transferred
-from store.sync.lookup import FetchDone, Fetcher
+from store.sync.fetch import FetchDone, Fetcher, FetchWork
 from store.sync.session.reconciliation import in_time
 from storenode.sds.codec import encode, sds_key
 
 if TYPE_CHECKING:
     from sim.node_world import NodeWorld
-    from sim.peers import SimCaller, SimStore
 
 LOOKUP: Final = "GetSdsMessages"
 CHANNEL: Final = "channel"
@@ -157,10 +156,15 @@ _StoredEntries = dict[HistoryEntry, tuple[int, bytes]]
 class JudgedFetcher(Fetcher):
     """The shipped lookup, which reports its results to the judge."""
 
-    def __init__(self, process: Process, caller: SimCaller, store: SimStore) -> None:
-        super().__init__(caller, SimSds(process), store, process.policy, process.world_env)
+    def __init__(
+        self,
+        process: Process,
+        work: FetchWork,
+        asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]],
+    ) -> None:
+        super().__init__(work, SimSds(process))
         self._process = process
-        self._asked = caller.asked
+        self._asked = asked
 
     async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
         """Fetch messages of one peer, once."""

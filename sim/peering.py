@@ -22,8 +22,8 @@ from store.domain.ports import (
     StoreUnavailableError,
     TopicFilter,
 )
+from store.sync.fetch import FetchWork, ResumeConfig, Resumer
 from store.sync.index.hot import HotIndex
-from store.sync.resume import ResumeConfig, Resumer
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport
@@ -52,6 +52,7 @@ class Peering:
         views = JudgedViews(process, self._ids, self.index)
         self.exchange = JudgedExchange(process, self._store, views)
         caller = SimCaller(process, self.exchange, self._store)
+        work = FetchWork(caller, self._store, process.policy, process.world_env)
         self._synchronizer = Synchronizer(
             ScheduleConfig(
                 peers=peers,
@@ -63,7 +64,7 @@ class Peering:
             ),
             caller,
             SimObserver(),
-            JudgedFetcher(process, caller, self._store),
+            JudgedFetcher(process, work, caller.asked),
             process.world_env,
         )
         self._resumer = Resumer(
@@ -72,11 +73,8 @@ class Peering:
                 slack_ns=scenario.offset_ns,
                 online_interval_s=scenario.online_every_s,
             ),
-            caller=caller,
-            online=self._store,
-            writer=self._store,
-            policy=process.policy,
-            environment=process.world_env,
+            work,
+            self._store,
             proceed=self._synchronizer.start,
             failed=lambda _peer, _error: None,
         )

@@ -35,7 +35,7 @@ from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError, decode_message
-from store.sync.errors import ProtocolBrokenError, TransferFault
+from store.sync.errors import Fault, ProtocolBrokenError
 from store.sync.peers import FrameStream, ScannedPage
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
@@ -192,7 +192,7 @@ class JudgedExchange(shipped.Exchange):
         process = self.process
         name = self._names.pop(asyncio.current_task(), "")
         process.note(f"{report.role} session with {report.node_id}: {described(report)}")
-        if report.fault in (TransferFault.PROTOCOL, TransferFault.LIMIT):
+        if report.fault in (Fault.PROTOCOL, Fault.LIMIT):
             process.judge.accused(process.name, report.error)
         for mark in _marks(report):
             process.mark(mark)
@@ -211,7 +211,7 @@ class JudgedExchange(shipped.Exchange):
         self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
 
     def _demand_stopped(self, session: PeerSession) -> None:
-        alive = session in self._tasks and not self.process.life.ended
+        alive = session.task is not None and not self.process.life.ended
         assert not alive, "the driver of a session that gave way goes on"
 
     def _expire(self, session: PeerSession) -> None:
@@ -223,9 +223,10 @@ class JudgedExchange(shipped.Exchange):
         self.sessions.check()
         self.memory.check()
         entries = list(self.sessions)
-        kept = [session for session in self._waiting if session not in entries]
-        assert not kept, f"sessions that are over are kept: {kept}"
-        assert len(self._tasks) <= len(entries) + 1, "drivers of sessions that are over go on"
+        idle = [each for each in entries if each.task is None and each.timer is None]
+        assert not idle, f"sessions that nothing ends: {idle}"
+        both = [each for each in entries if each.task is not None and each.timer is not None]
+        assert not both, f"timers of waits that are over: {both}"
         assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
         latest_ns = self.environment.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
         waits = [session.since_ns for session in entries if session.state is SessionState.WAITING]
@@ -233,7 +234,7 @@ class JudgedExchange(shipped.Exchange):
 
     def check_empty(self) -> None:
         """Verify that nothing is left of a node that was stopped."""
-        left = [*self.sessions, *self._waiting, *self._tasks]
+        left = list(self.sessions)
         assert not left, f"sessions are left of a node that was stopped: {left}"
 
     def _judge_memory(self, node_id: str) -> None:

@@ -18,17 +18,7 @@ from store.domain.ports import (
     StoreBusyError,
     StoreUnavailableError,
 )
-from store.sync.errors import (
-    CallFailedError,
-    FrameTooLargeError,
-    GaveWayError,
-    PeerSilentError,
-    ProtocolBrokenError,
-    SessionUnknownError,
-    TooManyCallsError,
-    TransferFailedError,
-    TransferFault,
-)
+from store.sync.errors import CallFailedError, Fault, SessionFaultError
 from store.sync.frames import pieces
 from store.sync.session.exchange import TRANSFER
 
@@ -41,23 +31,20 @@ _PATIENCE_NS: Final = 20_000_000_000
 now and then only, and whoever began it lets the other end it first."""
 
 _FAULTS: Final = {
-    TransferFault.PROTOCOL: Status.INVALID_ARGUMENT,
-    TransferFault.LIMIT: Status.RESOURCE_EXHAUSTED,
-    TransferFault.SILENCE: Status.DEADLINE_EXCEEDED,
-    TransferFault.SLOW: Status.DEADLINE_EXCEEDED,
-    TransferFault.LOST: Status.UNAVAILABLE,
+    Fault.PROTOCOL: Status.INVALID_ARGUMENT,
+    Fault.LIMIT: Status.RESOURCE_EXHAUSTED,
+    Fault.SILENCE: Status.DEADLINE_EXCEEDED,
+    Fault.SLOW: Status.DEADLINE_EXCEEDED,
+    Fault.LOST: Status.UNAVAILABLE,
+    Fault.CROWDED: Status.RESOURCE_EXHAUSTED,
+    Fault.UNKNOWN: Status.FAILED_PRECONDITION,
+    Fault.GAVE_WAY: Status.ABORTED,
 }
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (StoreUnavailableError, Status.UNAVAILABLE),
     (StoreBusyError, Status.RESOURCE_EXHAUSTED),
     (MalformedPayloadError, Status.INVALID_ARGUMENT),
     (PayloadLimitError, Status.RESOURCE_EXHAUSTED),
-    (ProtocolBrokenError, Status.INVALID_ARGUMENT),
-    (PeerSilentError, Status.DEADLINE_EXCEEDED),
-    (FrameTooLargeError, Status.RESOURCE_EXHAUSTED),
-    (TooManyCallsError, Status.RESOURCE_EXHAUSTED),
-    (SessionUnknownError, Status.FAILED_PRECONDITION),
-    (GaveWayError, Status.ABORTED),
     (CursorOutOfRangeError, Status.OUT_OF_RANGE),
     (PeerError, Status.UNAVAILABLE),
 )
@@ -70,9 +57,8 @@ class StatusReceivedError(CallFailedError):
     """A call ended with another status than OK."""
 
     def __init__(self, status: Status, sentence: str) -> None:
-        super().__init__(f"{status}: {sentence}")
+        super().__init__(f"{status}: {sentence}", aborted=status is Status.ABORTED)
         self.status = status
-        self.aborted = status is Status.ABORTED
 
 
 class EndStream:
@@ -207,15 +193,15 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
         await work(stream)
     except asyncio.CancelledError:
         raise
-    except TransferFailedError as error:
-        _finish(end, _FAULTS[error.fault], error)
     except Exception as error:
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
+        if isinstance(error, SessionFaultError):
+            status = _FAULTS[error.fault]
         if status is None:
             raise
         if status is Status.INVALID_ARGUMENT:
             process.judge.accused(process.name, str(error))
-        if isinstance(error, GaveWayError):
+        if status is Status.ABORTED:
             process.mark(Mark.GAVE_WAY)
         _finish(end, status, error)
     else:

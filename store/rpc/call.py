@@ -56,16 +56,7 @@ from store.serving.call import (
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
-from store.sync.errors import (
-    FrameTooLargeError,
-    GaveWayError,
-    PeerSilentError,
-    ProtocolBrokenError,
-    SessionUnknownError,
-    TooManyCallsError,
-    TransferFailedError,
-    TransferFault,
-)
+from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
 from storenode.common.bounded_dict import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
@@ -78,12 +69,6 @@ if TYPE_CHECKING:
 _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (MalformedPayloadError, Code.INVALID_ARGUMENT),
     (ReconcileLimit, Code.RESOURCE_EXHAUSTED),
-    (ProtocolBrokenError, Code.INVALID_ARGUMENT),
-    (PeerSilentError, Code.DEADLINE_EXCEEDED),
-    (FrameTooLargeError, Code.RESOURCE_EXHAUSTED),
-    (TooManyCallsError, Code.RESOURCE_EXHAUSTED),
-    (SessionUnknownError, Code.FAILED_PRECONDITION),
-    (GaveWayError, Code.ABORTED),
     (TurnedAwayError, Code.RESOURCE_EXHAUSTED),
     (StreamSupersededError, Code.ABORTED),
     (DriverFailedError, Code.INTERNAL),
@@ -95,14 +80,19 @@ _CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
     (NoPeersError, Code.FAILED_PRECONDITION),
 )
 _FAULTS: Final = {
-    TransferFault.PROTOCOL: Code.INVALID_ARGUMENT,
-    TransferFault.LIMIT: Code.RESOURCE_EXHAUSTED,
-    TransferFault.SILENCE: Code.DEADLINE_EXCEEDED,
-    TransferFault.SLOW: Code.DEADLINE_EXCEEDED,
-    TransferFault.LOST: Code.UNAVAILABLE,
+    Fault.PROTOCOL: Code.INVALID_ARGUMENT,
+    Fault.LIMIT: Code.RESOURCE_EXHAUSTED,
+    Fault.SILENCE: Code.DEADLINE_EXCEEDED,
+    Fault.SLOW: Code.DEADLINE_EXCEEDED,
+    Fault.LOST: Code.UNAVAILABLE,
+    Fault.CROWDED: Code.RESOURCE_EXHAUSTED,
+    Fault.UNKNOWN: Code.FAILED_PRECONDITION,
+    Fault.GAVE_WAY: Code.ABORTED,
+    Fault.REFUSED: Code.UNAVAILABLE,
 }
 
-RETRYABLE: Final = (TooManyCallsError, GaveWayError)
+RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
+
 _LOG = get_logger("store.rpc")
 
 
@@ -110,11 +100,12 @@ def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
     """Return the failure for any error, and True if the error was expected."""
     if (failure := expected(error)) is not None:
         return failure, True
-    if isinstance(error, TransferFailedError):
-        return CallError(_FAULTS[error.fault], str(error)), True
+    if isinstance(error, SessionFaultError):
+        is_retryable = error.fault in RETRYABLE
+        return CallError(_FAULTS[error.fault], str(error), retry=is_retryable), True
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return CallError(code, str(error), retry=isinstance(error, RETRYABLE)), True
+            return CallError(code, str(error)), True
     return unexpected(request_id), False
 
 

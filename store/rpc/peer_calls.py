@@ -121,9 +121,8 @@ class PeerCallError(CallFailedError):
     """The error that a call of a peer ended with: its status, and one sentence for the operator."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
-        super().__init__(sentence)
+        super().__init__(sentence, aborted=code is grpc.StatusCode.ABORTED)
         self.code = code
-        self.aborted = code is grpc.StatusCode.ABORTED
 
 
 class PeerCall:

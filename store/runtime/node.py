@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -77,12 +78,11 @@ from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
 from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, first_dns_name
+from store.sync import fetch
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import TransferLimits
-from store.sync.lookup import Fetcher
-from store.sync.resume import SHORTEST_GAP_NS, OnlineRecorder, ResumeConfig, Resumer
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.transfer import TransferWork
@@ -398,7 +398,8 @@ class NodeRuntime:
         )
         caller = PeerReader(self._connector, self._sessions)
         stack.push_async_callback(caller.close)
-        lookup = system_environment("store.sync.lookup", metrics)
+        lookups = system_environment("store.sync.lookup", metrics)
+        work = fetch.FetchWork(caller, writer, policy, lookups)
         self.synchronizer = Synchronizer(
             ScheduleConfig(
                 peers=self._peers,
@@ -409,19 +410,18 @@ class NodeRuntime:
             ),
             caller,
             states,
-            Fetcher(caller, self.services.sds, writer, policy, lookup),
+            fetch.Fetcher(work, self.services.sds),
             system_environment("store.sync.schedule", metrics),
         )
         stack.push_async_callback(self.synchronizer.stop)
         # Without a schedule nothing else fetches what a short stop has missed.
-        shortest_ns = SHORTEST_GAP_NS if config.sync_interval else 0
-        self._resumer = Resumer(
-            ResumeConfig(peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns),
-            caller=caller,
-            online=self._online,
-            writer=writer,
-            policy=policy,
-            environment=system_environment("store.sync.resume", metrics),
+        shortest_ns = fetch.SHORTEST_GAP_NS if config.sync_interval else 0
+        self._resumer = fetch.Resumer(
+            fetch.ResumeConfig(
+                peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns
+            ),
+            replace(work, environment=system_environment("store.sync.resume", metrics)),
+            self._online,
             proceed=self.synchronizer.start,
             failed=states.failed,
         )
@@ -524,7 +524,7 @@ class NodeRuntime:
                 lambda reason: health.set(Obstacle.WRITES, reason is not None, reason),
             )
             # Records when the store is online, before it fetches what it has missed.
-            online = OnlineRecorder(
+            online = fetch.OnlineRecorder(
                 self._online, system_environment("store.sync.online", self.metrics)
             )
             online.begin()

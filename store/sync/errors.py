@@ -5,61 +5,20 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from reconcile.errors import MalformedPayloadError as MalformedPayload
-from reconcile.errors import PayloadLimitError
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from store.domain.ports import NotServingError, PeerError
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
 
-class CallFailedError(PeerError):
-    """A call ended with an error; one sentence for the operator.
+class Fault(StrEnum):
+    """The reason why a session does not begin, or ends before its end.
 
-    ``aborted``: the peer lets another session go first.
-    """
-
-    aborted = False
-
-
-class PeerSilentError(PeerError):
-    """The peer says nothing, or the session takes too long."""
-
-
-class ProtocolBrokenError(PeerError):
-    """The peer did what the protocol does not allow."""
-
-
-class MalformedFrameError(ProtocolBrokenError):
-    """The bytes are not such a frame."""
-
-
-class FrameTooLargeError(PeerError):
-    """A frame has more entries than a node decodes."""
-
-
-class TooManyCallsError(PeerError):
-    """The error of a call when too many wait for their first frame; retry later."""
-
-
-class SeatLostError(TooManyCallsError):
-    """A session that only waited has given its place to another peer."""
-
-
-class SessionUnknownError(PeerError):
-    """The error of a transfer without a session."""
-
-
-class GaveWayError(PeerError):
-    """The end of a session that yields to another with the same peer."""
-
-
-class TransferFault(StrEnum):
-    """The reason why a transfer ended before its end.
-
-    PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
-    (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed on either side
-    (`DEADLINE_EXCEEDED`); LOST: the stream, or this node's database, is gone.
+    PROTOCOL, LIMIT and SILENCE are the peer's doing: it broke the protocol, sent too much, or
+    nothing. SLOW: a limit on time was passed on either side. LOST: the stream, or this node's
+    database, is gone. CROWDED: too many peers want this, retry later. UNKNOWN: no session waits for
+    the transfer. GAVE_WAY: another session with the peer goes first. REFUSED: there is no session.
     """
 
     NONE = ""
@@ -68,17 +27,35 @@ class TransferFault(StrEnum):
     SILENCE = "silence"
     SLOW = "slow"
     LOST = "lost"
+    CROWDED = "crowded"
+    UNKNOWN = "unknown"
+    GAVE_WAY = "gave way"
+    REFUSED = "refused"
 
 
-class TransferFailedError(PeerError):
-    """A transfer ended before its end; ``fault`` says whose doing it was."""
+class SessionFaultError(PeerError):
+    """The end of a session before its end; one sentence for the peer or the operator."""
 
-    def __init__(self, fault: TransferFault, sentence: str) -> None:
+    def __init__(self, fault: Fault, sentence: str) -> None:
         super().__init__(sentence)
         self.fault = fault
 
 
-EXPECTED: Final = (PeerError, MalformedPayload, PayloadLimitError, NotServingError)
+class ProtocolBrokenError(SessionFaultError):
+    """The peer did what the protocol does not allow."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(Fault.PROTOCOL, sentence)
+
+
+class CallFailedError(SessionFaultError):
+    """A call ended with an error; one sentence for the operator."""
+
+    def __init__(self, sentence: str, *, aborted: bool) -> None:
+        super().__init__(Fault.GAVE_WAY if aborted else Fault.LOST, sentence)
+
+
+EXPECTED: Final = (PeerError, MalformedPayloadError, PayloadLimitError, NotServingError)
 """Errors whose sentence says what happened."""
 
 

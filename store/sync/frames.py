@@ -23,7 +23,7 @@ from store.messages.fields import (
     end_of_value,
     read_varint,
 )
-from store.sync.errors import FrameTooLargeError, MalformedFrameError
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.limits import (
     MAX_PIECE_ANSWERS,
     MAX_SEARCH_IDS,
@@ -58,13 +58,13 @@ def parse_reconcile(data: bytes) -> ReconcileFrame:
     """Read a ``ReconcileFrame``; its count and its texts are claims of the peer.
 
     Raises:
-        MalformedFrameError: it is none, or the parts of its search do not fit each other.
-        FrameTooLargeError: it names too many spans, or lists too many messages.
+        ProtocolBrokenError: it is none, or the parts of its search do not fit each other.
+        SessionFaultError: it names too many spans, or lists too many messages.
     """
     try:
         frame = ReconcileFrame.FromString(data)
     except DecodeError:
-        raise MalformedFrameError(
+        raise ProtocolBrokenError(
             "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
         ) from None
     _check_search(frame.extension.search)
@@ -84,16 +84,20 @@ def compact_bytes(extension: ReconcileExtension) -> int:
 def _check_search(search: SumSearch) -> None:
     spans, listed = len(search.spans), len(search.listed)
     if spans + listed > 2 * MAX_SEARCH_SPANS:
-        raise FrameTooLargeError(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
+        raise _too_large(f"a frame names more than {MAX_SEARCH_SPANS:,} spans: name fewer")
     if len(search.messages) > MAX_SEARCH_IDS * ELEMENT_BYTES:
-        raise FrameTooLargeError(
+        raise _too_large(
             f"a frame lists more than {MAX_SEARCH_IDS:,} messages: send sums of shorter spans"
         )
     fits = spans % 2 == listed % 2 == len(search.messages) % ELEMENT_BYTES == 0
     if not fits or len(search.sums) != SUM_BYTES * (spans // 2):
-        raise MalformedFrameError(
+        raise ProtocolBrokenError(
             "the parts of a SumSearch do not fit: encode it as the schema says"
         )
+
+
+def _too_large(sentence: str) -> SessionFaultError:
+    return SessionFaultError(Fault.LIMIT, sentence)
 
 
 def is_session_id(text: str) -> bool:
@@ -109,8 +113,8 @@ def pieces(frame: bytes) -> Iterator[Piece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
-        MalformedFrameError: it is none.
-        FrameTooLargeError: it has too many fields that the schema does not know.
+        ProtocolBrokenError: it is none.
+        SessionFaultError: it has too many fields that the schema does not know.
     """
     if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
         yield from _chunks(_decode(frame), len(frame))
@@ -131,9 +135,9 @@ def _decode(part: bytes) -> RawTransferFrame:
         raise _no_frame() from None
 
 
-def _no_frame() -> MalformedFrameError:
+def _no_frame() -> ProtocolBrokenError:
     """Return the error for bytes that are no ``TransferFrame``."""
-    return MalformedFrameError("the frame is no TransferFrame: encode it as the schema says")
+    return ProtocolBrokenError("the frame is no TransferFrame: encode it as the schema says")
 
 
 def _chunks(part: RawTransferFrame, size_bytes: int) -> Iterator[Piece]:
@@ -167,7 +171,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         answers += field in _ANSWERS
         others += field != _MESSAGES and field not in _ANSWERS
         if others > MAX_COUNTED_FIELDS:
-            raise FrameTooLargeError(
+            raise _too_large(
                 f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "
                 "out those that the schema does not know"
             )

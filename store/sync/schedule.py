@@ -33,10 +33,9 @@ from typing import Final
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, SdsLookup, StoreBusyError
+from store.sync.fetch import FetchDone, Fetcher, ResumeState
 from store.sync.limits import MAX_SESSIONS
-from store.sync.lookup import FetchDone, Fetcher
 from store.sync.peers import PeerCaller
-from store.sync.resume import ResumeState
 from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
 from storenode.message.limits import NS_PER_S
 

@@ -13,33 +13,32 @@ from store.domain import coverage
 from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source
 from store.domain.retention import PrunePlan
-from store.messages.record import RecordBatch
-from store.sync import resume
+from store.messages.conflicts import StoreResult
+from store.sync import fetch
+from store.sync.fetch import Fetcher, FetchWork, Resumer
 from store.sync.index import hot
 from store.sync.index.hot import HotIndex
-from store.sync.lookup import Fetcher
-from store.sync.resume import Resumer
 from store.sync.schedule import Synchronizer
 from store.sync.session import exchange, reconciliation
-from store.sync.session.agreement import Agreement
 from store.sync.session.exchange import Exchange, FirstFrames
+from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Sessions
 from store.sync.session.report import SessionReport
 from store.sync.session.sum_search import Search
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.receive_half import Receiving
+from store.sync.transfer.receive_half import Accepted, Receiving
 from store.sync.transfer.transfer import Transfer
 from tests.sim.mutant import Mutant, asyncio_with, edit, replace_with, sleep_not, together
 
 in_transfer = partial(edit, Transfer)
 in_exchange = partial(edit, Exchange)
-in_agreement = partial(edit, Agreement)
 in_statements = partial(edit, exchange)
 in_coverage = partial(edit, coverage.KnownCoverage)
 in_schedule = partial(edit, Synchronizer)
 in_resume = partial(edit, Resumer)
 in_index = partial(edit, HotIndex)
 in_lookup = partial(edit, Fetcher)
+in_fetches = partial(edit, FetchWork)
 
 UNEQUAL = "do not become equal"
 LACKS = "lacks .* that are durable"
@@ -47,10 +46,10 @@ LOST = "acknowledged .* does not hold"
 LEFT = "are left"
 
 
-async def _report_at_once(self: Transfer, token: int, batch: RecordBatch) -> None:
-    self._receiving.persisted(token, [True] * len(batch), {})
+async def _report_at_once(self: Transfer, accepted: Accepted) -> None:
+    self._receiving.persisted(accepted, StoreResult([True] * len(accepted.batch)))
     self._go_on()
-    await self._work.writer.store(batch, Source.TRANSFER)
+    await self._work.writer.store(accepted.batch, Source.TRANSFER)
 
 
 def _admit_and_change(self: Admission, messages: Sequence[bytes]) -> None:
@@ -140,13 +139,14 @@ CORES = {
 
 TRANSFERS = {
     "says stored without storing": Mutant(
-        in_transfer("_persist", "await patiently(store)", all_new("batch")), LOST, 10
+        in_transfer("_persist", "await patiently(store)", all_new("accepted.batch")), LOST, 10
     ),
     "answers before it stores": Mutant(
         in_transfer(
             "_persist",
-            "result = await patiently(store)",
-            f"self._spawn(store())\n    result = {all_new('batch')}",
+            "self._take(self._receiving.persisted, accepted, await patiently(store))",
+            "self._spawn(store())\n    "
+            f"self._take(self._receiving.persisted, accepted, {all_new('accepted.batch')})",
         ),
         LOST,
         size=3,
@@ -200,13 +200,13 @@ SESSIONS = {
         in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=9
     ),
     "leaves the timer of a claimed session": Mutant(
-        in_exchange("claim", "self._waiting.pop(session).cancel()", "self._waiting[session]"),
+        in_exchange("claim", "if session.timer is not None:", "if False:"),
         "that are over",
         size=2,
     ),
     "forgets a session by half": Mutant(
-        in_exchange("_forget", "self._waiting.pop(session, None)", "None"),
-        f"that are over|{LEFT}",
+        in_exchange("_forget", "self.sessions.end(session)", "pass"),
+        f"nothing ends|{LEFT}",
         15,
     ),
     "waits for a silent peer for ever": Mutant(
@@ -247,7 +247,12 @@ SESSIONS = {
         edit(Search, "_settle", "only_own[both] = False", "only_own[both] = True"), "are none", 64
     ),
     "compares sums that begin at its own time": Mutant(
-        in_agreement("start", "max(self._lower_ns, theirs)", "self._lower_ns"),
+        edit(
+            Reconciliation,
+            "start",
+            "max(each.compared_from for each in offers)",
+            "offers[0].compared_from",
+        ),
         "from other times|accuses",
         11,
     ),
@@ -255,8 +260,8 @@ SESSIONS = {
         edit(
             Exchange,
             "initiate",
-            "await self._move_differences(call, session)",
-            "pass",
+            "if session.state is SessionState.TRANSFERRING:",
+            "if False:",
         ),
         f"calls itself in sync|{UNEQUAL}|waits too long",
     ),
@@ -311,10 +316,11 @@ OTHERS = {
         in_schedule("_run", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"
     ),
     "counts a page before it is stored": Mutant(
-        in_resume(
-            "_take",
-            "await self._writer.store(admission.admitted.batch, Source.RESUME)",
-            all_new("admission.admitted.batch"),
+        in_fetches(
+            "store",
+            "await self.writer.store(admitted.batch, source)",
+            f"{all_new('admitted.batch')} if source is Source.RESUME else "
+            "await self.writer.store(admitted.batch, source)",
         ),
         "has passed over",
         first_seed=2,
@@ -329,7 +335,7 @@ OTHERS = {
         first_seed=62,
     ),
     "resumes without a pause": Mutant(
-        replace_with(resume, "asyncio", asyncio_with("sleep", sleep_not)), "circles", 10
+        replace_with(fetch, "asyncio", asyncio_with("sleep", sleep_not)), "circles", 10
     ),
     "leaves out of its index what it writes": Mutant(
         in_index("_ids_of", "found.append(ids)", "pass"), LACKS
@@ -375,18 +381,20 @@ OTHERS = {
         first_seed=17,
     ),
     "looks up messages and stores none": Mutant(
-        in_lookup(
-            "_take",
-            "await self._writer.store(published.batch, Source.TRANSFER)",
-            all_new("published.batch"),
+        in_fetches(
+            "store",
+            "await self.writer.store(admitted.batch, source)",
+            "await self.writer.store(admitted.batch, source) if source is Source.RESUME else "
+            f"{all_new('admitted.batch')}",
         ),
         "misses .* SDS messages",
     ),
     "takes one page of a look-up": Mutant(
         in_lookup(
-            "_take",
-            "admission = Admission(",
-            "if taken.stored:\n        return\n    admission = Admission(",
+            "fetch",
+            "async for page in pages:",
+            "async for page in pages:\n                    if stored:\n"
+            "                        break",
         ),
         "misses .* SDS messages",
     ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -25,16 +25,13 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from reconcile.algorithm.plan import Tuning
-from reconcile.compact.keys import NONCE_BYTES
-from reconcile.errors import MalformedPayloadError as MalformedPayload
-from reconcile.errors import PayloadLimitError
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.session import Bounds, Result, Role, SessionConfig
+from reconcile.session import Bounds, Result, Role
 from store.domain.coverage import Comparison, Statements, Sums
 from store.domain.environment import Environment
 from store.domain.places import Caller
@@ -44,13 +41,9 @@ from store.sync.coverage import comparison_of, measure, statements_of
 from store.sync.errors import (
     EXPECTED,
     CallFailedError,
-    FrameTooLargeError,
-    GaveWayError,
-    MalformedFrameError,
+    Fault,
     ProtocolBrokenError,
-    SeatLostError,
-    TooManyCallsError,
-    TransferFailedError,
+    SessionFaultError,
 )
 from store.sync.frames import parse_reconcile, pieces
 from store.sync.index.view_reads import in_thread_if
@@ -66,13 +59,11 @@ from store.sync.limits import (
     MAX_SHOWN_HIDDEN,
     MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
-    RANDOM_CUTS,
     SESSION_ID_CHARS,
     THREADED_ROWS,
     TransferLimits,
 )
 from store.sync.peers import Connector, FrameStream, Named
-from store.sync.session.agreement import Agreement
 from store.sync.session.reconciliation import (
     GOES_ON,
     Reconciliation,
@@ -80,13 +71,7 @@ from store.sync.session.reconciliation import (
     in_time,
     time_limit,
 )
-from store.sync.session.registry import (
-    PeerSession,
-    RefusalKind,
-    SessionRefusedError,
-    Sessions,
-    SessionState,
-)
+from store.sync.session.registry import PeerSession, Sessions, SessionState
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
@@ -101,9 +86,10 @@ RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
+_REPLACED: Final = "the peer began a new session before it transferred"
+_CRASHED: Final = "this node failed on the session: its log says where"
 
-_Measured = tuple[Comparison, Sums]
-_Call = Callable[[str, Callable[[Named], None]], AbstractAsyncContextManager[FrameStream]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +144,7 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
 
 
 @dataclass(slots=True)
-class _PeerNotes:
+class PeerNotes:
     """The findings of the last session with a peer: without sums, equal, not compact."""
 
     plain: bool = False
@@ -178,15 +164,13 @@ class Exchange:
         )
         self.memory = PolicyMemory()
         self.conflicts = ConflictMemory()
-        self._notes = BoundedDict[str, _PeerNotes](MAX_NOTED_PEERS)
+        self._notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
         self._first_frames = FirstFrames()
         self._large_turn = asyncio.Semaphore()
-        self._tasks: dict[PeerSession, asyncio.Task[Any]] = {}
-        self._waiting: dict[PeerSession, asyncio.TimerHandle] = {}
 
     def close(self) -> None:
         """Forget the sessions that wait; those under way end with their tasks."""
-        for session in list(self._waiting):
+        for session in self.sessions:
             self._forget(session, "this node is shutting down")
 
     # Sessions that this node begins
@@ -195,20 +179,23 @@ class Exchange:
         self, connector: Connector, peer: PeerAddress, window: Window
     ) -> SessionReport:
         """Run one session with a peer; raise only for the cancellation of this task."""
-        end_ns = min(window.time_end_ns, MAX_TIMESTAMP_NS)
-        bounds = (max(0, window.time_start_ns), LOWEST[1]), (end_ns, LOWEST[1])
-        began_ns, node_id = self.environment.steady_ns(), connector.node_id(peer)
-        report = SessionReport(
-            SyncRole.INITIATOR, began_ns, node_id, peer=peer, window=window, asked_from=bounds[0]
-        )
-        call = partial(connector.call, peer)
-        measured: _Measured | None = None
+        steady_ns, node_id = self.environment.steady_ns, connector.node_id(peer)
+        report = SessionReport(SyncRole.INITIATOR, steady_ns(), node_id, peer=peer, window=window)
+        measured: tuple[Comparison, Sums] | None = None
+
+        def require_same(callee: Named) -> None:
+            if callee.node_id != report.node_id:
+                raise ProtocolBrokenError(
+                    f"the node at {peer} was {report.node_id} and is {callee.node_id} now"
+                )
+
         try:
-            session = self.sessions.begin(began_ns, peer.target, report)
+            session = self.sessions.begin(report.began_ns, peer.target, report)
             with self.driving(session):
-                measured = await self._find_differences(call, session, bounds)
-                if session.state is SessionState.READY:
-                    await self._move_differences(call, session)
+                measured = await self._find_differences(connector, peer, session)
+                if session.state is SessionState.TRANSFERRING:
+                    async with connector.call(peer, TRANSFER, require_same) as stream:
+                        await (await self.transfer(session)).run(stream)
         except asyncio.CancelledError:
             report.error = "the node stopped the session"
             self.ended(report)
@@ -221,19 +208,23 @@ class Exchange:
         return report
 
     async def _find_differences(
-        self, call: _Call, session: PeerSession, bounds: Bounds
-    ) -> _Measured | None:
+        self, connector: Connector, peer: PeerAddress, session: PeerSession
+    ) -> tuple[Comparison, Sums] | None:
         """Reconcile as the initiator; return what statements of coverage may be about."""
-        work, steady_ns, report = self.work, self.environment.steady_ns, session.report
+        work, report, steady_ns = self.work, session.report, self.environment.steady_ns
+        start_ns, end_ns = report.window.time_start_ns, report.window.time_end_ns
+        bounds: Bounds = (
+            (max(0, start_ns), LOWEST[1]),
+            (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1]),
+        )
 
         def identify(callee: Named) -> None:
-            report.node_id, report.store_id = callee.node_id, callee.store_id
             self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
 
-        async with time_limit(), call(RECONCILE, identify) as stream:
+        async with time_limit(), connector.call(peer, RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()
             async with work.reconcilable.open_view(*bounds, recent=True) as view:
-                report.horizon = work.horizon(view)
+                report.asked_from, report.horizon = bounds[0], work.horizon(view)
                 side = self.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)
                 result = await side.initiate()
                 self.concluded(report, side, result)
@@ -244,51 +235,36 @@ class Exchange:
                 if await in_time(stream.read(), work.silence_s) is not None:
                     raise ProtocolBrokenError(GOES_ON)
         if result.refusal:
-            sentence = f"the peer at {report.peer} will not reconcile: {result.refusal}"
-            raise SessionRefusedError(RefusalKind.BUSY, sentence)
+            sentence = f"the peer at {peer} will not reconcile: {result.refusal}"
+            raise SessionFaultError(Fault.REFUSED, sentence)
         if report.differences and not side.session_id:
             raise ProtocolBrokenError("the peer has not named the session")
         session.session_id = side.session_id
         self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
         return measured
 
-    async def _move_differences(self, call: _Call, session: PeerSession) -> None:
-        def require_same(callee: Named) -> None:
-            if callee.node_id != session.node_id:
-                raise ProtocolBrokenError(
-                    f"the node at {session.report.peer} was {session.node_id} and is "
-                    f"{callee.node_id} now"
-                )
-
-        async with call(TRANSFER, require_same) as stream:
-            self.sessions.transferring(self.environment.steady_ns(), session)
-            await (await self.transfer(session)).run(stream)
-
     def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
         """Return the ending and the sentence for an error; yielding to another session is none."""
+        sentence = str(error)
         match error:
-            case GaveWayError():
+            case SessionFaultError(fault=Fault.GAVE_WAY):
                 return SyncEnding.ABORTED, ""
-            case CallFailedError() if error.aborted:
-                return SyncEnding.ABORTED, ""
-            case SessionRefusedError() if error.kind is RefusalKind.ABORTED:
-                return SyncEnding.ABORTED, ""
-            case SessionRefusedError():
-                return SyncEnding.REFUSED, str(error)
-            case CallFailedError():
-                sentence = str(error)
-            case MalformedPayload() | PayloadLimitError() | MalformedFrameError():
-                sentence = f"what the peer at {peer} sends is refused: {error}"
-            case FrameTooLargeError():
-                sentence = f"what the peer at {peer} sends is refused: {error}"
-            case PeerError():
-                sentence = f"the session with {peer} failed: {error}"
+            case SessionFaultError(fault=Fault.REFUSED):
+                return SyncEnding.REFUSED, sentence
             case NotServingError():
-                sentence = f"the database of this node does not serve: {error}"
+                sentence = f"the database of this node does not serve: {sentence}"
                 return SyncEnding.UNAVAILABLE, sentence
+            case CallFailedError():
+                pass
+            case (
+                MalformedPayloadError() | PayloadLimitError() | SessionFaultError(fault=Fault.LIMIT)
+            ):
+                sentence = f"what the peer at {peer} sends is refused: {sentence}"
+            case PeerError():
+                sentence = f"the session with {peer} failed: {sentence}"
             case _:
                 self.environment.log.error("session_crashed", peer=peer, exc_info=error)
-                sentence = "this node failed on the session: its log says where"
+                sentence = _CRASHED
         return SyncEnding.FAILED, sentence
 
     # Sessions that peers begin
@@ -297,8 +273,7 @@ class Exchange:
         """Serve ``Reconcile`` of this caller.
 
         Raises:
-            PeerError: the peer failed, or must wait.
-            GaveWayError: another session goes first.
+            PeerError: the peer failed, or must wait, or another session goes first.
             MalformedPayloadError, PayloadLimitError: what it sent is refused.
             NotServingError: the database does not serve.
         """
@@ -306,23 +281,31 @@ class Exchange:
         report = SessionReport(
             SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
         )
-        try:
-            async with self._first_frames.slot(caller):
-                data = await in_time(stream.read(), FIRST_FRAME_S)
-                if data is None:
-                    return
-                frame = parse_reconcile(data)
-                del data
-                name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
-                session = self.sessions.accept(steady_ns(), caller, name, report)
-        except SessionRefusedError as refusal:
+        refusal = ""
+        async with self._first_frames.slot(caller):
+            data = await in_time(stream.read(), FIRST_FRAME_S)
+            if data is None:
+                return
+            frame = parse_reconcile(data)
+            del data
+            name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
+            with self._reporting(report):
+                try:
+                    session = self.sessions.accept(steady_ns(), caller, name, report)
+                except SessionFaultError as error:
+                    if error.fault is not Fault.REFUSED:
+                        raise
+                    refusal = str(error)
+        if refusal:
             del frame
-            await self._refuse(refusal, report, stream)
+            report.ending, report.error = SyncEnding.REFUSED, refusal
+            self.ended(report)
+            refused = ReconcileFrame(refusal=refusal).SerializeToString()
+            await in_time(stream.write(refused), self.work.silence_s)
             return
         with self._reporting(report), self.driving(session):
-            watched = SessionStream(stream, session, steady_ns)
             async with time_limit():
-                result = await self._answer(session, watched, frame)
+                result = await self._answer(session, self._watched(stream, session), frame)
             if result.refusal:
                 report.ending, report.error = SyncEnding.REFUSED, result.refusal
             else:
@@ -333,7 +316,7 @@ class Exchange:
                 self.ended(report)
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
-        """Serve ``Transfer``; raises as `serve_reconcile`, and `TransferFailedError`."""
+        """Serve ``Transfer``; raises as `serve_reconcile`."""
         async with self._first_frames.slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
@@ -341,32 +324,19 @@ class Exchange:
                     "a transfer begins with a frame that names its session: send it"
                 )
             session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
-        report = session.report
-        resumed = SessionStream(stream, session, self.environment.steady_ns, first=frame)
+        report, watched = session.report, self._watched(stream, session, frame)
         del frame
         if session.state is SessionState.ENDED:
             # Source: the contract, "Transfer after a session without differences".
-            await (await self.transfer(session)).run(resumed)
+            await (await self.transfer(session)).run(watched)
             return
         with self._reporting(report), self.driving(session):
-            await (await self.transfer(session)).run(resumed)
+            await (await self.transfer(session)).run(watched)
             self.ended(report)
         if report.fault:
-            raise TransferFailedError(report.fault, report.error)
+            raise SessionFaultError(report.fault, report.error)
         if report.stored or report.messages_sent:
             self.sessions.useful(session)
-
-    async def _refuse(
-        self, refusal: SessionRefusedError, report: SessionReport, stream: FrameStream
-    ) -> None:
-        if refusal.kind is RefusalKind.ABORTED:
-            report.ending = SyncEnding.ABORTED
-            self.ended(report)
-            raise GaveWayError(str(refusal))
-        report.ending, report.error = SyncEnding.REFUSED, str(refusal)
-        self.ended(report)
-        refused = ReconcileFrame(refusal=report.error).SerializeToString()
-        await in_time(stream.write(refused), self.work.silence_s)
 
     async def _answer(
         self, session: PeerSession, stream: FrameStream, frame: ReconcileFrame
@@ -387,6 +357,11 @@ class Exchange:
             self.concluded(report, side, result)
             return result
 
+    def _watched(
+        self, stream: FrameStream, session: PeerSession, first: bytes | None = None
+    ) -> FrameStream:
+        return SessionStream(stream, session, self.environment.steady_ns, first)
+
     @contextmanager
     def _reporting(self, report: SessionReport) -> Iterator[None]:
         """Report a session of a peer that fails."""
@@ -396,13 +371,11 @@ class Exchange:
             report.error = "the peer left in the middle of the session"
             self.ended(report)
             raise
-        except GaveWayError:
-            report.ending = SyncEnding.ABORTED
-            self.ended(report)
-            raise GaveWayError("a session that this node began with you goes first") from None
         except Exception as error:
-            crashed = "this node failed on the session: its log says where"
-            report.error = str(error) if isinstance(error, EXPECTED) else crashed
+            if isinstance(error, SessionFaultError) and error.fault is Fault.GAVE_WAY:
+                report.ending = SyncEnding.ABORTED
+            else:
+                report.error = str(error) if isinstance(error, EXPECTED) else _CRASHED
             self.ended(report)
             raise
 
@@ -418,40 +391,16 @@ class Exchange:
         window: Bounds | None = None,
         session_id: str = "",
     ) -> Reconciliation:
-        """Return a reconciliation: ``window`` as the initiator, ``session_id`` as the responder.
-
-        ``view`` may be None where nothing is asked; below the horizon of the report nothing is
-        compared.
-        """
-        work, is_responder = self.work, role is Role.RESPONDER
-        notes = self._notes.get(report.node_id) or _PeerNotes()
-        cuts = self._cuts(window, report) if notes.plain or not work.sums else ()
-        config = SessionConfig(
-            cluster=work.cluster,
-            shards=work.shards,
-            window=window,
-            horizon=report.horizon or LOWEST,
-            cuts=cuts,
-            limits=work.limits,
-            tuning=work.tuning,
-        )
+        """Return a `Reconciliation` of this node."""
         return Reconciliation(
-            role,
-            config,
-            stream,
-            view,
-            report,
-            observer=work.transfer.observer,
-            silence_s=work.silence_s,
-            turn=self.turn,
-            agreement=self._agreement(role, view, report),
-            compact_from=work.compact_from if is_responder or not notes.not_compact else None,
-            # An offer costs more than a session that finds nothing: none after such a one. A peer
-            # whose count or XOR is another one begins with the mode all the same.
-            offers=not notes.equal,
-            session_id=session_id,
-            known=self.conflicts.known(report.node_id, self.environment.steady_ns()),
+            self, role, stream, view, report, window=window, session_id=session_id
         )
+
+    def notes_of(self, node_id: str) -> PeerNotes:
+        """Return the findings of the last session with a peer."""
+        if node_id not in self._notes:
+            self._notes[node_id] = PeerNotes()
+        return self._notes[node_id]
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """Note what a reconciliation came to."""
@@ -461,33 +410,14 @@ class Exchange:
         report.note_hidden(work.hidden)
         report.found_conflicts = len(work.conflicts)
         report.shown_conflicts = list(work.conflicts[:MAX_SHOWN_HIDDEN])
-        notes = self._notes.get(report.node_id) or _PeerNotes()
+        notes = self.notes_of(report.node_id)
         if report.role is SyncRole.INITIATOR:
-            notes.equal = not (len(result.to_send) or len(result.to_receive))
+            notes.equal = not report.differences
             notes.not_compact = work.compact_failed
-        if work.agreement is not None and result.rounds:
-            notes.plain = not work.agreement.peer_knows
-        self._notes[report.node_id] = notes
+        if work.has_offered and result.rounds:
+            notes.plain = not work.peer_knows
         now_ns = self.environment.steady_ns()
         self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
-
-    def _agreement(
-        self, role: Role, view: OpenView | None, report: SessionReport
-    ) -> Agreement | None:
-        if view is None or not self.work.sums:
-            return None
-        asked, horizon = report.asked_from or LOWEST, report.horizon or LOWEST
-        nonce = self.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
-        return Agreement(role, nonce, view, max(asked, horizon))
-
-    def _cuts(self, window: Bounds | None, report: SessionReport) -> tuple[SyncId, ...]:
-        """Return where a session that is concluded by XOR divides its window: at random."""
-        if window is None:
-            return ()
-        start_ns, end_ns = max(window[0], report.horizon or LOWEST)[0], window[1][0]
-        uniform = self.environment.random.uniform
-        times = {int(uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
-        return tuple((time_ns, LOWEST[1]) for time_ns in sorted(times))
 
     def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the turn of a payload, to wait for: large ones are worked on one at a time."""
@@ -497,7 +427,7 @@ class Exchange:
 
     async def _measure(
         self, report: SessionReport, side: Reconciliation, result: Result, view: OpenView
-    ) -> _Measured | None:
+    ) -> tuple[Comparison, Sums] | None:
         """Measure what this session, which this node began, will make statements about."""
         if self.work.statements is None or not report.store_id:
             return None
@@ -527,43 +457,43 @@ class Exchange:
         """Run all that is done for a session inside; free it, unless it waits for its transfer.
 
         Raises:
-            GaveWayError, SeatLostError: another session went before it.
+            SessionFaultError: another session went before it.
         """
-        task = asyncio.current_task()
+        task = session.task = asyncio.current_task()
         assert task is not None
-        self._tasks[session] = task
         try:
             yield
         except asyncio.CancelledError:
             # The task's own cancellation may come at the same moment; then it counts.
-            if session.gave_way and task.uncancel() == 0:
-                if session.displaced:
-                    raise SeatLostError(_DISPLACED) from None
-                raise GaveWayError("another session with this peer goes first") from None
+            if session.stopped and task.uncancel() == 0:
+                sentence = "another session with this peer goes first"
+                if session.stopped is Fault.CROWDED:
+                    sentence = _DISPLACED
+                raise SessionFaultError(session.stopped, sentence) from None
             raise
         finally:
-            del self._tasks[session]
+            session.task = None
             if session.state is not SessionState.WAITING:
                 self.sessions.end(session)
 
     def stop(self, session: PeerSession) -> None:
         """End the driver of a session that gave way to a new one."""
-        if (task := self._tasks.get(session)) is not None:
-            task.cancel()
+        if session.task is not None:
+            session.task.cancel()
         else:
-            reason = "the peer began a new session before it transferred"
-            self._forget(session, _DISPLACED if session.displaced else reason)
+            self._forget(session, _DISPLACED if session.stopped is Fault.CROWDED else _REPLACED)
 
     def keep(self, session: PeerSession) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
         call_later = asyncio.get_running_loop().call_later
-        self._waiting[session] = call_later(self.work.silence_s, self._expire, session)
+        session.timer = call_later(self.work.silence_s, self._expire, session)
 
     def claim(self, node_id: str, session_id: str) -> PeerSession:
         """Return the session that a peer transfers for, once; raises as `Sessions.claim`."""
         session = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
-        if session.state is not SessionState.ENDED:
-            self._waiting.pop(session).cancel()
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
         return session
 
     def ended(self, report: SessionReport) -> None:
@@ -592,10 +522,11 @@ class Exchange:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
     def _forget(self, session: PeerSession, reason: str) -> None:
-        timer = self._waiting.pop(session, None)
-        self.sessions.end(session)
-        if timer is not None:
-            timer.cancel()
+        """End a session that waits for its transfer; one that does not is left alone."""
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
+            self.sessions.end(session)
             session.report.error = reason
             self.ended(session.report)
 
@@ -620,9 +551,10 @@ class FirstFrames:
             return
         node_id = caller.node_id
         if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
-            raise TooManyCallsError(
+            raise SessionFaultError(
+                Fault.CROWDED,
                 f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
-                "frame is reached: send the frames first"
+                "frame is reached: send the frames first",
             )
         self._openers[node_id] += 1
         try:
@@ -646,9 +578,10 @@ class FirstFrames:
         except TimeoutError:
             if not wait.expired():
                 raise
-            raise TooManyCallsError(
+            raise SessionFaultError(
+                Fault.CROWDED,
                 f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
-                "reached, and newer ones came: send the frame with the call, or retry"
+                "reached, and newer ones came: send the frame with the call, or retry",
             ) from None
         finally:
             self._strangers.pop(wait, None)
@@ -679,21 +612,18 @@ class SessionStream:
         if self._first is not None:
             frame, self._first = self._first, None
             return frame
-        with self._waiting():
-            return await self._stream.read()
+        return await self._waited(self._stream.read())
 
     async def write(self, frame: bytes) -> None:
         """Send a frame."""
-        with self._waiting():
-            await self._stream.write(frame)
+        await self._waited(self._stream.write(frame))
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    async def _waited(self, work: Awaitable[_T]) -> _T:
         self._waits += 1
         if self._waits == 1:
             self._session.awaits_ns = self._steady_ns()
         try:
-            yield
+            return await work
         finally:
             self._waits -= 1
             self._session.awaits_ns = self._steady_ns() if self._waits else None

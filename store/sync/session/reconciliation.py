@@ -1,13 +1,21 @@
-"""The part of one side in a reconciliation: frames, questions to a view, sums at the end.
+"""A side of a reconciliation: frames, questions to a view, and sums at the end.
 
     compact mode, if agreed ─┐
     base session ────────────┴─► the last frame of one side, with its sum ─► the sum of the other
                                       equal: concluded; different: `session.sum_search`
 
-The sides alternate, one frame each. A peer that neither sends nor takes a frame for ``silence_s``
-has left, and a reconciliation ends after `MAX_RECONCILE_S` in any case. A thread works on large
-payloads. The fingerprints of WAKU-SYNC find differences; equality is concluded from
-sums where both sides know them, and otherwise from fingerprints.
+The sides alternate, one frame each. A peer that neither sends nor takes a frame for as long as the
+node calls silence has left. A thread works on large payloads. The fingerprints of WAKU-SYNC find
+differences; equality is concluded from sums where both sides know them, and otherwise from
+fingerprints.
+
+Beyond WAKU-SYNC the sides use an extension of their frames (`ReconcileExtension` in the schema):
+
+- Each side makes an offer in its first frame: a nonce, and from when on it compares messages. An
+  offer of another version counts as none; without both offers nothing of this applies.
+- The side that ends the reconciliation by an empty payload sends its sum with it, and the other
+  side answers with its own. A side that does not know its sum sends none.
+- A part of the extension that comes in another frame, or has another size, breaks the protocol.
 
 The compact mode finds what the other side lacks by short IDs. The side with the last compact frame
 sends its own IDs with it; the other one answers with its IDs and its sum, as at the end of a base
@@ -17,10 +25,11 @@ session. Source: docs/spec/compact.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final, TypeVar
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -28,49 +37,64 @@ from reconcile.algorithm.questions import asked_about
 from reconcile.codec import RangeKind, decode
 from reconcile.compact import is_available
 from reconcile.compact.frames import FrameKind, PlainFrame, encode
-from reconcile.compact.session import Claim, CompactStep, Expected, FallBack
-from reconcile.compact.session import CompactInitiator as Initiator
-from reconcile.compact.session import CompactResponder as Responder
-from reconcile.compact.session import CompactResult as Found
-from reconcile.errors import MalformedCompactError as MalformedCompact
-from reconcile.errors import PayloadLimitError
+from reconcile.compact.keys import NONCE_BYTES
+from reconcile.compact.session import (
+    Claim,
+    CompactInitiator,
+    CompactResponder,
+    CompactResult,
+    CompactStep,
+    Expected,
+    FallBack,
+)
+from reconcile.errors import MalformedCompactError, PayloadLimitError
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds, less, ordered
+from reconcile.index import IndexView
+from reconcile.lattice import DIGEST_BYTES
 from reconcile.limits import CodecLimits
 from reconcile.session import (
     Bounds,
     PayloadFrame,
+    ReconcileSession,
     Result,
     Role,
     SessionConfig,
     SessionStep,
     advance,
 )
-from reconcile.session import ReconcileSession as Session
-from reconcile.view import ViewAnswer as Answer
+from reconcile.view import ViewAnswer
 from store.domain.view import OpenView, Span
-from store.sync.errors import PeerSilentError, ProtocolBrokenError, shown
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
 from store.sync.index.view_reads import in_thread_if
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
     MAX_RECONCILE_S,
+    RANDOM_CUTS,
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.agreement import Agreement, Phase
-from store.sync.session.report import ContentConflict, SessionReport, SyncObserver
-from store.sync.session.sum_search import NO_CONFLICTS, KnownConflicts, Search, has_spans
-from storenode.message.limits import HASH_BYTES
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
+from store.sync.session.report import ContentConflict, SessionReport
+from store.sync.session.sum_search import Search, has_spans
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.wire.storenode.v1.peer_pb2 import (
+    RECONCILE_FEATURE_SLICES,
+    ReconcileExtension,
+    ReconcileFrame,
+    SumSearch,
+)
+
+if TYPE_CHECKING:
+    from store.sync.session.exchange import Exchange
 
 _T = TypeVar("_T")
 
-Turns = Callable[[int], AbstractAsyncContextManager[None]]
-
+VERSION: Final = 4
 GOES_ON: Final = "the peer goes on after the end of the reconciliation"
 _NOTHING: Final = PayloadFrame(b"")
 _SKIPPED: Final = SumSearch(more=True)
+_NO_EXTENSION: Final = ReconcileExtension()
 
 FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
 """The frame that announces a base session to the peer."""
@@ -79,13 +103,23 @@ _TIME_BYTES: Final = 8
 _TIME_DTYPE: Final = np.dtype("<i8")
 
 
+class _Stage(Enum):
+    """The frames of the peer that may come."""
+
+    RANGES = auto()
+    SUM = auto()  # the answer to a sum
+    SEARCH = auto()  # after sums that differ
+
+
 class Reconciliation:
-    """The part of one side in a reconciliation: made for one `initiate` or `respond`.
+    """A side of a reconciliation: made for one `initiate` or `respond`.
 
     Attributes:
         session_id: sent by the responder with its first frame.
+        peer_knows: the peer has made an offer.
         compact: this side of the compact mode, where it was possible, or taken up.
         compact_error: why the mode was given up.
+        offers: offer the mode at once; else a peer that differs may begin it.
         hidden: ascending differences that the fingerprints of WAKU-SYNC did not show.
         conflicts: IDs with different contents on the two sides.
         settled: the spans of time whose conflicts are all in ``conflicts``.
@@ -93,59 +127,91 @@ class Reconciliation:
 
     def __init__(
         self,
+        exchange: Exchange,
         role: Role,
-        config: SessionConfig,
         stream: FrameStream,
         view: OpenView | None,
         report: SessionReport,
         *,
-        observer: SyncObserver,
-        silence_s: float,
-        turn: Turns,
-        agreement: Agreement | None,
-        compact_from: int | None = None,
-        offers: bool = True,
+        window: Bounds | None = None,
         session_id: str = "",
-        known: KnownConflicts = NO_CONFLICTS,
     ) -> None:
         """Take the parts; the findings are noted in ``report``.
 
-        ``view`` may be None where nothing is asked, and ``agreement`` where nothing beyond
-        WAKU-SYNC is offered. ``turn``: around the work on a payload of so many bytes.
-        ``compact_from``: use the compact mode from so many own IDs on; None: never. ``offers``:
-        offer the mode at once; else a peer that differs may begin it. ``known``: the conflicts of
-        earlier sessions with this peer.
+        ``view`` may be None where nothing is asked; below the horizon of the report nothing is
+        compared. ``window`` is the initiator's, ``session_id`` the responder's.
         """
+        work = exchange.work
+        notes, horizon = exchange.notes_of(report.node_id), report.horizon or LOWEST
         self.role = role
-        self.config = config
         self.view = view
-        self.agreement = agreement
-        self.compact: Initiator | Responder | None = None
-        self.compact_error = ""
-        self.compact_from = compact_from
-        self.offers = offers
         self.session_id = session_id
-        self.session = Session(role, config)
-        self._stream = stream
-        self._observer = observer
-        self._silence_s = silence_s
-        self._turn = turn
-        self._report = report
-        self._known = known
-        self._has_sent = False
-        self._opening = b""  # the compact frame in the initiator's next base frame
-        self._compact_window = LOWEST, LOWEST
-        self._compact_rounds = 0  # the compact frames of this side
-        self._peer_gave_up = False  # the peer has announced the failure, and not this side
-        self._received: ReconcileFrame | None = None  # the last frame of the peer
-        self._extension = ReconcileExtension()  # its extension, as far as it was agreed on
-        self._peer_count: int | None = None
-        self._search: Search | None = None
-        self._own_sum = b""
-        self._summed: Span | None = None  # the range of the sums
+        self.compact: CompactInitiator | CompactResponder | None = None
+        self.compact_error = ""
+        # An offer costs more than a session that finds nothing: none after such a one.
+        self.offers = not notes.equal
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
+        self._turn, self._observer = exchange.turn, work.transfer.observer
+        self._silence_s = work.silence_s
+        self._stream = stream
+        self._report = report
+        self._known = exchange.conflicts.known(report.node_id, exchange.environment.steady_ns())
+        is_skipped = role is Role.INITIATOR and notes.not_compact
+        self.compact_from = None if is_skipped else work.compact_from
+        random = exchange.environment.random
+        cuts: set[int] = set()
+        if window is not None and (notes.plain or not work.sums):
+            # A session that is concluded by XOR divides its window at random.
+            start_ns, end_ns = max(window[0], horizon)[0], window[1][0]
+            cuts = {int(random.uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
+        self.config = SessionConfig(
+            cluster=work.cluster,
+            shards=work.shards,
+            window=window,
+            horizon=horizon,
+            cuts=tuple((time_ns, LOWEST[1]) for time_ns in sorted(cuts)),
+            limits=work.limits,
+            tuning=work.tuning,
+        )
+        self.session = ReconcileSession(role, self.config)
+        # What this side offers, and the peer: None where nothing beyond WAKU-SYNC is offered.
+        self._own: ReconcileExtension | None = None
+        self._theirs: ReconcileExtension | None = None
+        if view is not None and work.sums:
+            lower = max(report.asked_from or LOWEST, horizon)
+            self._own = ReconcileExtension(
+                version=VERSION,
+                nonce=random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
+                # A bound inside a nanosecond leaves that nanosecond out.
+                compared_from=min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS),
+            )
+            start = view.memory_start
+            self._is_in_memory = start is not None and start <= lower
+        self._is_compact = False  # frames of the mode may come after the first one
+        self._window = LOWEST, LOWEST  # of the mode
+        self._opening = b""  # the compact frame in the initiator's next base frame
+        self._peer_gave_up = False  # the peer has announced the failure, and not this side
+        self._compact_rounds = 0  # the compact frames of this side
+        self._has_sent = False
+        self._stage = _Stage.RANGES
+        self._received: ReconcileFrame | None = None  # the last frame of the peer
+        self._extension = _NO_EXTENSION  # its extension, as far as it was agreed on
+        self._peer_count: int | None = None
+        self._search: Search | None = None
+        self._summed: Span | None = None  # the range of the sums
+        self._own_sum = b""
+
+    @property
+    def peer_knows(self) -> bool:
+        """True once both sides have made an offer."""
+        return self._theirs is not None
+
+    @property
+    def has_offered(self) -> bool:
+        """True if this side offers more than WAKU-SYNC."""
+        return self._own is not None
 
     @property
     def compact_failed(self) -> bool:
@@ -154,64 +220,60 @@ class Reconciliation:
             return False
         return self.offers or bool(self.compact_error)
 
+    @property
+    def start(self) -> SyncId:
+        """The bound from which on both sides compare messages."""
+        offers = [each for each in (self._own, self._theirs) if each is not None]
+        return max(each.compared_from for each in offers), LOWEST[1]
+
     async def initiate(self) -> Result:
         """Reconcile as the initiator.
 
         Raises:
-            MalformedPayload: the peer sent what is none.
+            MalformedPayloadError: the peer sent what is none.
             PayloadLimitError: the peer sent too much.
             PeerError: the peer left, or broke the protocol.
             NotServingError: the database does not serve.
         """
-        agreement = self.agreement
-        side = None if agreement is None else self._compact_initiator(agreement)
-        if side is None or agreement is None:
+        side = self._compact_initiator()
+        if side is None or self._own is None:
             return await self._run()
-        self.compact, agreement.compact = side, True
+        self.compact, self._is_compact = side, True
         if self.offers:
             self._opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
         else:
-            agreement.takes_slices = True
+            self._own.features.append(RECONCILE_FEATURE_SLICES)
             side.await_slices()
-        step = await self._step()
-        if step.result is not None:
-            return await self._conclude(step.result, by_peer=step.frame is None)
+        await self._step()
         frame = await self._next()
-        if frame.refusal or not self._extension.compact_frame:
-            agreement.compact = False
+        if frame.refusal or not self._extension.compact_frame or self._theirs is None:
+            self._is_compact = False
             return await self._run(frame)
-        side.agree(agreement.nonces[1])
-        return await self._run_compact(side, agreement, frame)
+        side.agree(self._theirs.nonce)
+        return await self._run_compact(side, frame)
 
     async def respond(self, first: ReconcileFrame) -> Result:
         """Reconcile as the responder to a first frame; raises as `initiate`."""
         self._receive(first)
-        agreement = self.agreement
-        side = None if agreement is None else self._compact_responder(agreement, first)
-        if side is None or agreement is None:
+        side = self._compact_responder(first)
+        if side is None:
             return await self._run(first)
-        self.compact, agreement.compact = side, True
+        self.compact, self._is_compact = side, True
         if not self._extension.compact_frame:
             self._compact_rounds += 1
-            await self._send_compact(
-                side, await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
-            )
+            opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
+            await self._send_compact(side, opening)
             await self._next()
-        return await self._run_compact(side, agreement, first)
+        return await self._run_compact(side, first)
 
     # Frames
 
     async def _send(self, sent: PayloadFrame, extension: ReconcileExtension | None = None) -> None:
         """Send a frame, the first one with the offer of this side."""
         first, self._has_sent = not self._has_sent, True
-        is_initiator, agreement = self.role is Role.INITIATOR, self.agreement
-        if (
-            first
-            and extension is not None
-            and agreement is not None
-            and (is_initiator or agreement.peer_knows)
-        ):
-            extension.MergeFrom(agreement.offer())
+        is_initiator = self.role is Role.INITIATOR
+        if first and extension is not None and self._own is not None:
+            extension.MergeFrom(self._own if is_initiator or self.peer_knows else _NO_EXTENSION)
         frame = ReconcileFrame(
             ranges_data=sent.payload,
             session_id=self.session_id if first and not is_initiator and not sent.refusal else "",
@@ -233,15 +295,6 @@ class Reconciliation:
         self._receive(frame)
         return frame
 
-    def _receive(self, frame: ReconcileFrame) -> None:
-        if self._received is None:
-            self._peer_count = _count(frame)
-        self._report.bytes_received += reconcile_bytes(frame)
-        self._observer.session_progressed(self._report)
-        self._received = frame
-        if self.agreement is not None:
-            self._extension = self.agreement.receive(frame)
-
     def _check_name(self, frame: ReconcileFrame) -> None:
         """Take the name of the session from the responder's first frame."""
         if self.session_id and frame.session_id not in ("", self.session_id):
@@ -249,6 +302,38 @@ class Reconciliation:
         if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
             raise ProtocolBrokenError("the peer's first frame does not name the session")
         self.session_id = self.session_id or frame.session_id
+
+    def _receive(self, frame: ReconcileFrame) -> None:
+        """Take a frame, and its extension if both sides have made an offer.
+
+        Raises:
+            ProtocolBrokenError: a part of the extension does not belong there, or has another size.
+        """
+        first, extension = self._received is None, frame.extension
+        self._received = frame
+        self._report.bytes_received += reconcile_bytes(frame)
+        self._observer.session_progressed(self._report)
+        if first:
+            self._peer_count = _count(frame)
+            if self._own is not None and extension.version == VERSION:
+                size_bytes = len(extension.nonce)
+                _require(size_bytes == NONCE_BYTES, f"a nonce of {size_bytes} bytes")
+                is_time = extension.compared_from <= MAX_TIMESTAMP_NS
+                _require(is_time, "a time beyond the last timestamp")
+                self._theirs = extension
+        if self._theirs is None:
+            return
+        stage, is_last, size_bytes = self._stage, not frame.ranges_data, len(extension.sum)
+        is_answer = stage is _Stage.SUM
+        has_sum = is_answer or (is_last and stage is _Stage.RANGES)
+        has_search = is_last and (stage is _Stage.SEARCH or (is_answer and size_bytes > 0))
+        _require(first or not extension.nonce, "a nonce after its first frame")
+        _require(has_sum or not size_bytes, "a sum before its last frame")
+        _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
+        _require(has_search or not extension.HasField("search"), "a search before sums that differ")
+        is_agreed = first or self._is_compact
+        _require(is_agreed or not compact_bytes(extension), "a compact frame nobody asked for")
+        self._extension = extension
 
     # The base session
 
@@ -261,6 +346,7 @@ class Reconciliation:
             frame = await self._next()
 
     async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
+        """Take a frame of the peer, and send the answer."""
         view, payload_bytes = self.view, 0
         if frame is None:
             work = self.session.begin()
@@ -272,13 +358,13 @@ class Reconciliation:
             found = await in_thread_if(payload_bytes > THREADED_PAYLOAD_BYTES, advance, work)
             while not isinstance(found, SessionStep):
                 # A first payload of Skips only opens no view, and needs no answer.
-                answer = Answer() if view is None else await view.answer(found)
+                answer = ViewAnswer() if view is None else await view.answer(found)
                 found = await in_thread_if(_is_large(answer), advance, work, answer)
         if found.frame is not None:
             extension = None
-            if self.agreement is not None and not found.frame.refusal:
+            if self._own is not None and not found.frame.refusal:
                 if found.result is not None:
-                    await self._compute_sum(self.agreement, found.result)
+                    await self._compute_sum(found.result)
                 extension = ReconcileExtension(sum=self._own_sum, compact_frame=self._opening)
                 self._opening = b""
             await self._send(found.frame, extension)
@@ -286,29 +372,38 @@ class Reconciliation:
 
     # The compact mode
 
-    def _compact_initiator(self, agreement: Agreement) -> Initiator | None:
-        """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
-        assert self.config.window is not None
-        index, window = agreement.view.indexed, (agreement.start, self.config.window[1])
-        least = self.compact_from
-        if least is None or not is_available() or index is None:
+    @property
+    def _index(self) -> IndexView | None:
+        """The index, if all that both sides compare is in memory here, and in the peer's range."""
+        own, view = self._own, self.view
+        if self.compact_from is None or own is None or view is None or not is_available():
             return None
-        if not agreement.whole or not window[0] < window[1]:
-            return None
-        side = Initiator(index, window, agreement.own_nonce)
-        self._compact_window = window
-        return None if side.claim.count < least else side
+        is_whole = self._is_in_memory and self.start[0] == own.compared_from
+        return view.indexed if is_whole else None
 
-    def _compact_responder(self, agreement: Agreement, first: ReconcileFrame) -> Responder | None:
+    def _compact_initiator(self) -> CompactInitiator | None:
+        """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
+        index, own = self._index, self._own
+        if index is None or own is None or self.compact_from is None:
+            return None
+        assert self.config.window is not None
+        self._window = window = self.start, self.config.window[1]
+        if not window[0] < window[1]:
+            return None
+        side = CompactInitiator(index, window, own.nonce)
+        return None if side.claim.count < self.compact_from else side
+
+    def _compact_responder(self, first: ReconcileFrame) -> CompactResponder | None:
         """Return a responder's side for a first frame; None: no offer that can be taken up.
 
         Where the initiator offers nothing and takes slices, an equal side does not use the mode.
         """
-        index, offered = agreement.view.indexed, self._extension.compact_frame
-        is_wanted = bool(offered or agreement.peer_takes_slices) and agreement.peer_knows
-        if self.compact_from is None or not is_available() or index is None:
+        own, theirs = self._own, self._theirs
+        if own is None or theirs is None or (index := self._index) is None:
             return None
-        if not (is_wanted and agreement.whole and first.HasField("count")):
+        offered = theirs.compact_frame
+        is_wanted = offered or RECONCILE_FEATURE_SLICES in theirs.features
+        if not (is_wanted and first.HasField("count")):
             return None
         if len(first.ranges_data) > MAX_OFFER_PAYLOAD_BYTES:
             return None
@@ -320,29 +415,28 @@ class Reconciliation:
         asked = asked_about(ranges)
         opened = ranges.kinds.nonzero()[0]
         is_single = ranges.kinds[opened].tolist() == [RangeKind.FINGERPRINT]
-        if asked is None or asked[0] != agreement.start or not is_single:
+        if asked is None or asked[0] != self.start or not is_single:
             return None
+        self._window = asked
         claim = Claim(first.count, ranges.fingerprints[opened[0]])
-        side = Responder(index, asked, agreement.nonces, claim)
-        self._compact_window = asked
+        side = CompactResponder(index, asked, (theirs.nonce, own.nonce), claim)
         return None if side.is_equal and not offered else side
 
     async def _run_compact(
-        self, side: Initiator | Responder, agreement: Agreement, first: ReconcileFrame
+        self, side: CompactInitiator | CompactResponder, first: ReconcileFrame
     ) -> Result:
         step = await self._compact_step(side)
-        while not isinstance(found := step.outcome, Found):
+        while not isinstance(found := step.outcome, CompactResult):
             if isinstance(found, FallBack):
-                return await self._fall_back(side, agreement, first)
+                return await self._fall_back(side, first)
             assert step.frame is not None
             await self._send_compact(side, step.frame)
             await self._next()
             step = await self._compact_step(side)
         own_ids = encode_ids(found.to_send)
-        is_last = step.frame is None
         if step.frame is None:
             result = self._compact_result(side, found)
-            await self._compute_sum(agreement, result)
+            await self._compute_sum(result)
             await self._send_compact(side, b"", own_ids, self._own_sum)
         else:
             await self._send_compact(side, step.frame, own_ids)
@@ -350,39 +444,40 @@ class Reconciliation:
             if self._extension.compact_frame:
                 await self._compact_step(side)
             if self.compact_error:
-                return await self._fall_back(side, agreement, first)
+                return await self._fall_back(side, first)
             result = self._compact_result(side, found)
-        agreement.compact = False
-        checked = await self._conclude(result, by_peer=not is_last)
+        self._is_compact = False
+        result = await self._conclude(result, by_peer=step.frame is not None)
         self._report.compact = True
-        return checked
+        return result
 
-    async def _compact_step(self, side: Initiator | Responder) -> CompactStep:
+    async def _compact_step(self, side: CompactInitiator | CompactResponder) -> CompactStep:
         """Take the compact frame of the peer's last frame."""
         self._compact_rounds += 1
         frame, limit = self._extension.compact_frame, self.config.limits.max_differences
         async with self._turn(compact_bytes(self._extension)):
             try:
                 step = await in_thread_if(side.own_count > THREADED_ROWS, side.receive, frame)
-            except (MalformedCompact, PayloadLimitError) as error:
+            except (MalformedCompactError, PayloadLimitError) as error:
                 step = CompactStep(FAILED, FallBack(str(error)))
         match step.outcome:
-            case Found(to_send, to_receive) if len(to_send) + len(to_receive) > limit:
+            case CompactResult(to_send, to_receive) if len(to_send) + len(to_receive) > limit:
                 step = CompactStep(FAILED, FallBack("more differences than a session may report"))
         if isinstance(step.outcome, FallBack):
             self.compact_error, self._peer_gave_up = step.outcome.reason, step.frame is None
         return step
 
-    def _compact_result(self, side: Initiator | Responder, found: Found) -> Result:
+    def _compact_result(
+        self, side: CompactInitiator | CompactResponder, found: CompactResult
+    ) -> Result:
         """Return what both sides came to, with the IDs that the peer says it sends.
 
         Raises:
             ProtocolBrokenError: they are not those that it has reconciled.
         """
-        window, encoded = self._compact_window, self._extension.compact_ids
         return Result(
             to_send=found.to_send,
-            to_receive=_checked_ids(encoded, found.to_receive, window),
+            to_receive=_checked_ids(self._extension.compact_ids, found.to_receive, self._window),
             rounds=self._compact_rounds,
             bytes_sent=0,
             bytes_received=0,
@@ -390,56 +485,77 @@ class Reconciliation:
             peer_count=self._peer_count,
             truncated=False,
             refusal="",
-            window=window,
+            window=self._window,
         )
 
     async def _fall_back(
-        self, side: Initiator | Responder, agreement: Agreement, first: ReconcileFrame
+        self, side: CompactInitiator | CompactResponder, first: ReconcileFrame
     ) -> Result:
         """Run a base session, from its beginning; the side that fails says so."""
         self._report.compact_failed = self.compact_error
+        frame = None
         if self.role is Role.INITIATOR:
             self._opening = b"" if self._peer_gave_up else FAILED
-            self.session = Session(self.role, self.config)
-            agreement.compact = False
-            return await self._run()
-        if self._received is not first and not self._peer_gave_up:
-            await self._send_compact(side, FAILED)
-            await self._next()
-        agreement.compact = False
-        return await self._run(self._received)
+            self.session = ReconcileSession(self.role, self.config)
+        else:
+            if self._received is not first and not self._peer_gave_up:
+                await self._send_compact(side, FAILED)
+                await self._next()
+            frame = self._received
+        self._is_compact = False
+        return await self._run(frame)
 
     async def _send_compact(
-        self, side: Initiator | Responder, frame: bytes, ids: bytes = b"", own_sum: bytes = b""
+        self,
+        side: CompactInitiator | CompactResponder,
+        frame: bytes,
+        ids: bytes = b"",
+        own_sum: bytes = b"",
     ) -> None:
         extension = ReconcileExtension(compact_frame=frame, compact_ids=ids, sum=own_sum)
         await self._send(PayloadFrame(b"", side.own_count), extension)
 
     # The sums
 
-    async def _compute_sum(self, agreement: Agreement, result: Result) -> None:
+    async def _compute_sum(self, result: Result) -> None:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
-        agreement.expect(Phase.ANSWER)
-        self._own_sum = b""
-        whole = self._summed = agreement.summed(result)
-        if whole is None:
+        self._stage, self._own_sum, self._summed = _Stage.SUM, b"", None
+        own, theirs, view = self._own, self._theirs, self.view
+        (start_ns, _), (end_ns, end_hash) = self.start, result.window[1]
+        is_known = not (result.truncated or result.refusal) and end_hash == LOWEST[1]
+        if own is None or theirs is None or view is None or not is_known or start_ns >= end_ns:
             return
-        sent = await agreement.view.contents(result.to_send)
-        limit, seed = self.config.limits.max_differences, b"".join(agreement.nonces)
-        self._search = Search(agreement.view, whole, sent, seed, limit, known=self._known)
+        self._summed = start_ns, end_ns
+        sent = await view.contents(result.to_send)
+        seed = own.nonce + theirs.nonce if self.role is Role.INITIATOR else theirs.nonce + own.nonce
+        limit = self.config.limits.max_differences
+        self._search = Search(view, self._summed, sent, seed, limit, known=self._known)
         self._own_sum = await self._search.sum()
 
     async def _conclude(self, result: Result, *, by_peer: bool) -> Result:
         """Compare the sums, if there are some; ``by_peer``: the peer's last frame was the last."""
-        if self.agreement is None:
+        if not by_peer:
+            return await self._await_sum(self._search, result) if self._own_sum else result
+        peer_sum = self._extension.sum
+        if not peer_sum:
             return result
-        if by_peer:
-            return await self._answer_sum(self.agreement, result)
-        if not self._own_sum or self._search is None:
-            return result
-        return await self._await_sum(self.agreement, self._search, result)
+        await self._compute_sum(result)
+        search, own_sum = self._search, self._own_sum
+        if not own_sum or search is None or own_sum == peer_sum:
+            await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
+            return self._concluded(result) if own_sum else result
+        self._stage = _Stage.SEARCH
+        is_explained = search.is_explained(peer_sum)
+        asked = _SKIPPED if is_explained else await search.begin()
+        await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=asked))
+        step = await self._next_step()
+        if is_explained and not has_spans(step):
+            return self._concluded(result, search.known_conflicts)
+        return await self._search_on(result, search, step)
 
-    async def _await_sum(self, agreement: Agreement, search: Search, result: Result) -> Result:
+    async def _await_sum(self, search: Search | None, result: Result) -> Result:
+        """Await the sum of the peer, and search if it differs."""
+        assert search is not None
         theirs = await self._next_last()
         differs = bool(theirs.sum) and theirs.sum != self._own_sum
         if differs != theirs.HasField("search"):
@@ -448,7 +564,7 @@ class Reconciliation:
             )
         if not differs:
             return self._concluded(result) if theirs.sum else result
-        agreement.expect(Phase.SEARCH)
+        self._stage = _Stage.SEARCH
         step = theirs.search
         if not has_spans(step):
             # The peer knows the conflicts.
@@ -459,25 +575,14 @@ class Reconciliation:
             step = await self._next_step()
         return await self._search_on(result, search, step)
 
-    async def _answer_sum(self, agreement: Agreement, result: Result) -> Result:
-        peer_sum = self._extension.sum
-        if not peer_sum:
-            return result
-        await self._compute_sum(agreement, result)
-        search, own_sum = self._search, self._own_sum
-        if not own_sum or search is None or own_sum == peer_sum:
-            await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
-            return self._concluded(result) if own_sum else result
-        agreement.expect(Phase.SEARCH)
-        is_explained = search.is_explained(peer_sum)
-        asked = _SKIPPED if is_explained else await search.begin()
-        await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=asked))
-        step = await self._next_step()
-        if is_explained and not has_spans(step):
-            return self._concluded(result, search.known_conflicts)
-        return await self._search_on(result, search, step)
-
     async def _search_on(self, result: Result, search: Search, step: SumSearch) -> Result:
+        """Search to the end; return what it and the reconciliation came to.
+
+        In settled spans the lists count.
+
+        Raises:
+            ProtocolBrokenError: the sums of the peer are not those of its messages.
+        """
         while True:
             own = await search.answer(step)
             if not has_spans(step):
@@ -486,7 +591,27 @@ class Reconciliation:
             if not has_spans(own):
                 break
             step = await self._next_step()
-        return self._searched(result, search)
+        sent, sent_before = _split(result.to_send, search.settled)
+        received, received_before = _split(result.to_receive, search.settled)
+        before = SyncIds.join([sent_before, received_before])
+        after = SyncIds.join([*search.to_send, *search.to_receive])
+        hidden = _without(after, before)
+        differs = len(hidden) or len(_without(before, after)) or search.conflicts
+        if search.complete and not differs:
+            raise ProtocolBrokenError(
+                "the peer's sum is not that of the messages that it has listed"
+            )
+        self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
+        self.settled = search.settled
+        if search.complete:
+            self._concluded(result, self.conflicts)
+        return replace(
+            result,
+            to_send=ordered(SyncIds.join([sent, *search.to_send])),
+            to_receive=ordered(SyncIds.join([received, *search.to_receive])),
+            rounds=result.rounds + search.rounds,
+            truncated=not search.complete,
+        )
 
     async def _next_last(self) -> ReconcileExtension:
         frame = await self._next()
@@ -502,39 +627,10 @@ class Reconciliation:
 
     def _concluded(self, result: Result, conflicts: tuple[ContentConflict, ...] = ()) -> Result:
         """Note that both sides are equal but for known conflicts."""
-        if self._summed is not None:
-            self._report.keyed_from_ns, self.settled = self._summed[0], [self._summed]
+        assert self._summed is not None
+        self._report.keyed_from_ns, self.settled = self._summed[0], [self._summed]
         self.conflicts = conflicts
         return result
-
-    def _searched(self, result: Result, search: Search) -> Result:
-        """Return what reconciliation and search came to: in settled spans the lists count.
-
-        Raises:
-            ProtocolBrokenError: the sums of the peer are not those of its messages.
-        """
-        sent, sent_before = _split(result.to_send, search.settled)
-        received, received_before = _split(result.to_receive, search.settled)
-        before = SyncIds.join([sent_before, received_before])
-        after = SyncIds.join([*search.to_send, *search.to_receive])
-        hidden = _without(after, before)
-        differs = len(hidden) or len(_without(before, after)) or search.conflicts
-        if search.complete and not differs:
-            raise ProtocolBrokenError(
-                "the peer's sum is not that of the messages that it has listed"
-            )
-        complete = search.complete and self._summed is not None
-        self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
-        self.settled = search.settled
-        if complete:
-            self._concluded(result, self.conflicts)
-        return replace(
-            result,
-            to_send=ordered(SyncIds.join([sent, *search.to_send])),
-            to_receive=ordered(SyncIds.join([received, *search.to_receive])),
-            rounds=result.rounds + search.rounds,
-            truncated=not complete,
-        )
 
 
 def encode_ids(ids: SyncIds) -> bytes:
@@ -577,7 +673,12 @@ def _count(frame: ReconcileFrame) -> int | None:
     return frame.count if frame.HasField("count") else None
 
 
-def _is_large(answer: Answer) -> bool:
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ProtocolBrokenError(f"the peer sends {what}: see ReconcileExtension in the schema")
+
+
+def _is_large(answer: ViewAnswer) -> bool:
     parts = (
         () if answer.measured is None else answer.measured.counts,
         () if answer.parts is None else answer.parts.counts,
@@ -591,7 +692,7 @@ async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, Sync
     """Return the range of an initiator's first payload, without leading Skips; None: nothing.
 
     Raises:
-        MalformedPayload: it is no payload.
+        MalformedPayloadError: it is no payload.
         PayloadLimitError: it is too large.
     """
     large = len(payload) > THREADED_PAYLOAD_BYTES
@@ -607,9 +708,10 @@ async def time_limit() -> AsyncIterator[None]:
     except TimeoutError:
         if not scope.expired():
             raise
-        raise PeerSilentError(
+        raise SessionFaultError(
+            Fault.SILENCE,
             f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter "
-            "window"
+            "window",
         ) from None
 
 
@@ -617,13 +719,14 @@ async def in_time(work: Awaitable[_T], silence_s: float) -> _T:
     """Wait for a frame to come, or to be taken, for so many seconds.
 
     Raises:
-        PeerSilentError: neither happens.
+        SessionFaultError: neither happens.
     """
     try:
         async with asyncio.timeout(silence_s):
             return await work
     except TimeoutError:
-        raise PeerSilentError(
+        raise SessionFaultError(
+            Fault.SILENCE,
             f"the peer has said nothing for {silence_s:.0f} s: see what keeps it, or give "
-            "--peer-silence on both nodes if it needs longer for an answer"
+            "--peer-silence on both nodes if it needs longer for an answer",
         ) from None

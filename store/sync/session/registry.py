@@ -23,22 +23,21 @@ Rules.
    waited its peer may transfer nothing, once; of each node the last one is known.
 
 A caller may not know whom it calls until it is answered: then `Sessions.begin` takes an
-address, and `Sessions.identify` the node.
-
-`_MOVES` has the states; a session may end in any of them. A new one that may not take the place of
-another of its peer (`Sessions.accept`, `Sessions.identify`) is refused as ABORTED.
+address, and `Sessions.identify` the node. A new session that may not take the place of another of
+its peer is refused with GAVE_WAY.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
-from typing import Final
+from enum import Enum
+from typing import Any, Final
 
 from reconcile.ids import SyncIds
 from store.domain.places import FREE, Caller, Places, Standing
-from store.sync.errors import SessionUnknownError
+from store.sync.errors import Fault, SessionFaultError
 from store.sync.limits import (
     MAX_NOTED_PEERS,
     MAX_SESSIONS,
@@ -48,87 +47,60 @@ from store.sync.limits import (
     STALLED_NS,
     WAIT_PATIENCE_NS,
 )
-from store.sync.session.report import SessionReport
+from store.sync.session.report import SessionReport, SyncRole
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
-
-class SessionError(RuntimeError):
-    """The session is not in a state in which this is allowed; nothing was changed."""
-
-
-class RefusalKind(StrEnum):
-    """The reason why there is no session.
-
-    BUSY, SAME_STORE and SELF go into the ``refusal`` of a frame; ABORTED is a status, and to who
-    began the session it is as good as done.
-    """
-
-    BUSY = "busy"
-    SAME_STORE = "same store"
-    SELF = "self"
-    ABORTED = "aborted"
-
-
-class SessionRefusedError(Exception):
-    """A refusal of a session; one sentence for the peer or the operator."""
-
-    def __init__(self, kind: RefusalKind, sentence: str) -> None:
-        super().__init__(sentence)
-        self.kind = kind
+_IN_SESSION: Final = "another session with this peer is under way: retry later"
 
 
 class SessionState(Enum):
-    """The state of a session."""
+    """The state of a session; only one that a peer began waits for its transfer."""
 
     RECONCILING = "reconciling"
-    READY = "ready"
     WAITING = "waiting"
     TRANSFERRING = "transferring"
     ENDED = "ended"
-
-
-_MOVES: Final = {
-    # A session that this node began
-    (True, SessionState.RECONCILING): SessionState.READY,  # it has found something
-    (True, SessionState.READY): SessionState.TRANSFERRING,  # this node calls `Transfer`
-    # A session that the peer began
-    (False, SessionState.RECONCILING): SessionState.WAITING,  # it has found something
-    (False, SessionState.WAITING): SessionState.TRANSFERRING,  # the peer calls `Transfer`, once
-}
-"""The next state of a session, by whose it is; from any state it may end."""
 
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
     """A session, with its report; only `Sessions` and `Exchange` change it.
 
-    ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
     the peer has sent and taken no frame that this node waits for; None: it does not wait.
-    ``gave_way``: it ended since another one goes first; ``displaced``: one of another peer.
+    ``task`` drives it, or ``timer`` ends it while it waits for its transfer. ``stopped``: another
+    session goes first, with this peer (GAVE_WAY) or with another one (CROWDED).
     """
 
-    own: bool
-    node_id: str
-    store_id: str
-    address: str
     report: SessionReport
+    address: str
+    since_ns: int
     session_id: str = ""
-    state: SessionState = SessionState.RECONCILING
-    since_ns: int = 0
-    awaits_ns: int | None = None
     trusted: bool = True
-    gave_way: bool = False
-    displaced: bool = False
+    state: SessionState = SessionState.RECONCILING
+    awaits_ns: int | None = None
+    task: asyncio.Task[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+    stopped: Fault = Fault.NONE
     to_send: SyncIds = field(default_factory=SyncIds.empty)
     to_receive: SyncIds = field(default_factory=SyncIds.empty)
+
+    @property
+    def own(self) -> bool:
+        """True if this node began it."""
+        return self.report.role is SyncRole.INITIATOR
+
+    @property
+    def node_id(self) -> str:
+        """The ID of the peer; empty while it is unknown."""
+        return self.report.node_id
 
 
 class Sessions:
     """The registry of one node; it calls ``stop`` with each session that gives way to a new one.
 
-    `begin`, `identify` and `accept` raise `SessionRefusedError` where there is no session.
+    `begin`, `identify` and `accept` raise `SessionFaultError` where there is no session.
     """
 
     def __init__(
@@ -160,50 +132,47 @@ class Sessions:
 
     def begin(self, now_ns: int, address: str, report: SessionReport) -> PeerSession:
         """Open a session with a peer to call, whose IDs are in the report as far as known."""
-        node_id, store_id = report.node_id, report.store_id
-        self._demand_other(node_id, store_id)
-        others = self._of_peer(node_id, store_id) or [
+        others = self._of_peer(report.node_id, report.store_id) or [
             session for session in self._sessions if session.own and session.address == address
         ]
-        if not all(self._is_stale(now_ns, other) for other in others):
-            raise _in_session()
-        session = PeerSession(True, node_id, store_id, address, report, since_ns=now_ns)
-        return self._admit(now_ns, session, others)
+        self._require_first(now_ns, others, lambda _: False)
+        return self._admit(now_ns, PeerSession(report, address, now_ns), others)
 
     def identify(self, now_ns: int, session: PeerSession, node_id: str, store_id: str) -> None:
-        """Note who the callee of an own session is.
+        """Note who the callee of an own session is; a refusal ends the session."""
 
-        A refusal ends the session: its driver stops, and for ABORTED counts it as done.
-        """
-        if session.state is SessionState.ENDED:  # it gave way while the answer was on its way
-            raise _in_session()
-        self._demand(session, SessionState.RECONCILING, own=True)
-        others = [other for other in self._of_peer(node_id, store_id) if other is not session]
+        def gives_way(other: PeerSession) -> bool:
+            is_open = not other.own and other.state is SessionState.RECONCILING
+            return is_open and self._node_id < node_id
+
+        report = session.report
         try:
-            self._demand_other(node_id, store_id)
-            if not all(
-                self._gives_way(other, node_id) or self._is_stale(now_ns, other) for other in others
-            ):
-                raise _in_session()
-        except SessionRefusedError:
+            if session.state is SessionState.ENDED:  # it gave way while the answer was on its way
+                raise SessionFaultError(Fault.GAVE_WAY, _IN_SESSION)
+            others = [each for each in self._of_peer(node_id, store_id) if each is not session]
+            self._require_first(now_ns, others, gives_way)
+        except SessionFaultError:
             self.end(session)
             raise
-        session.node_id, session.store_id, session.since_ns = node_id, store_id, now_ns
+        finally:
+            report.node_id, report.store_id = node_id, store_id
+        session.since_ns = now_ns
         self._replace(others)
 
     def accept(
         self, now_ns: int, caller: Caller, session_id: str, report: SessionReport
     ) -> PeerSession:
         """Open a session that a peer begins; ``session_id`` is new random bits."""
-        node_id, store_id = caller.node_id, caller.store_id
-        self._demand_other(node_id, store_id)
-        others = self._of_peer(node_id, store_id)
-        if not all(
-            self._is_replaced(other, node_id) or self._is_stale(now_ns, other) for other in others
-        ):
-            raise _in_session()
-        session = PeerSession(False, node_id, store_id, caller.address, report, session_id)
-        session.since_ns, session.trusted = now_ns, caller.trusted
+        node_id = caller.node_id
+
+        def is_replaced(other: PeerSession) -> bool:
+            if other.own:
+                return other.state is SessionState.RECONCILING and node_id < self._node_id
+            return other.state is SessionState.WAITING and other.node_id == node_id
+
+        others = self._of_peer(node_id, caller.store_id)
+        self._require_first(now_ns, others, is_replaced)
+        session = PeerSession(report, caller.address, now_ns, session_id, caller.trusted)
         return self._admit(now_ns, session, others)
 
     def useful(self, session: PeerSession) -> None:
@@ -214,20 +183,14 @@ class Sessions:
         self, now_ns: int, session: PeerSession, to_send: SyncIds, to_receive: SyncIds
     ) -> None:
         """Note the end of the reconciliation; a session that found nothing ends here."""
-        self._demand(session, SessionState.RECONCILING)
-        if not len(to_send) and not len(to_receive):
-            if not session.own:
-                self._equal[session.node_id] = session
-                session.since_ns = now_ns
-            self.end(session)
+        session.since_ns, session.awaits_ns = now_ns, None
+        if len(to_send) or len(to_receive):
+            session.to_send, session.to_receive = to_send, to_receive
+            session.state = SessionState.TRANSFERRING if session.own else SessionState.WAITING
             return
-        session.to_send, session.to_receive = to_send, to_receive
-        self._move(now_ns, session)
-
-    def transferring(self, now_ns: int, session: PeerSession) -> None:
-        """Note that this node calls `Transfer` for a session."""
-        self._demand(session, SessionState.READY, own=True)
-        self._move(now_ns, session)
+        if not session.own:
+            self._equal[session.node_id] = session
+        self.end(session)
 
     def claim(self, now_ns: int, node_id: str, session_id: str) -> PeerSession:
         """Return the session that a peer names in `Transfer`, only once.
@@ -235,7 +198,7 @@ class Sessions:
         One that found nothing has ended already, and has nothing to transfer (rule 7).
 
         Raises:
-            SessionUnknownError: there is none.
+            SessionFaultError: there is none.
         """
         equal = self._equal.get(node_id)
         if equal is not None and equal.session_id == session_id:
@@ -248,11 +211,12 @@ class Sessions:
                 and session.session_id == session_id
                 and session.node_id == node_id
             ):
-                self._move(now_ns, session)
+                session.state, session.since_ns = SessionState.TRANSFERRING, now_ns
                 return session
-        raise SessionUnknownError(
+        raise SessionFaultError(
+            Fault.UNKNOWN,
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
-            f"transfer once, within {self._silence_ns // NS_PER_S} s"
+            f"transfer once, within {self._silence_ns // NS_PER_S} s",
         )
 
     def end(self, session: PeerSession) -> None:
@@ -274,7 +238,7 @@ class Sessions:
         assert untrusted <= self._limit - self._places.reserved
         assert all(session.state is not SessionState.ENDED for session in self._sessions)
         nodes = [session.node_id for session in self._sessions if session.node_id]
-        stores = [session.store_id for session in self._sessions if session.store_id]
+        stores = [each.report.store_id for each in self._sessions if each.report.store_id]
         assert len(nodes) == len(set(nodes)), "two sessions with one node"
         assert len(stores) == len(set(stores)), "two sessions with one store"
         assert self._node_id not in nodes
@@ -289,11 +253,10 @@ class Sessions:
             others = "1 session is" if len(holders) == 1 else f"{len(holders)} sessions are"
             kept = "" if len(holders) >= self._limit else ", and the others are for trusted peers"
             sentence = f"busy: {others} under way of {self._limit}{kept}; retry later"
-            raise SessionRefusedError(RefusalKind.BUSY, sentence)
-        if place != FREE:
-            holders[place].displaced = True
-            replaced = [*replaced, holders[place]]
+            raise SessionFaultError(Fault.REFUSED, sentence)
         self._replace(replaced)
+        if place != FREE:
+            self._replace([holders[place]], Fault.CROWDED)
         self._sessions.append(session)
         return session
 
@@ -314,55 +277,37 @@ class Sessions:
             waits_ns = max(waits_ns, now_ns - session.since_ns - SLOW_RECONCILE_NS)
         return waits_ns if waits_ns >= 0 else None
 
-    def _is_stale(self, now_ns: int, other: PeerSession) -> bool:
-        waits_ns = self._waits_ns(now_ns, other)
-        return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
+    def _require_first(
+        self, now_ns: int, others: list[PeerSession], gives_way: Callable[[PeerSession], bool]
+    ) -> None:
+        """Require that all other sessions with a peer give way, or have waited for too long."""
+        for other in others:
+            waits_ns = None if other.trusted else self._waits_ns(now_ns, other)
+            is_stale = waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
+            if not is_stale and not gives_way(other):
+                raise SessionFaultError(Fault.GAVE_WAY, _IN_SESSION)
 
-    def _demand_other(self, node_id: str, store_id: str) -> None:
+    def _of_peer(self, node_id: str, store_id: str) -> list[PeerSession]:
+        """Return the sessions with a peer, which may not be this node or another of its store."""
         if node_id == self._node_id:
-            raise SessionRefusedError(
-                RefusalKind.SELF, "this is the node itself: remove it from its peers"
+            raise SessionFaultError(
+                Fault.REFUSED, "this is the node itself: remove it from its peers"
             )
         if store_id == self._store_id:
-            raise SessionRefusedError(
-                RefusalKind.SAME_STORE,
+            raise SessionFaultError(
+                Fault.REFUSED,
                 "both nodes work on one database, where there is nothing to reconcile: remove one "
                 "from the peers of the other",
             )
-
-    def _of_peer(self, node_id: str, store_id: str) -> list[PeerSession]:
         return [
             session
             for session in self._sessions
             if (node_id and session.node_id == node_id)
-            or (store_id and session.store_id == store_id)
+            or (store_id and session.report.store_id == store_id)
         ]
 
-    def _is_replaced(self, other: PeerSession, node_id: str) -> bool:
-        if other.own:
-            return other.state is SessionState.RECONCILING and node_id < self._node_id
-        return other.state is SessionState.WAITING and other.node_id == node_id
-
-    def _gives_way(self, other: PeerSession, node_id: str) -> bool:
-        return not other.own and other.state is SessionState.RECONCILING and self._node_id < node_id
-
-    def _replace(self, sessions: list[PeerSession]) -> None:
+    def _replace(self, sessions: list[PeerSession], fault: Fault = Fault.GAVE_WAY) -> None:
         for session in sessions:
-            session.gave_way = True
+            session.stopped = fault
             self.end(session)
             self._stop(session)
-
-    @staticmethod
-    def _move(now_ns: int, session: PeerSession) -> None:
-        session.state = _MOVES[session.own, session.state]
-        session.since_ns, session.awaits_ns = now_ns, None
-
-    @staticmethod
-    def _demand(session: PeerSession, state: SessionState, *, own: bool = False) -> None:
-        if session.state is not state or (own and not session.own):
-            raise SessionError(f"the session is {session.state.value}, not {state.value}")
-
-
-def _in_session() -> SessionRefusedError:
-    sentence = "another session with this peer is under way: retry later"
-    return SessionRefusedError(RefusalKind.ABORTED, sentence)

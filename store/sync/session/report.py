@@ -14,7 +14,7 @@ import numpy as np
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from store.domain.ports import PeerAddress
-from store.sync.errors import TransferFault, shown
+from store.sync.errors import Fault, shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.message.rules import Reason
@@ -131,7 +131,7 @@ class SessionReport:
     window: Window = field(default_factory=Window)
     ending: SyncEnding | None = None
     error: str = ""
-    fault: TransferFault = TransferFault.NONE
+    fault: Fault = Fault.NONE
     seconds: float = 0.0
     in_sync: bool = False
     notes: tuple[str, ...] = ()

@@ -11,15 +11,14 @@ DECLINED    refused in an earlier session, and so answered at once; if the messa
 STORED      never; its message, should it come again, is "sent twice"
 REFUSED     the same
 ==========  ============================================================================
-
-Which answers wait for the stream: `Answers`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,18 +26,14 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.sync.errors import TransferFault
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.sync.session.report import UNSOLICITED, ContentConflict, SessionReport
 from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import Book
-from store.sync.transfer.send_half import (
-    NOT_RECEIVED,
-    REPEATED,
-    PeerFaultError,
-    shorten,
-)
+from store.sync.transfer.send_half import NOT_RECEIVED, REPEATED, shorten
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
 
@@ -55,6 +50,27 @@ _CONFLICT: Final = f"{CONFLICT.label}: {CONFLICT.sentence}"
 _BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
 
 _Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accepted:
+    """Messages on their way to be durable, with the places of their IDs."""
+
+    batch: RecordBatch
+    places: _Places
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Messages that a peer has sent: which are expected, and come for the first time.
+
+    ``places`` of their IDs, -1 for what is not expected.
+    """
+
+    published: Admitted
+    places: _Places
+    fresh: NDArray[np.bool_]
 
 
 class Receiving:
@@ -79,18 +95,17 @@ class Receiving:
         self.ids = ids
         self._partial = partial
         self._refusals = refusals
-        self.lookup = IdLookup(ids)
+        self._lookup = IdLookup(ids)
         self._limits = limits
         self._report = report
-        self._states = np.zeros(len(ids), np.uint8)
-        self.outstanding = len(ids)
-        self._pending: dict[int, tuple[NDArray[np.int32], int]] = {}
-        self._pending_bytes = 0
-        self._tokens = 0
-        self.peer_is_done = False
+        # One more state: of what is not expected, whose place is -1.
+        self._states = np.append(np.zeros(len(ids), np.uint8), np.uint8(_REFUSED))
+        self._pending: list[Accepted] = []
         self._looked = 0
         self._finding: _Places | None = None
         self.answers = Answers(ids)
+        self.outstanding = len(ids)
+        self.peer_is_done = False
         self.news = 0
 
     @property
@@ -102,7 +117,8 @@ class Receiving:
     def reading(self) -> bool:
         """False while too much waits, to be durable or to be answered, for another frame."""
         crowded = self._partial and self.answers.named >= self._limits.unsolicited_messages
-        return self._pending_bytes < self._limits.unstored_bytes and not crowded
+        pending_bytes = sum(each.size_bytes for each in self._pending)
+        return pending_bytes < self._limits.unstored_bytes and not crowded
 
     @property
     def _strays(self) -> int:
@@ -114,12 +130,11 @@ class Receiving:
         Raises:
             AssertionError: one is broken.
         """
-        sizes = [size_bytes for _, size_bytes in self._pending.values()]
-        pending = [places for places, _ in self._pending.values()]
-        assert self._pending_bytes == sum(sizes)
+        sizes = [each.size_bytes for each in self._pending]
         assert sum(sizes[:-1]) < self._limits.unstored_bytes, "read on although too much waits"
-        assert all((self._states[places] == _PENDING).all() for places in pending)
-        assert sum(map(len, pending)) == np.count_nonzero(self._states == _PENDING)
+        assert all((self._states[each.places] == _PENDING).all() for each in self._pending)
+        pending = sum(len(each.places) for each in self._pending)
+        assert pending == np.count_nonzero(self._states == _PENDING)
         assert self.outstanding == np.count_nonzero(self._states <= _PENDING)
         assert self._partial or self._strays <= self._limits.unsolicited_messages
         assert len(self.answers) <= len(self.ids) + self._strays
@@ -128,49 +143,51 @@ class Receiving:
     def decline(self, now_ns: int) -> None:
         """Refuse at once what this node has refused before."""
         hashes, labels = self._refusals.known(now_ns)
-        places = self.lookup.find(hashes)
+        places = self._lookup.find(hashes)
         by_label: dict[str, list[int]] = {}
         for place, label in zip(places.tolist(), labels, strict=True):
             if place >= 0:
                 by_label.setdefault(label, []).append(place)
         for label, members in by_label.items():
-            self._states[members] = _DECLINED
-            self.answers.refuse(members, f"{label}: {_BY_POLICY}")
-            self.outstanding -= len(members)
+            self._settle(np.array(members, np.int32), f"{label}: {_BY_POLICY}", _DECLINED)
             self._report.refused[label] += len(members)
             self._report.declined[label] += len(members)
 
-    def place(self, published: Admitted) -> _Places:
-        """Return the place of each judged message, -1 for what is not expected.
+    def judge(self, published: Admitted) -> Judged:
+        """Place judged messages; changes nothing.
 
         Raises:
-            PeerFaultError: too many were not expected, or the peer has said that it was done.
+            SessionFaultError: too many were not expected, or the peer has said that it was done.
         """
-        if not published.verdicts:
-            return np.empty(0, np.int64)
-        if self.peer_is_done:
-            raise PeerFaultError(
-                TransferFault.PROTOCOL, "the peer sends messages after it was done"
-            )
-        places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
-        places[self._misdated(published, places)] = -1
-        places[[not digest for digest in published.hashes]] = -1
-        strays = len(places) - int(self._fresh(places).sum())
+        if published.verdicts and self.peer_is_done:
+            raise ProtocolBrokenError("the peer sends messages after it was done")
+        hashes = published.hashes
+        places = self._lookup.find(hash_column([digest or _NAMELESS for digest in hashes]))
+        places[[not digest for digest in hashes]] = -1
+        # A message that is refused has no timestamp here, and is not stored anyway.
+        at = np.array(published.positions, np.int64)
+        dated = np.flatnonzero((places >= 0) & (at >= 0))
+        timestamps = np.array(published.batch.timestamps, np.int64)
+        misdated = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
+        places[dated[misdated]] = -1
+        states = self._states[places]
+        fresh = np.zeros(len(places), np.bool_)
+        fresh[np.unique(places, return_index=True)[1]] = True
+        fresh &= (states == _EXPECTED) | (states == _DECLINED)
+        strays = len(places) - int(fresh.sum())
         if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
-            raise PeerFaultError(
-                TransferFault.LIMIT,
+            raise SessionFaultError(
+                Fault.LIMIT,
                 f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
                 "passed: send what the session found missing, each once",
             )
-        return places
+        return Judged(published, places, fresh)
 
-    def receive(
-        self, now_ns: int, published: Admitted, places: _Places, size_bytes: int
-    ) -> tuple[int, RecordBatch] | None:
-        """Take in messages that `place` has placed; return a batch to store, and its token."""
-        fresh = self._fresh(places)
-        self._name_strays(published, places, ~fresh)
-        taken = np.flatnonzero(fresh)
+    def receive(self, now_ns: int, judged: Judged, size_bytes: int) -> Accepted | None:
+        """Take in messages that `judge` has placed; return those that are to be stored."""
+        published, places = judged.published, judged.places
+        self._name_strays(judged)
+        taken = np.flatnonzero(judged.fresh)
         self.news += len(taken)
         expected = self._states[places[taken]] == _EXPECTED
         self._states[places[taken[~expected]]] = _REFUSED
@@ -181,26 +198,28 @@ class Receiving:
         accepted = taken[~rejected]
         if not len(accepted):
             return None
-        return self._persist(published, accepted, places[accepted], size_bytes)
+        at = [published.positions[index] for index in accepted.tolist()]
+        batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)
+        pending = Accepted(batch, places[accepted].astype(np.int32), size_bytes)
+        self._pending.append(pending)
+        self._states[pending.places] = _PENDING
+        return pending
 
-    def persisted(
-        self, token: int, new: Sequence[bool], conflicts: Mapping[int, ContentConflict]
-    ) -> None:
-        """Accept the messages of a durable batch: per message True if it was new.
-
-        ``conflicts``: those that are not stored, since others have their hashes; by place in the
-        batch. They are refused.
-        """
-        places, size_bytes = self._pending.pop(token)
-        self._pending_bytes -= size_bytes
-        added = sum(new)
-        for at, conflict in conflicts.items():
+    def persisted(self, accepted: Accepted, result: StoreResult) -> None:
+        """Take in that messages are durable; conflicts, which are not stored, are refused."""
+        self._pending.remove(accepted)
+        batch, places, conflicts = accepted.batch, accepted.places, result.conflicts
+        for at, stored in conflicts.items():
+            conflict = ContentConflict(
+                batch.timestamps[at], batch.hashes[at], stored, batch.content_digests[at]
+            )
             self._states[places[at]] = _REFUSED
-            self.outstanding -= 1
             self.answers.refuse_by_name(conflict.message_hash, _CONFLICT)
             self._report.unstored_conflicts += 1
             self._report.show_conflict(conflict)
-        self._store(np.delete(places, list(conflicts)))
+        self.outstanding -= len(conflicts)
+        self._settle(np.delete(places, list(conflicts)), "", _STORED)
+        added = sum(result)
         self._report.stored += added
         self._report.duplicates += len(places) - added - len(conflicts)
 
@@ -220,139 +239,85 @@ class Receiving:
     def found(self, is_stored: Sequence[bool]) -> None:
         """Settle what has not come: it is here another way, or it was not delivered."""
         assert self._finding is not None
-        places, mask = (
-            self._finding.astype(np.int32),
-            np.fromiter(is_stored, np.bool_, len(is_stored)),
-        )
+        places, here = self._finding.astype(np.int32), np.array(is_stored, np.bool_)
         self._finding = None
-        here, missing = places[mask], places[~mask]
-        self._store(here)
-        self._report.elsewhere += len(here)
-        if not len(missing):
-            return
-        self._states[missing] = _REFUSED
-        self.answers.refuse(missing.tolist(), NOT_RECEIVED)
-        self.outstanding -= len(missing)
-        self._report.undelivered += len(missing)
+        self._settle(places[here], "", _STORED)
+        self._settle(places[~here], NOT_RECEIVED, _REFUSED)
+        self._report.elsewhere += int(here.sum())
+        self._report.undelivered += int((~here).sum())
 
-    def _fresh(self, places: _Places) -> NDArray[np.bool_]:
-        fresh = np.zeros(len(places), np.bool_)
-        fresh[np.unique(places, return_index=True)[1]] = True
-        known = np.flatnonzero(places >= 0)
-        states = self._states[places[known]]
-        awaited = np.zeros(len(places), np.bool_)
-        awaited[known] = (states == _EXPECTED) | (states == _DECLINED)
-        return np.logical_and(fresh, awaited)
-
-    def _misdated(self, published: Admitted, places: _Places) -> NDArray[np.bool_]:
-        """Return which messages have an expected hash, and not its announced timestamp.
-
-        A message that is refused has no timestamp here, and is not stored anyway.
-        """
-        at = np.array(published.positions, np.int64)
-        misdated = np.zeros(len(places), np.bool_)
-        dated = np.flatnonzero((at >= 0) & (places >= 0))
-        if len(dated):
-            timestamps = np.array(published.batch.timestamps, np.int64)
-            misdated[dated] = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
-        return misdated
-
-    def _name_strays(self, published: Admitted, places: _Places, strays: NDArray[np.bool_]) -> None:
+    def _name_strays(self, judged: Judged) -> None:
         """Refuse by name what was not asked for, and what has come before."""
-        unsolicited = 0
-        for at in np.flatnonzero(strays).tolist():
-            unknown, digest = places[at] < 0, published.hashes[at]
-            unsolicited += bool(unknown)
+        for at in np.flatnonzero(~judged.fresh).tolist():
+            is_known, digest = judged.places[at] >= 0, judged.published.hashes[at]
+            self._report.repeated += bool(is_known)
+            self._report.unsolicited += not is_known
             if digest:
-                self.answers.refuse_by_name(digest, _UNSOLICITED if unknown else _REPEATED)
-        count = int(strays.sum())
-        self._report.unsolicited += unsolicited
-        self._report.repeated += count - unsolicited
+                self.answers.refuse_by_name(digest, _REPEATED if is_known else _UNSOLICITED)
 
     def _refuse_by_policy(
         self, now_ns: int, published: Admitted, rejected: _Places, places: _Places
     ) -> None:
-        labels: list[str] = []
         refused = places[rejected]
+        labels: list[str] = []
         for at, place in zip(rejected.tolist(), refused.tolist(), strict=True):
             label, sentence = published.refusals[at]
             if self.answers.named < MAX_DETAILED_REFUSALS:
                 digest = published.hashes[at]
                 self.answers.refuse_by_name(digest, shorten(f"{label}: {sentence}"))
             else:
-                self.answers.refuse([place], f"{label}: {_BY_POLICY}")
+                self.answers.add([place], f"{label}: {_BY_POLICY}")
             labels.append(str(label))
         self.outstanding -= len(refused)
         self._states[refused] = _REFUSED
         self._refusals.add(now_ns, self.ids[refused], labels)
         self._report.refused.update(labels)
 
-    def _persist(
-        self, published: Admitted, accepted: _Places, places: _Places, size_bytes: int
-    ) -> tuple[int, RecordBatch]:
-        at = [published.positions[index] for index in accepted.tolist()]
-        batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)
-        self._tokens += 1
-        self._pending[self._tokens] = places.astype(np.int32), size_bytes
-        self._pending_bytes += size_bytes
-        self._states[places] = _PENDING
-        return self._tokens, batch
-
-    def _store(self, places: NDArray[np.int32]) -> None:
-        self._states[places] = _STORED
-        self.answers.store(places)
+    def _settle(self, places: NDArray[np.int32], reason: str, state: int) -> None:
+        """Decide about IDs, and answer them; ``reason`` empty: they are stored."""
+        self._states[places] = state
         self.outstanding -= len(places)
+        self.answers.add(places.tolist(), reason)
 
 
 class Answers:
-    """Answers that wait until the stream takes them: stored, refused by name, refused in bulk.
-
-    4 bytes each where there may be many.
-    """
+    """Answers that wait until the stream takes them; 4 bytes each where there may be many."""
 
     def __init__(self, ids: SyncIds) -> None:
         self._ids = ids
-        self._stored = array("i")
         self._named: deque[tuple[bytes, str]] = deque()
-        self._refused: dict[str, array[int]] = {}
+        self._places: dict[str, array[int]] = {}  # by the reason; that of stored ones is empty
 
     def __len__(self) -> int:
         """Return how many wait."""
-        return len(self._stored) + len(self._named) + sum(map(len, self._refused.values()))
+        return len(self._named) + sum(map(len, self._places.values()))
 
     @property
     def named(self) -> int:
         """The number of refusals by name that wait; those who add to them have a limit."""
         return len(self._named)
 
-    def store(self, places: NDArray[np.int32]) -> None:
-        """Add the IDs at these places, which are durable."""
-        self._stored.frombytes(places.tobytes())
-
     def refuse_by_name(self, digest: bytes, reason: str) -> None:
         """Refuse one message, with a reason of its own."""
         self._named.append((digest, reason))
 
-    def refuse(self, places: Iterable[int], reason: str) -> None:
-        """Refuse many, for one of a few reasons."""
-        self._refused.setdefault(reason, array("i")).extend(places)
+    def add(self, places: Sequence[int], reason: str) -> None:
+        """Add answers about the IDs at some places: stored, or refused for one of a few reasons."""
+        self._places.setdefault(reason, array("i")).extend(places)
 
     def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
         """Return the next ones, ``most`` at most: hashes that are stored, and refusals."""
-        stored = self._hashes(self._stored, most)
-        most -= len(stored)
-        count = min(most, len(self._named))
-        refused = [self._named.popleft() for _ in range(count)]
-        for reason in list(self._refused):
-            hashes = self._hashes(self._refused[reason], most - len(refused))
-            refused += [(digest, reason) for digest in hashes]
-            if not self._refused[reason]:
-                del self._refused[reason]
+        stored: list[bytes] = []
+        refused = [self._named.popleft() for _ in range(min(most, len(self._named)))]
+        for reason, places in list(self._places.items()):
+            left = most - len(stored) - len(refused)
+            joined = self._ids.hashes[np.array(places[:left], np.int64)].tobytes()
+            hashes = [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]
+            if reason:
+                refused += [(digest, reason) for digest in hashes]
+            else:
+                stored += hashes
+            del places[:left]
+            if not places:
+                del self._places[reason]
         return stored, refused
-
-    def _hashes(self, places: array[int], most: int) -> list[bytes]:
-        """Remove the first places and give their hashes."""
-        first = places[:most]
-        del places[:most]
-        joined = self._ids.hashes[np.array(first, np.int64)].tobytes()
-        return [joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES)]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
-from store.sync.errors import TransferFault
+from store.sync.errors import ProtocolBrokenError
 from store.sync.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
 from store.sync.session.report import UNSOLICITED, SessionReport
 from store.sync.transfer.id_lookup import IdLookup, hash_column
@@ -45,14 +45,11 @@ _ANSWERED: Final = 0x80
 
 _FIRST_GUESS_BYTES: Final = 1_024
 
+Answer = tuple[bytes, str | None]
+"""A message hash, and why it is refused; None: it is stored."""
 
-class PeerFaultError(Exception):
-    """The peer broke the rules: nothing of its frame counts, and the transfer ends."""
-
-    def __init__(self, fault: TransferFault, sentence: str) -> None:
-        super().__init__(sentence)
-        self.fault = fault
-        self.sentence = sentence
+PlacedAnswers = tuple[NDArray[np.int64], list[str | None]]
+"""The places of answers, and their reasons."""
 
 
 class Sending:
@@ -68,7 +65,7 @@ class Sending:
     ) -> None:
         self.ids = ids
         self._refusals = refusals
-        self.lookup = IdLookup(ids)
+        self._lookup = IdLookup(ids)
         self._limits = limits
         self._report = report
         self._states = np.zeros(len(ids), np.uint8)
@@ -109,7 +106,7 @@ class Sending:
     def withhold(self, now_ns: int) -> None:
         """Mark what the peer has refused before: it is not sent."""
         hashes, labels = self._refusals.known(now_ns)
-        places = self.lookup.find(hashes)
+        places = self._lookup.find(hashes)
         known = zip(places.tolist(), labels, strict=True)
         self._withheld = {place: label for place, label in known if place >= 0}
         self._states[places[places >= 0]] = _WITHHELD
@@ -118,16 +115,18 @@ class Sending:
 
     def load(self) -> tuple[SyncIds, int] | None:
         """Return the next portion to read, and how many bytes of it, when there is room for it."""
-        self._skip()
-        room = self._limits.unsent_bytes - self._queued_bytes
-        if self._asked is not None or 2 * room < self._limits.unsent_bytes:
+        limits = self._limits
+        room = limits.unsent_bytes - self._queued_bytes
+        if self._asked is not None or 2 * room < limits.unsent_bytes:
             return None
-        if self._next == len(self.ids):
-            return None
-        count = min(max(1, room // self._message_bytes), self._limits.load_ids)
-        ahead = self._states[self._next : self._next + self._limits.load_ids]
-        self._asked = (np.flatnonzero(ahead == _WAITING) + self._next)[:count]
-        return self.ids[self._asked], room
+        while self._next < len(self.ids):
+            ahead = self._states[self._next : self._next + limits.load_ids]
+            waiting = np.flatnonzero(ahead == _WAITING) + self._next
+            if len(waiting):
+                self._asked = waiting[: max(1, room // self._message_bytes)]
+                return self.ids[self._asked], room
+            self._next += len(ahead)
+        return None
 
     def loaded(self, messages: Sequence[bytes | None]) -> None:
         """Take in encoded ``WakuMessageAndTopic`` of the first IDs of the portion, in order.
@@ -170,95 +169,62 @@ class Sending:
         self._report.sent += len(messages)
         return messages
 
-    def concerned(
-        self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
-    ) -> tuple[list[bytes], list[tuple[bytes, str]]]:
-        """Return the answers about IDs to send; others are about what only the peer has found.
+    def find(self, answers: Sequence[Answer], *, partial: bool) -> PlacedAnswers:
+        """Return answers of the peer with their places; changes nothing.
+
+        ``partial``: answers about what only the peer has found are passed over.
 
         Raises:
-            PeerFaultError: an answer is about nothing.
+            ProtocolBrokenError: an answer is not about this session, or is the second one.
         """
-        known = (self.lookup.find(_answered_hashes(stored, refused)) >= 0).tolist()
-        ours, theirs = known[: len(stored)], known[len(stored) :]
-        return list(compress(stored, ours)), list(compress(refused, theirs))
-
-    def find(
-        self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
-    ) -> NDArray[np.int64]:
-        """Return the places that the peer answers: first the stored ones, then the refused.
-
-        Raises:
-            PeerFaultError: an answer is not about this session, or is the second one.
-        """
-        if len(stored) + len(refused) > self.unanswered:
-            raise PeerFaultError(TransferFault.PROTOCOL, "the peer answers more IDs than are open")
-        hashes = _answered_hashes(stored, refused)
-        places = self.lookup.find(hashes)
-        if (places < 0).any():
+        try:
+            hashes = hash_column([digest for digest, _ in answers])
+        except ValueError as error:
+            raise ProtocolBrokenError(f"in an answer, {error}") from None
+        if not partial and len(answers) > self.unanswered:
+            raise ProtocolBrokenError("the peer answers more IDs than are open")
+        places = self._lookup.find(hashes)
+        reasons = [reason for _, reason in answers]
+        if partial:
+            reasons = list(compress(reasons, places >= 0))
+            places = places[places >= 0]
+        elif (places < 0).any():
             digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
-            raise PeerFaultError(
-                TransferFault.PROTOCOL, f"the peer answers {digest}, which it was not sent"
-            )
+            raise ProtocolBrokenError(f"the peer answers {digest}, which it was not sent")
         if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
-            raise PeerFaultError(
-                TransferFault.PROTOCOL, "the peer answers an ID for the second time"
-            )
-        return places
+            raise ProtocolBrokenError("the peer answers an ID for the second time")
+        return places, reasons
 
-    def answered(
-        self, now_ns: int, places: NDArray[np.int64], stored: int, reasons: Sequence[str]
-    ) -> None:
-        """Take in the answers that `find` has placed: ``stored`` of them, then the refusals."""
+    def answered(self, now_ns: int, answers: PlacedAnswers) -> None:
+        """Take in the answers that `find` has placed."""
+        places, reasons = answers
         self._states[places] |= _ANSWERED
         self.unanswered -= len(places)
-        self._report.messages_sent += stored
-        self._forgive(places[:stored].tolist())
         refused: list[int] = []
         labels: list[str] = []
-        missed = 0
-        for place, reason in zip(places[stored:].tolist(), reasons, strict=True):
+        for place, reason in zip(places.tolist(), reasons, strict=True):
             label = self._label(reason)
-            if label is None:
-                self._forgive([place])
-                missed += bool(self._states[place] != _PRUNED | _ANSWERED)
-            elif place not in self._withheld:
+            if label is None and place in self._withheld:
+                self._report.refused_by_peer[self._withheld.pop(place)] -= 1
+                self._refusals.forget([self.ids.at(place)[1]])
+            elif label is not None and place not in self._withheld:
                 refused.append(place)
                 labels.append(label)
+            if label is None and reason is not None:
+                self._report.missed_by_peer += int(self._states[place] != _PRUNED | _ANSWERED)
+        self._report.messages_sent += reasons.count(None)
+        self._report.withheld = len(self._withheld)
         self._report.refused_by_peer.update(labels)
-        self._report.missed_by_peer += missed
         self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
 
-    def _forgive(self, places: Sequence[int]) -> None:
-        forgiven = [place for place in places if place in self._withheld]
-        for place in forgiven:
-            self._report.refused_by_peer[self._withheld.pop(place)] -= 1
-        self._report.withheld = len(self._withheld)
-        self._refusals.forget([self.ids.at(place)[1] for place in forgiven])
-
-    def _label(self, reason: str) -> str | None:
-        label = reason.partition(":")[0]
-        if label in (NOT_RECEIVED, UNSOLICITED, REPEATED):
+    def _label(self, reason: str | None) -> str | None:
+        """Return the label of a refusal by the peer's rules; None: it is none."""
+        label = None if reason is None else reason.partition(":")[0]
+        if reason is None or label in (NOT_RECEIVED, UNSOLICITED, REPEATED):
             return None
         if len(self.reasons) < MAX_REASONS_SHOWN:
             self.reasons.setdefault(shorten(reason))
         return label if label in POLICY_LABELS else OTHER
-
-    def _skip(self) -> None:
-        while self._asked is None and self._next < len(self.ids):
-            waiting = self._states[self._next : self._next + self._limits.load_ids] == _WAITING
-            if waiting.any():
-                self._next += int(np.argmax(waiting))
-                return
-            self._next += len(waiting)
-
-
-def _answered_hashes(
-    stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
-) -> NDArray[np.uint8]:
-    try:
-        return hash_column([*stored, *(digest for digest, _ in refused)])
-    except ValueError as error:
-        raise PeerFaultError(TransferFault.PROTOCOL, f"in an answer, {error}") from None
 
 
 def shorten(reason: str) -> str:

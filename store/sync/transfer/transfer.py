@@ -43,14 +43,13 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import NotServingError, PeerError, Source, StoreBusyError, Writer
-from store.messages.record import RecordBatch
-from store.sync.errors import FrameTooLargeError, ProtocolBrokenError, TransferFault
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.frames import Piece, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
@@ -64,10 +63,10 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import ContentConflict, SessionReport, SyncObserver
+from store.sync.session.report import SessionReport, SyncObserver
 from store.sync.transfer.policy_memory import PolicyMemory, Side
-from store.sync.transfer.receive_half import Receiving
-from store.sync.transfer.send_half import PeerFaultError, Sending
+from store.sync.transfer.receive_half import Accepted, Receiving
+from store.sync.transfer.send_half import Answer, Sending
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 from storenode.message.rules import Policy
@@ -80,6 +79,7 @@ _STORED_BYTES: Final = 2 + HASH_BYTES
 _REFUSED_BYTES: Final = 12 + HASH_BYTES
 """An answer in a frame at most, without the reason."""
 
+_BROKEN: Final = (Fault.PROTOCOL, Fault.LIMIT)
 _NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 
 _T = TypeVar("_T")
@@ -157,7 +157,10 @@ class Transfer:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readable = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begin()
+        now_ns = self._work.environment.now_ns()
+        self._receiving.decline(now_ns)
+        self._sending.withhold(now_ns)
+        self._patience = Patience(self._limits, self._work.environment.steady_ns(), self._moved())
         self._reader = self._spawn(self._read())
         try:
             self._spawn(self._tick())
@@ -181,15 +184,13 @@ class Transfer:
 
     # The course of a transfer
 
-    def _begin(self) -> None:
-        now_ns = self._work.environment.now_ns()
-        self._receiving.decline(now_ns)
-        self._sending.withhold(now_ns)
-        steady_ns = self._work.environment.steady_ns()
-        self._clock_ns = now_ns - steady_ns  # of the Unix epoch, on the steady clock
-        self._patience = Patience(self._limits, steady_ns, self._moved())
+    def _take(self, step: Callable[..., None], *given: object) -> None:
+        """Take in what has come, unless the end has come before it, and begin what is due."""
+        if self._pass_time():
+            step(*given)
+            self._go_on()
 
-    def _goes_on(self) -> bool:
+    def _pass_time(self) -> bool:
         """Pass the time before something is taken in; False: the end has come before it."""
         if self._ended.done():
             return False
@@ -211,7 +212,7 @@ class Transfer:
             self._writing = self._named = True
             self._spawn(self._write(frame))
         elif not self._writing and self._is_complete():
-            self._end(TransferFault.NONE, "")
+            self._end(Fault.NONE, "")
         if self._receiving.reading:
             self._readable.set()
         else:
@@ -225,18 +226,17 @@ class Transfer:
             and not self._receiving.outstanding
         )
 
-    def _lose(self, fault: TransferFault, sentence: str) -> None:
+    def _lose(self, sentence: str) -> None:
         """End without the stream, or the database: well if nothing is open (rule 6).
 
         A peer whose result was cut elsewhere (rule 7) does not wait for answers about what only
         this side has found missing.
         """
         both_done = self._done and self._receiving.peer_is_done and not self._sending.unanswered
-        if self._is_complete() or (self._partial and both_done):
-            fault, sentence = TransferFault.NONE, ""
-        self._end(fault, sentence)
+        is_well = self._is_complete() or (self._partial and both_done)
+        self._end(Fault.NONE if is_well else Fault.LOST, "" if is_well else sentence)
 
-    def _end(self, fault: TransferFault, sentence: str) -> None:
+    def _end(self, fault: Fault, sentence: str) -> None:
         if self._ended.done():
             return
         report = self._report
@@ -274,10 +274,10 @@ class Transfer:
         """Let the error of a part end the whole."""
         try:
             await work
-        except PeerFaultError as error:
-            self._end(error.fault, error.sentence)
+        except SessionFaultError as error:
+            self._end(error.fault, str(error))
         except NotServingError as error:
-            self._lose(TransferFault.LOST, f"the database of this node does not serve: {error}")
+            self._lose(f"the database of this node does not serve: {error}")
         except Exception as error:  # noqa: BLE001 - who runs the transfer is told
             if not self._ended.done():
                 self._ended.set_exception(error)
@@ -286,85 +286,61 @@ class Transfer:
         while True:
             await asyncio.sleep(TRANSFER_TICK_S)
             self._work.observer.session_progressed(self._report)
-            if self._goes_on():
+            if self._pass_time():
                 self._patience.check_time(self._moved())
 
     def _moved(self) -> Moved:
         sending, receiving = self._sending, self._receiving
-        settled = len(sending.ids) - sending.unanswered + len(receiving.ids) - receiving.outstanding
-        return Moved(settled, self._moved_bytes, sending.unanswered + receiving.outstanding)
+        is_open = sending.unanswered + receiving.outstanding
+        settled = len(sending.ids) + len(receiving.ids) - is_open
+        return Moved(settled, self._moved_bytes, is_open)
 
     # The stream
 
     async def _read(self) -> None:
         try:
-            while await self._read_frame():
-                continue
+            while (frame := await self._stream.read()) is not None:
+                for piece in pieces(frame):
+                    self._take(self._receive, piece)
+                    await self._readable.wait()
+                del frame, piece
         except PeerError as error:
-            fault = TransferFault.LOST
-            if isinstance(error, ProtocolBrokenError):
-                fault = TransferFault.PROTOCOL
-            elif isinstance(error, FrameTooLargeError):
-                fault = TransferFault.LIMIT
-            self._lose(fault, str(error))
+            if isinstance(error, SessionFaultError) and error.fault in _BROKEN:
+                self._end(error.fault, str(error))
+            self._lose(str(error))
         else:
-            self._lose(
-                TransferFault.LOST, "the peer ended the transfer before everything was answered"
-            )
-
-    async def _read_frame(self) -> bool:
-        """Take in one frame; False: there is none any more."""
-        frame = await self._stream.read()
-        if frame is None:
-            return False
-        for piece in pieces(frame):
-            self._receive(piece)
-            await self._readable.wait()
-        return True
+            self._lose("the peer ended the transfer before everything was answered")
 
     def _receive(self, piece: Piece) -> None:
         """Take in a piece of a frame, whole or not at all.
 
         Raises:
-            PeerFaultError: it breaks the rules.
+            SessionFaultError: it breaks the rules.
         """
-        if not self._goes_on():
-            return
         frame, size_bytes = piece
-        self._check_session(frame.session_id)
+        if frame.session_id != self.session_id and (frame.session_id or not self._answered):
+            raise ProtocolBrokenError("the frame names another session, or the first one none")
+        sending, receiving = self._sending, self._receiving
         now_ns = self._work.environment.now_ns()
         admission = Admission(self._work.policy(), now_ns, Source.TRANSFER)
         if frame.messages:
             admission.admit(frame.messages)
-        published, stored = admission.admitted, list(frame.stored)
-        refused = [(each.message_hash, each.reason) for each in frame.refused]
-        if self._partial:
-            stored, refused = self._sending.concerned(stored, refused)
-        answers = self._sending.find(stored, refused)
-        places = self._receiving.place(published)
-        before = self._receiving.news
-        clock_ns = self._clock_ns + self._work.environment.steady_ns()
-        self._sending.answered(clock_ns, answers, len(stored), [reason for _, reason in refused])
-        accepted = self._receiving.receive(clock_ns, published, places, size_bytes)
+        answers: list[Answer] = [(digest, None) for digest in frame.stored]
+        answers += [(each.message_hash, each.reason) for each in frame.refused]
+        placed = sending.find(answers, partial=self._partial)
+        judged = receiving.judge(admission.admitted)
+        before = receiving.news, receiving.peer_is_done, sending.unanswered, self._answered
+        sending.answered(now_ns, placed)
+        accepted = receiving.receive(now_ns, judged, size_bytes)
         if accepted is not None:
-            self._spawn(self._persist(*accepted))
-        first_done = frame.done and not self._receiving.peer_is_done
-        if first_done:
-            self._receiving.peer_is_done = True
-        has_news = self._receiving.news > before
-        if has_news:
-            self._moved_bytes += size_bytes
-        if len(answers) or first_done or has_news or not self._answered:
-            self._patience.restart()
+            self._spawn(self._persist(accepted))
+        receiving.peer_is_done = receiving.peer_is_done or frame.done
         self._answered = True
-        self._go_on()
-
-    def _check_session(self, session_id: str) -> None:
-        if session_id == self.session_id or (self._answered and not session_id):
-            return
-        raise PeerFaultError(
-            TransferFault.PROTOCOL, "the frame names another session, or the first one none"
-        )
+        if receiving.news > before[0]:
+            self._moved_bytes += size_bytes
+        after = receiving.news, receiving.peer_is_done, sending.unanswered, self._answered
+        if after != before:
+            self._patience.restart()
 
     def _frame(self) -> RawTransferFrame | None:
         """Return the next frame to send, if there is one."""
@@ -391,39 +367,27 @@ class Transfer:
         except PeerError as error:
             # What the peer has said before it left is heard first; the reader also knows why.
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
-            self._lose(TransferFault.LOST, str(error))
-            return
-        if self._goes_on():
-            self._writing = False
-            self._moved_bytes += sum(map(len, frame.messages))
-            self._go_on()
+            self._lose(str(error))
+        else:
+            self._take(self._written, sum(map(len, frame.messages)))
+
+    def _written(self, size_bytes: int) -> None:
+        self._writing = False
+        self._moved_bytes += size_bytes
 
     # The database
 
-    async def _persist(self, token: int, batch: RecordBatch) -> None:
-        store = functools.partial(self._work.writer.store, batch, Source.TRANSFER)
-        result = await patiently(store)
-        conflicts = {
-            at: ContentConflict(
-                batch.timestamps[at], batch.hashes[at], stored, batch.content_digests[at]
-            )
-            for at, stored in result.conflicts.items()
-        }
-        if self._goes_on():
-            self._receiving.persisted(token, result, conflicts)
-            self._go_on()
+    async def _persist(self, accepted: Accepted) -> None:
+        store = functools.partial(self._work.writer.store, accepted.batch, Source.TRANSFER)
+        self._take(self._receiving.persisted, accepted, await patiently(store))
 
     async def _load(self, ids: SyncIds, max_bytes: int) -> None:
-        messages = await patiently(functools.partial(self._work.reads.load, ids, max_bytes))
-        if self._goes_on():
-            self._sending.loaded(messages)
-            self._go_on()
+        load = functools.partial(self._work.reads.load, ids, max_bytes)
+        self._take(self._sending.loaded, await patiently(load))
 
     async def _find(self, ids: SyncIds) -> None:
-        is_stored = await patiently(functools.partial(self._work.reads.are_stored, ids))
-        if self._goes_on():
-            self._receiving.found(is_stored)
-            self._go_on()
+        are_stored = functools.partial(self._work.reads.are_stored, ids)
+        self._take(self._receiving.found, await patiently(are_stored))
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
@@ -443,8 +407,7 @@ async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
         await asyncio.sleep(backoff.take())
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """The progress so far: IDs that were settled, bytes of messages, and IDs yet open."""
 
     settled: int
@@ -483,31 +446,28 @@ class Patience:
         """Check that there is time left.
 
         Raises:
-            PeerFaultError: there is not.
+            SessionFaultError: there is not.
         """
-        limits = self._limits
+        limits, mark = self._limits, self._mark
         silent_ns = self._now_ns - self._news_ns
         if silent_ns >= limits.silence_ns:
-            raise PeerFaultError(
-                TransferFault.SILENCE,
+            raise SessionFaultError(
+                Fault.SILENCE,
                 f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
                 "needs longer for an answer, see to its database, or give --peer-silence on both",
             )
         if self._now_ns - self._began_ns >= limits.total_ns:
-            raise PeerFaultError(
-                TransferFault.SLOW,
+            raise SessionFaultError(
+                Fault.SLOW,
                 f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
             )
-        if self._waited_ns >= limits.pace_ns:
-            self._demand_pace(moved)
-
-    def _demand_pace(self, moved: Moved) -> None:
-        limits, mark = self._limits, self._mark
+        if self._waited_ns < limits.pace_ns:
+            return
         settled = moved.settled - mark.settled
         size_bytes = moved.size_bytes - mark.size_bytes
         if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
-            raise PeerFaultError(
-                TransferFault.SLOW,
+            raise SessionFaultError(
+                Fault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
                 f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
                 f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",

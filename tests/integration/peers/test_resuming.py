@@ -20,8 +20,8 @@ from store.rpc import peer_calls
 from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from store.runtime.node import system_environment
 from store.serving.tasks import BackgroundTasks
+from store.sync.fetch import FetchWork, OnlineRecorder, ResumeConfig, Resumer
 from store.sync.peers import ScannedPage
-from store.sync.resume import OnlineRecorder, ResumeConfig, Resumer
 from storenode.cli.options.types import parse_peer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
@@ -51,11 +51,13 @@ def resuming(
     """Return the resume of a node that was last online an hour ago."""
     return Resumer(
         ResumeConfig(peers=peers, slack_ns=0),
-        caller=node.caller,
-        online=DatabaseOnlineTimes(database),
-        writer=node.services.writer,
-        policy=lambda: node.rules.policy,
-        environment=system_environment("test", node.context.metrics),
+        FetchWork(
+            node.caller,
+            node.services.writer,
+            lambda: node.rules.policy,
+            system_environment("test", node.context.metrics),
+        ),
+        DatabaseOnlineTimes(database),
         proceed=proceed,
         failed=lambda _peer, _error: None,
     )

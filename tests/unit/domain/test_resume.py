@@ -17,8 +17,14 @@ from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.sync.fetch import (
+    LONGEST_FETCH_NS,
+    SHORTEST_GAP_NS,
+    FetchWork,
+    ResumeConfig,
+    Resumer,
+)
 from store.sync.peers import PeerCaller, ScannedPage
-from store.sync.resume import LONGEST_FETCH_NS, SHORTEST_GAP_NS, ResumeConfig, Resumer
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 from tests.unit.builders import entry
@@ -110,13 +116,15 @@ class World:
                 shortest_ns=self.shortest_ns,
                 online_interval_s=1e6,
             ),
-            caller=cast("PeerCaller", self),
-            online=self,
-            writer=cast("Writer", self),
-            policy=lambda: Policy(max_drift_ns=None, horizon_ns=self.horizon_ns),
-            environment=Environment(
-                lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts.count_intake
+            FetchWork(
+                cast("PeerCaller", self),
+                cast("Writer", self),
+                lambda: Policy(max_drift_ns=None, horizon_ns=self.horizon_ns),
+                Environment(
+                    lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts.count_intake
+                ),
             ),
+            self,
             proceed=lambda: self.proceeded.append(len(self.asked)),
             failed=failed,
         )

@@ -12,8 +12,8 @@ import pytest
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, StoreBusyError
+from store.sync.fetch import Fetcher
 from store.sync.limits import MAX_SESSIONS
-from store.sync.lookup import Fetcher
 from store.sync.peers import PeerCaller
 from store.sync.schedule import (
     FIRST_BACKOFF_NS,

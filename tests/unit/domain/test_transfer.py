@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reconcile.ids import SyncIds
 from store.domain.ports import StoreBusyError
 from store.messages.record import RecordBatch
-from store.sync.errors import TransferFault
+from store.sync.errors import Fault
 from store.sync.limits import BUSY_PATIENCE_S, MAX_SHOWN_HIDDEN, TransferLimits
 from store.sync.session.report import ContentConflict
 from store.sync.transfer.id_lookup import IdLookup, hash_column
@@ -198,7 +198,7 @@ async def test_a_larger_limit_of_differences_on_one_side_is_no_fault(
     sender = Side(left, to_send, partial=sender_is_cut, seed=seed)
     receiver = Side(right, None, to_receive, partial=True, seed=~seed)
     sent, received = await finish(*join(sender, receiver))
-    assert sent.fault is received.fault is TransferFault.NONE, (sent.error, received.error)
+    assert sent.fault is received.fault is Fault.NONE, (sent.error, received.error)
     assert len(right.frames) == sent.messages_sent == limit
     assert received.moved_all is (not sender_is_cut)
     if not sender_is_cut:
@@ -259,7 +259,7 @@ async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
     else:
         report = await other.ended()
         assert report.error == "the database of this node does not serve: the queue is full"
-        assert report.fault is TransferFault.LOST
+        assert report.fault is Fault.LOST
 
 
 @virtual_time
@@ -273,7 +273,7 @@ async def test_a_stream_that_is_lost_before_all_is_answered_is_lost() -> None:
         else:
             side.inbox.put_nowait(None)
         report = await side.ended()
-        assert report.fault is TransferFault.LOST
+        assert report.fault is Fault.LOST
         assert (report.stored, report.outstanding, report.moved_all) == (1, 2, False)
         expected = "connection broke" if how == "breaks" else "before everything was answered"
         assert expected in report.error
@@ -288,7 +288,7 @@ async def test_a_stream_that_closes_when_all_is_answered_was_only_closed() -> No
     await side.receive(raw(stored=store.frames, done=True))
     side.inbox.put_nowait(None)
     report = await side.ended()
-    assert (report.fault, report.error, report.moved_all) == (TransferFault.NONE, "", True)
+    assert (report.fault, report.error, report.moved_all) == (Fault.NONE, "", True)
 
 
 # Few different hashes, with common beginnings and zeros at the end.

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admitted, Verdict
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.sync.errors import TransferFault
+from store.sync.errors import Fault
 from store.sync.limits import CALLER_GRACE_NS, SILENCE_NS, TRANSFER_TICK_S, TransferLimits
 from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer import policy_memory
@@ -73,7 +74,7 @@ async def silent_after(side: Side) -> int:
     """Return how long a side bears silence, in nanoseconds."""
     began_ns = side.passed_ns
     report = await side.ended()
-    assert report.fault is TransferFault.SILENCE
+    assert report.fault is Fault.SILENCE
     assert "the peer has said nothing for 6" in report.error
     return side.passed_ns - began_ns
 
@@ -146,7 +147,7 @@ async def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> Non
     stored = side.report.messages_sent
     await side.receive(frame)
     report = await side.ended()
-    assert report.fault is TransferFault.PROTOCOL
+    assert report.fault is Fault.PROTOCOL
     assert words in report.error
     assert (report.messages_sent, report.stored) == (stored, 0)
 
@@ -156,7 +157,7 @@ async def test_a_frame_is_taken_whole_or_not_at_all() -> None:
     side = Side(store_of(messages(3, 3_000)), MINE.ids, ids_of(PEER, HASHES[:1]))
     await side.receive(raw(items=items(0, 1), stored=[OWN], refused=[(HASHES[2], "no")]))
     report = await side.ended()
-    assert report.fault is TransferFault.PROTOCOL
+    assert report.fault is Fault.PROTOCOL
     assert (report.messages_sent, report.unanswered, report.outstanding) == (0, 3, 1)
     assert not side.writes
 
@@ -166,7 +167,7 @@ async def test_too_many_unsolicited_messages_end_the_transfer() -> None:
     side = receiver(1)
     await side.receive(raw(items=items(10, 16) + items(0, 1)), raw(items=items(16, 21)))
     report = await side.ended()
-    assert report.fault is TransferFault.LIMIT
+    assert report.fault is Fault.LIMIT
     assert "limit of 10 messages" in report.error
     assert list(side.contents.frames) == HASHES[:1]
 
@@ -267,7 +268,7 @@ async def test_a_peer_that_lets_messages_trickle_is_given_up() -> None:
     side = receiver(2_000)
     assert PACE_NS <= await trickle(side, SILENCE_S - 1) < PACE_NS + 2 * SILENCE_NS
     report = await side.ended()
-    assert report.fault is TransferFault.SLOW
+    assert report.fault is Fault.SLOW
     assert "in 300 s, and 64 or 262,144 are due" in report.error
     assert report.stored > 0, "what came stays"
 
@@ -284,7 +285,7 @@ async def test_a_transfer_ends_after_its_time_however_well_it_goes() -> None:
     side = receiver(2_000, limits=replace(SMALL, pace_ids=1))
     assert TOTAL_NS <= await trickle(side, SILENCE_S - 1) <= TOTAL_NS + SILENCE_NS
     report = await side.ended()
-    assert report.fault is TransferFault.SLOW
+    assert report.fault is Fault.SLOW
     assert "not done within 3600 s" in report.error
 
 
@@ -382,9 +383,9 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)
-            accepted = half.receive(NOW_NS, part, half.place(part), 5_000)
+            accepted = half.receive(NOW_NS, half.judge(part), 5_000)
             if accepted is not None:
-                half.persisted(accepted[0], [True] * FRAME, {})
+                half.persisted(accepted, StoreResult([True] * FRAME))
         half.peer_is_done = True
         while (missing := half.find()) is not None:
             half.found([False] * len(missing))

@@ -16,7 +16,7 @@ from store.gossip.events import Bodies, FrameOut, GetEvents, Inventory, Outgoing
 from store.rpc.gossip import decode_gossip, encode_gossip
 from store.serving.failure import CallError
 from store.sync import frames
-from store.sync.errors import FrameTooLargeError, MalformedFrameError
+from store.sync.errors import Fault, SessionFaultError
 from store.sync.frames import is_session_id, parse_reconcile, pieces
 from store.sync.limits import MAX_SEARCH_IDS, MAX_SEARCH_SPANS
 from storenode.client.messages import hash_of, new_message
@@ -86,7 +86,7 @@ def test_any_bytes_are_a_frame_or_are_refused(data: bytes, large: bool) -> None:
         patch.setattr(frames, "MAX_UNCUT_ENTRIES", -1 if large else 10_000)
         try:
             parts = [part for part, _ in pieces(data)]
-        except (MalformedFrameError, FrameTooLargeError):
+        except SessionFaultError:
             return
     read = RawTransferFrame.FromString(data)
     assert [message for part in parts for message in part.messages] == read.messages
@@ -102,34 +102,33 @@ def test_a_frame_of_very_many_entries_is_cut_before_it_is_decoded() -> None:
 
 
 def test_a_frame_of_unknown_fields_is_refused() -> None:
-    with pytest.raises(
-        (MalformedFrameError, FrameTooLargeError), match="fields besides its entries"
-    ):
+    with pytest.raises(SessionFaultError, match="fields besides its entries"):
         list(pieces(b"\x12\x00" * 140_000 + b"\x78\x00" * 20_000))
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_reconcile_frame_or_malformed(data: bytes) -> None:
-    with suppress(MalformedFrameError, FrameTooLargeError):
+    with suppress(SessionFaultError):
         assert parse_reconcile(data) == ReconcileFrame.FromString(data)
 
 
 @pytest.mark.parametrize(
-    ("step", "error"),
+    ("step", "fault"),
     [
-        (SumSearch(spans=[1], sums=b""), MalformedFrameError),
-        (SumSearch(spans=[1, 2], sums=bytes(31)), MalformedFrameError),
-        (SumSearch(sums=bytes(32)), MalformedFrameError),
-        (SumSearch(listed=[1]), MalformedFrameError),
-        (SumSearch(listed=[1, 2], messages=bytes(55)), MalformedFrameError),
-        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), FrameTooLargeError),
-        (SumSearch(listed=[1, 2], messages=bytes(56 * MAX_SEARCH_IDS + 56)), FrameTooLargeError),
+        (SumSearch(spans=[1], sums=b""), Fault.PROTOCOL),
+        (SumSearch(spans=[1, 2], sums=bytes(31)), Fault.PROTOCOL),
+        (SumSearch(sums=bytes(32)), Fault.PROTOCOL),
+        (SumSearch(listed=[1]), Fault.PROTOCOL),
+        (SumSearch(listed=[1, 2], messages=bytes(55)), Fault.PROTOCOL),
+        (SumSearch(listed=range(2 * MAX_SEARCH_SPANS + 2)), Fault.LIMIT),
+        (SumSearch(listed=[1, 2], messages=bytes(56 * MAX_SEARCH_IDS + 56)), Fault.LIMIT),
     ],
 )
-def test_steps_of_a_search_whose_parts_do_not_fit(step: SumSearch, error: type[Exception]) -> None:
+def test_steps_of_a_search_whose_parts_do_not_fit(step: SumSearch, fault: Fault) -> None:
     frame = ReconcileFrame(extension=ReconcileExtension(search=step))
-    with pytest.raises(error):
+    with pytest.raises(SessionFaultError) as error:
         parse_reconcile(frame.SerializeToString())
+    assert error.value.fault is fault
 
 
 def test_session_ids() -> None:

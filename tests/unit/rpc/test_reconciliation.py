@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.session import Result, Role, SessionConfig
+from reconcile.session import Result, Role
 from reconcile.view import ViewAnswer as Answer
 from reconcile.view import ViewRead as Read
 from sim.messages import CANDIDATES, forged_halves
@@ -33,14 +32,16 @@ from store.domain.ports import PeerError
 from store.domain.view import Span
 from store.sync.errors import EXPECTED, ProtocolBrokenError
 from store.sync.frames import parse_reconcile
+from store.sync.limits import TransferLimits
 from store.sync.session import sum_search
-from store.sync.session.agreement import Agreement
+from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, asked_range
-from store.sync.session.report import SessionReport, SyncObserver, SyncRole
+from store.sync.session.report import SessionReport, SyncRole
 from store.sync.session.sum_search import HOUR_NS, ConflictMemory, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
 TIMEOUT_S = 60.0
+PEER = "peer"
 
 EVERYTHING = (LOWEST, (END[0], LOWEST[1]))
 
@@ -194,40 +195,39 @@ def _verifying(
     *,
     has_view: bool = True,
 ) -> Reconciliation:
-    config = SessionConfig(
-        cluster=side.cluster,
-        shards=(),
-        window=window if role is Role.INITIATOR else None,
-        horizon=side.horizon,
-        limits=side.limits,
+    nonce = int.from_bytes(side.nonce or bytes([role is Role.INITIATOR]) * 16, "big")
+    environment = SimpleNamespace(
+        steady_ns=lambda: 0, random=SimpleNamespace(getrandbits=lambda _: nonce)
     )
-    agreement, view = None, MemoryView(side) if has_view else None
-    if side.agrees and view is not None:
-        nonce = side.nonce or bytes([role is Role.INITIATOR]) * 16
-        lower = max(side.horizon, window[0])
-        agreement = Agreement(role, nonce, view, lower)
-    side.work = Reconciliation(
+    observer = SimpleNamespace(session_progressed=lambda _: None)
+    exchange = Exchange(
+        ExchangeWork(
+            node_id="",
+            store_id="",
+            cluster=side.cluster,
+            shards=(),
+            reconcilable=cast("Any", None),
+            transfer=cast("Any", SimpleNamespace(environment=environment, observer=observer)),
+            limits=side.limits,
+            transfer_limits=TransferLimits(silence_ns=5 * 10**9),
+            sums=side.agrees,
+            compact_from=side.compact_from,
+        )
+    )
+    exchange.conflicts = side.conflicts
+    exchange.notes_of(PEER).equal = not side.offers
+    is_initiator = role is Role.INITIATOR
+    side.report.node_id, side.report.horizon = PEER, side.horizon
+    side.report.asked_from = window[0]
+    side.work = exchange.reconciliation(
         role,
-        config,
         stream,
-        view,
+        MemoryView(side) if has_view else None,
         side.report,
-        observer=cast("SyncObserver", SimpleNamespace(session_progressed=lambda _: None)),
-        silence_s=5.0,
-        turn=_no_turn,
-        agreement=agreement,
-        compact_from=side.compact_from,
-        offers=side.offers,
-        session_id="0" * 32 if role is Role.RESPONDER else "",
-        known=side.conflicts.known("peer", 0),
+        window=window if is_initiator else None,
+        session_id="" if is_initiator else "0" * 32,
     )
     return side.work
-
-
-@asynccontextmanager
-async def _no_turn(payload_bytes: int) -> AsyncIterator[None]:
-    del payload_bytes
-    yield
 
 
 NO_HASH: Final = bytes(32)

@@ -1,9 +1,12 @@
-"""Store resume: at the start of a node, what was missed while the store was off is fetched.
+"""Messages fetched from a peer: those missed while the store was off, and SDS messages by ID.
 
-The store keeps the time at which it was last online. At its next start the gap from then to now is
-read from a peer by ``Scan``, in order of time, and passes the admission that everything passes. As
-the scan advances so does the "last online" time, which therefore always says: up to here nothing
-of the gap is missing. A restart in mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
+What is fetched takes the way of every message between stores: admission judges it, the writer
+makes it durable.
+
+Resume. The store keeps the time at which it was last online. At its next start the gap from then to
+now is read from a peer by ``Scan``, in order of time. As the scan advances so does the "last
+online" time, which therefore always says: up to here nothing of the gap is missing. A restart in
+mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
 
 - The first peer is random. Where a fetch fails, the next peer goes on; after as many failures as
   there are peers there is a pause, and reconciliation no longer waits for the resume.
@@ -13,29 +16,39 @@ of the gap is missing. A restart in mid-resume goes on from there (WAKU-STORE-SY
 - A peer may have been off as well. Where it comes to the end of the gap and has shown nothing of
   its second half, the others are asked for the rest too, each once, until one has some. What they
   all lack is left to reconciliation: the wide session finds it.
+
+Look-ups. What is held already is not asked for, so that a long list may be gone through again; but
+for IDs that could prove their message and do not prove the one that is held, which may be forged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from store.domain.admission import Admission
+from store.domain.admission import Admission, AdmissionCounts, Admitted
+from store.domain.claims import name_of
 from store.domain.coverage import Interval
 from store.domain.environment import Environment
 from store.domain.ports import (
     CursorOutOfRangeError,
+    HistoryEntry,
     NotServingError,
     PeerAddress,
     PeerError,
+    SdsLookup,
+    SdsLookups,
     Source,
     StoreUnavailableError,
+    TopicFilter,
     Writer,
 )
-from store.sync.errors import PeerSilentError, ProtocolBrokenError
+from store.messages.transfer import decode_message
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.limits import ADMITTED_AT_ONCE, ONLINE_INTERVAL_S
 from store.sync.peers import PeerCaller, ScannedPage
 from storenode.common.backoff import Backoff
@@ -54,7 +67,47 @@ LONGEST_FETCH_NS: Final = 600 * NS_PER_S
 _ADVANCE_EVERY_NS: Final = NS_PER_S
 """Progress is persisted no more often: a row that is written with every page grows old versions."""
 
+_MAX_NOTES: Final = 10
+
 _LONGEST_STEP_NS: Final = 3 * int(ONLINE_INTERVAL_S) * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class FetchWork:
+    """The parts that fetches work on; ``policy``: the node's rules, horizon included."""
+
+    caller: PeerCaller
+    writer: Writer
+    policy: Callable[[], Policy]
+    environment: Environment
+
+    async def store(
+        self, messages: Sequence[bytes], hashes: Sequence[bytes], source: Source
+    ) -> tuple[Admitted, AdmissionCounts]:
+        """Store a page of messages, as far as the rules allow.
+
+        ``hashes`` are those that the peer gives, where it does.
+
+        Raises:
+            ProtocolBrokenError: it has given others.
+            NotServingError: the database takes nothing now.
+        """
+        admission = Admission(self.policy(), self.environment.now_ns(), source)
+        for start in range(0, len(messages), ADMITTED_AT_ONCE):
+            admission.admit(messages[start : start + ADMITTED_AT_ONCE])
+            await asyncio.sleep(0)
+        admitted = admission.admitted
+        # A message that cannot be decoded may have none; it is refused.
+        named = zip(admitted.hashes, hashes, strict=True) if hashes else ()
+        if any(found and found != given for found, given in named):
+            raise ProtocolBrokenError(
+                "the peer sends messages that do not have the hashes it gives"
+            )
+        stored = await self.writer.store(admitted.batch, source)
+        admitted.refuse_conflicts(stored)
+        counts = admitted.count(stored)
+        self.environment.count_intake(source.value, counts.duplicate, counts.rejected)
+        return admitted, counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +170,9 @@ class Resumer:
     def __init__(
         self,
         config: ResumeConfig,
-        *,
-        caller: PeerCaller,
+        work: FetchWork,
         online: OnlineTimes,
-        writer: Writer,
-        policy: Callable[[], Policy],
-        environment: Environment,
+        *,
         proceed: Callable[[], None],
         failed: Callable[[PeerAddress, str], None],
     ) -> None:
@@ -131,20 +181,18 @@ class Resumer:
         ``failed`` is called with the reason why what a peer was asked for did not come.
         """
         self._config = config
-        self._caller = caller
+        self._work = work
         self._online = online
-        self._writer = writer
-        self._policy = policy
-        self._environment = environment
-        self._log = environment.log
+        self._environment = work.environment
+        self._log = work.environment.log
         self._proceed = proceed
         self._failed = failed
         self._progress = ResumeState()
         self._is_finished = self._has_proceeded = False
-        self._order: list[PeerAddress] = []
+        self._peers: deque[PeerAddress] = deque()  # the first is asked
+        self._cursor = b""  # of the first peer
         self._last_ns = self._fetch_ns = self._persisted_ns = 0
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._cursor = b""
 
     def state(self) -> ResumeState | None:
         """Return the state for the node's status; None when there was no gap."""
@@ -175,20 +223,21 @@ class Resumer:
         progress = self._progress
         start_ns = progress.time_start_ns
         assert start_ns <= progress.reached_ns <= max(start_ns, progress.time_end_ns)
-        assert not self._order or set(self._order) == set(self._config.peers)
+        assert not self._peers or set(self._peers) == set(self._config.peers)
         assert progress.stored <= progress.messages
         assert self._has_proceeded or not self._is_finished
         assert bool(progress.peers) == bool(progress.messages)
 
     async def _resume(self) -> None:
         config, progress, last_ns = self._config, self._progress, await self._online.last()
-        now_ns, horizon_ns = self._environment.now_ns(), self._policy().horizon_ns or 0
+        now_ns, horizon_ns = self._environment.now_ns(), self._work.policy().horizon_ns or 0
         if last_ns and now_ns - last_ns >= config.shortest_ns:
             self._last_ns, progress.time_end_ns = last_ns, now_ns
             progress.time_start_ns = max(0, horizon_ns, last_ns - config.slack_ns)
             progress.reached_ns = progress.time_start_ns
-            self._order = list(config.peers)
-            self._environment.random.shuffle(self._order)
+            peers = list(config.peers)
+            self._environment.random.shuffle(peers)
+            self._peers = deque(peers)
             progress.running = True
             await self._fetch_all()
             progress.running, progress.error = False, ""
@@ -205,36 +254,28 @@ class Resumer:
 
     async def _fetch_all(self) -> None:
         """Fetch from one peer after the other until the gap is filled."""
-        failures, progress = 0, self._progress
-        others: list[PeerAddress] | None = None  # still to be asked, after one that came to the end
-        while True:
-            error = await self._fetch(self._order[0])
-            if not error and others is None:
-                others = list(self._order[1:])
-            if others is not None:
-                middle_ns = (progress.time_start_ns + progress.time_end_ns) // 2
-                short = bool(error) or progress.reached_ns < middle_ns
-                if not short or not others:
-                    return
-                self._turn_to(others.pop(0))
-                continue
+        progress, failures = self._progress, 0
+        while error := await self._fetch(self._peers[0]):
             progress.error = error
             failures += 1
-            self._turn_to(self._order[1 % len(self._order)])
-            if failures % len(self._order) == 0:
+            self._turn()
+            if failures % len(self._peers) == 0:
                 self._proceed_once()
-                await asyncio.sleep(
-                    self._backoff.take() * self._environment.random.uniform(0.5, 1.0)
-                )
+                pause_s = self._backoff.take() * self._environment.random.uniform(0.5, 1.0)
+                await asyncio.sleep(pause_s)
+        # One came to the end; where it has shown nothing of the second half, it was off as well.
+        middle_ns = (progress.time_start_ns + progress.time_end_ns) // 2
+        for _ in range(len(self._peers) - 1):
+            if not error and progress.reached_ns >= middle_ns:
+                return
+            self._turn()
+            error = await self._fetch(self._peers[0])
 
-    def _turn_to(self, peer: PeerAddress) -> None:
-        """Make this peer the next one; the one that was asked comes last."""
-        if peer == self._order[0]:
-            return
-        self._cursor = b""
-        self._order.append(self._order.pop(0))
-        self._order.remove(peer)
-        self._order.insert(0, peer)
+    def _turn(self) -> None:
+        """Make the next peer the first; a cursor is the peer's that gave it."""
+        if len(self._peers) > 1:
+            self._cursor = b""
+            self._peers.rotate(-1)
 
     async def _fetch(self, peer: PeerAddress) -> str:
         """Scan a peer from where the last fetch ended; return the error, empty at the end."""
@@ -244,7 +285,7 @@ class Resumer:
         end_ns = progress.time_end_ns
         self._log.info("resume_fetching", peer=str(peer), time_start=start_ns, time_end=end_ns)
         try:
-            pages = self._caller.scan(peer, start_ns, end_ns, self._cursor)
+            pages = self._work.caller.scan(peer, start_ns, end_ns, self._cursor)
             async with aclosing(pages):
                 async for page in pages:
                     await self._take(peer, page)
@@ -265,21 +306,8 @@ class Resumer:
         Raises:
             PeerError: what the peer sends is not what it names, or takes too long.
         """
-        messages, environment, progress = page.messages, self._environment, self._progress
-        admission = Admission(self._policy(), environment.now_ns(), Source.RESUME)
-        for start in range(0, len(messages), ADMITTED_AT_ONCE):
-            admission.admit(messages[start : start + ADMITTED_AT_ONCE])
-            await asyncio.sleep(0)
-        # A message that cannot be decoded may have none; it is refused.
-        named = zip(admission.admitted.hashes, page.hashes, strict=True)
-        if any(found and found != given for found, given in named):
-            raise ProtocolBrokenError(
-                "the peer sends messages that do not have the hashes it gives"
-            )
-        stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
-        admission.admitted.refuse_conflicts(stored)
-        counted = admission.admitted.count(stored)
-        environment.count_intake(Source.RESUME.value, counted.duplicate, counted.rejected)
+        messages, progress = page.messages, self._progress
+        _, counted = await self._work.store(messages, page.hashes, Source.RESUME)
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
         self._cursor, progress.error = page.cursor, ""
@@ -288,7 +316,7 @@ class Resumer:
         progress.stored += counted.stored
         if messages and str(peer) not in progress.peers:
             progress.peers.append(str(peer))
-        now_ns = environment.steady_ns()
+        now_ns = self._environment.steady_ns()
         if page.reached_ns > progress.reached_ns:
             progress.reached_ns = page.reached_ns
             if now_ns - self._persisted_ns >= _ADVANCE_EVERY_NS:
@@ -297,7 +325,8 @@ class Resumer:
         if now_ns - self._fetch_ns >= LONGEST_FETCH_NS:
             self._proceed_once()
             seconds = LONGEST_FETCH_NS // NS_PER_S
-            raise PeerSilentError(f"the peer has not come to the end in {seconds} s")
+            sentence = f"the peer has not come to the end in {seconds} s"
+            raise SessionFaultError(Fault.SLOW, sentence)
 
     async def _advance(self) -> None:
         """Persist how far the gap is filled."""
@@ -355,3 +384,84 @@ class OnlineRecorder:
         except StoreUnavailableError as error:
             self._environment.log.debug("online_not_noted", error=str(error))
             self._end_ns = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """The outcome of each entry that a peer was asked for, and of what came.
+
+    ``already_stored`` here; ``found`` at the peer, and stored here now; ``missing`` there;
+    ``refused`` by the rules that ``notes`` name. ``error``: why it was not asked to the end.
+    """
+
+    peer: PeerAddress
+    already_stored: tuple[HistoryEntry, ...] = ()
+    found: tuple[HistoryEntry, ...] = ()
+    missing: tuple[HistoryEntry, ...] = ()
+    refused: tuple[HistoryEntry, ...] = ()
+    stored: int = 0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
+Entries = tuple[HistoryEntry, ...]
+
+
+class Fetcher:
+    """The look-ups of one node; on the event loop's thread."""
+
+    def __init__(self, work: FetchWork, sds: SdsLookups) -> None:
+        self._work = work
+        self._sds = sds
+
+    async def fetch(self, peer: PeerAddress, request: SdsLookup) -> FetchDone:
+        """Ask one peer, once; see `store.sync.schedule.Synchronizer.fetch`."""
+        wanted, doubtful = await self._missing(request.channel_id, request.entries)
+        done = FetchDone(peer, already_stored=_without(request.entries, wanted))
+        asked = wanted + doubtful
+        if not asked:
+            return done
+        stored, error = 0, ""
+        names: set[bytes | None] = set()  # of refused messages: their IDs or hashes
+        reasons: Counter[str] = Counter()
+        try:
+            pages = self._work.caller.lookup(peer, request.channel_id, asked)
+            async with aclosing(pages):
+                async for page in pages:
+                    admitted, counted = await self._work.store(page, (), Source.TRANSFER)
+                    stored += counted.stored
+                    for place, refusal in admitted.refusals.items():
+                        payload = decode_message(page[place]).payload
+                        names.add(name_of(payload, admitted.hashes[place]))
+                        if refusal.sentence in reasons or len(reasons) < _MAX_NOTES:
+                            reasons[refusal.sentence] += 1
+        except PeerError as failed:
+            error = str(failed)
+        left, _ = await self._missing(request.channel_id, wanted)
+        refused = tuple(entry for entry in left if {entry.message_id, entry.retrieval_hint} & names)
+        self._work.environment.log.info(
+            "fetched", peer=str(peer), asked=len(asked), stored=stored, error=error
+        )
+        return replace(
+            done,
+            found=_without(wanted, left),
+            missing=() if error else _without(left, refused),
+            refused=refused,
+            stored=stored,
+            notes=tuple(f"{count:,} refused: {why}" for why, count in reasons.most_common()),
+            error=error,
+        )
+
+    async def _missing(
+        self, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> tuple[Entries, Entries]:
+        wanted = SdsLookup(
+            channel_id, tuple(entries), TopicFilter(), claimants=1, prefer_proven=True
+        )
+        missing, unproven = await self._sds.doubtful(wanted)
+        return tuple(missing), tuple(unproven)
+
+
+def _without(entries: Entries, left: Entries) -> Entries:
+    gone = set(left)
+    return tuple(entry for entry in entries if entry not in gone)

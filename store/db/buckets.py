@@ -79,22 +79,14 @@ def of_rows(length_ns: int, rows: ArrayLike) -> TimeBuckets:
 
 def between(buckets: TimeBuckets, low_ns: int, high_ns: int) -> TimeBuckets:
     """Return the buckets that begin in a half-open range of time."""
-    return _select(buckets, (buckets.starts >= low_ns) & (buckets.starts < high_ns))
-
-
-def outside(buckets: TimeBuckets, low_ns: int, high_ns: int) -> TimeBuckets:
-    """Return the buckets that do not begin in a half-open range of time."""
-    return _select(buckets, (buckets.starts < low_ns) | (buckets.starts >= high_ns))
+    wanted = (buckets.starts >= low_ns) & (buckets.starts < high_ns)
+    starts, counts = buckets.starts[wanted], buckets.counts[wanted]
+    return TimeBuckets(buckets.length_ns, starts, counts, buckets.xors[wanted])
 
 
 def coarser(buckets: TimeBuckets, length_ns: int) -> TimeBuckets:
     """Return the buckets of the same messages with a length that is a multiple of theirs."""
     return TimeBuckets.join(length_ns, [buckets])
-
-
-def _select(buckets: TimeBuckets, wanted: NDArray[np.bool_]) -> TimeBuckets:
-    starts, counts = buckets.starts[wanted], buckets.counts[wanted]
-    return TimeBuckets(buckets.length_ns, starts, counts, buckets.xors[wanted])
 
 
 def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
@@ -132,9 +124,6 @@ def unpack(deltas: Iterable[bytes]) -> TimeBuckets:
         raise ValueError(f"a packed summary is not a multiple of {RECORD_BYTES} bytes long")
     records = np.frombuffer(b"".join(parts), RECORD)
     return TimeBuckets.total(MINUTE_NS, records["start_ns"], records["count"], records["xor"])
-
-
-_WORDS: Final = ("x0", "x1", "x2", "x3")
 
 
 def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
@@ -363,7 +352,7 @@ async def fold(connection: Connection) -> int | None:
     """
     async with connection.transaction():
         await lock_unhurried(connection, FOLDING)
-        return await _fold_next(connection, MAX_FOLD_COMMITS, MAX_FOLD_BYTES, ())
+        return await _fold_next(connection, MAX_FOLD_COMMITS, MAX_FOLD_BYTES)
 
 
 async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> None:
@@ -380,24 +369,22 @@ async def is_pending(connection: Connection) -> bool:
     return bool(await fetch_row(connection, SQL.commits.has_unfolded) == (True,))
 
 
-async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> None:
-    """Fold everything that this transaction sees, but for what is about some ranges of time.
+async def fold_rest(connection: Connection) -> None:
+    """Fold everything that this transaction sees, which holds FOLDING.
 
-    For a transaction that holds FOLDING and removes the buckets of these ranges. It takes as long
-    as there is much to fold, so `fold_until` comes before it.
+    It takes as long as there is much to fold, so `fold_until` comes before it.
     """
-    await _fold_next(connection, _NO_LIMIT, _MAX_BIGINT, without)
+    await _fold_next(connection, _NO_LIMIT, _MAX_BIGINT)
 
 
-async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
-    """Delete the buckets of every level that begin in a range of time; under FOLDING."""
+async def delete_buckets(connection: Connection, ranges: Iterable[Bounds]) -> None:
+    """Delete the buckets of every level that begin in ranges of time; under FOLDING."""
     levels = list(range(len(LEVELS_NS)))
-    await connection.execute(SQL.buckets.delete, (levels, bounds.low, bounds.high - 1))
+    for bounds in ranges:
+        await connection.execute(SQL.buckets.delete, (levels, bounds.low, bounds.high - 1))
 
 
-async def _fold_next(
-    connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
-) -> int | None:
+async def _fold_next(connection: Connection, most_commits: int, most_bytes: int) -> int | None:
     before = await folded_position(connection)
     # There are more when so many came, or so many bytes; one comes at least where there is one.
     rows = await fetch_rows(connection, _NEXT, (before, most_commits, most_bytes))
@@ -405,8 +392,6 @@ async def _fold_next(
         return None
     deltas = [delta for _, delta in rows]
     minutes = unpack(deltas)
-    for bounds in without:
-        minutes = outside(minutes, bounds.low, bounds.high)
     position: int = rows[-1][0]
     if len(minutes):
         levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
@@ -507,7 +492,7 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         deltas = await fetch_rows(connection, SQL.commits.read_unfolded, span)
         minutes = unpack([summary for (summary,) in deltas])
         unfolded = between(minutes, bounds.low, bounds.high)
-        await delete_buckets(connection, bounds)
+        await delete_buckets(connection, [bounds])
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
         statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
         await connection.execute(statement, columns([unfolded]), prepare=False)

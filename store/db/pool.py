@@ -6,18 +6,18 @@ borrows an idle one of another. A connection that breaks is replaced with backof
 of it is tried again by `Database.read`, or by the writer, which can tell whether that is safe.
 
 Where few calls may work at one time, callers take turns, and within a caller its connections do
-(`Turns`): a caller with many calls delays only itself.
+(`Turns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import psycopg
 from psycopg import AsyncConnection, conninfo
@@ -199,24 +199,23 @@ class Pool(AsyncConnectionPool[Connection]):
         return connection
 
 
-_Waiting = deque[asyncio.Future[None]]
-
-
 class Turns:
     """``places`` calls work at one time, ``of_caller`` of one caller at most; others wait.
 
-    ``what`` names them in errors. At most ``most_waiting`` wait, half as many of one caller.
+    A call passes a gate of its connection, one of its caller, and the common one, each in the order
+    of arrival. The first two let ``of_caller`` calls on: so a caller with many calls, or one of its
+    connections, has few in the next queue, and delays only itself. ``what`` names calls in errors.
+    At most ``most_waiting`` wait, half as many of one caller.
     """
 
     def __init__(self, what: str, *, places: int, of_caller: int, most_waiting: int) -> None:
         self._what = what
-        self._places = places
         self._of_caller = of_caller
         self._most_waiting = most_waiting
-        self._working: Counter[str] = Counter()
-        # By caller and connection; the first of each is the next.
-        self._waiting: dict[str, dict[str, _Waiting]] = {}
-        self._counts: Counter[str] = Counter()  # of those that wait, by caller
+        self._common = asyncio.Semaphore(places)
+        # By caller, or caller and connection; its calls hold a gate while they wait or work.
+        self._gates = WeakValueDictionary[tuple[str, ...], asyncio.Semaphore]()
+        self._waiting: Counter[str] = Counter()  # by caller
 
     @asynccontextmanager
     async def turn(self, caller: str, connection: str) -> AsyncIterator[None]:
@@ -226,58 +225,24 @@ class Turns:
             StoreBusyError: too many calls wait already.
         """
         for waiting, most in (
-            (self._counts[caller], self._most_waiting // 2),
-            (self._counts.total(), self._most_waiting),
+            (self._waiting[caller], self._most_waiting // 2),
+            (self._waiting.total(), self._most_waiting),
         ):
             if waiting >= most:
                 raise StoreBusyError(f"{most} {self._what} are waiting already; retry with backoff")
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, {}).setdefault(connection, deque()).append(turn)
-        self._counts[caller] += 1
-        self._serve()
-        try:
-            await turn
+        gates = self._gate(caller, connection), self._gate(caller), self._common
+        async with AsyncExitStack() as passed:
+            self._waiting[caller] += 1
+            try:
+                for gate in gates:
+                    await passed.enter_async_context(gate)
+            finally:
+                self._waiting[caller] -= 1
+                self._waiting += Counter()  # without those at 0
             yield
-        finally:
-            if turn.cancelled():
-                self._forget(caller, connection, turn)
-            else:
-                self._working[caller] -= 1
-                self._working += Counter()  # without those at 0
-            self._serve()
 
-    def _serve(self) -> None:
-        while (caller := self._next()) is not None:
-            connections = self._waiting[caller]
-            connection, turns = next(iter(connections.items()))
-            turn = turns[0]
-            self._forget(caller, connection, turn)
-            if turn.done():
-                continue  # whose call is being cancelled
-            # A caller that was served goes to the end.
-            if connection in connections:
-                connections[connection] = connections.pop(connection)
-            if caller in self._waiting:
-                self._waiting[caller] = self._waiting.pop(caller)
-            self._working[caller] += 1
-            turn.set_result(None)
-
-    def _next(self) -> str | None:
-        if self._working.total() >= self._places:
-            return None
-        allowed = [each for each in self._waiting if self._working[each] < self._of_caller]
-        return min(allowed, key=lambda caller: self._working[caller], default=None)
-
-    def _forget(self, caller: str, connection: str, turn: asyncio.Future[None]) -> None:
-        connections = self._waiting.get(caller, {})
-        if turn not in connections.get(connection, ()):
-            return
-        connections[connection].remove(turn)
-        self._counts[caller] -= 1
-        if not connections[connection]:
-            del connections[connection]
-        if not connections:
-            del self._waiting[caller], self._counts[caller]
+    def _gate(self, *owner: str) -> asyncio.Semaphore:
+        return self._gates.setdefault(owner, asyncio.Semaphore(self._of_caller))
 
 
 class Database:

@@ -20,7 +20,7 @@ limits holds it as well: a backup of last month may have been restored to save w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -41,7 +41,7 @@ from store.db.statements import (
     SCHEMA,
     SQL,
 )
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW
 from store.domain.retention import (
     MAX_EXCESS_NS,
     Drop,
@@ -179,91 +179,75 @@ async def prune(
     """
     inventory = await read_inventory(connection)
     plan = inventory.plan(policy, now_ns)
-    work = _Prune(
-        connection,
-        inventory,
-        dry_run=dry_run,
-        lock_timeout_ms=lock_timeout_ms,
-        requires_archive=policy.requires_archive,
-    )
-    await work.run(plan.steps)
+    dropped, problems = list[Drop](), list[str]()
+    horizon_ns, commits = inventory.horizon_ns, inventory.of(COMMITS_TABLE)
+    # The commits go with the first step that lets them.
+    for step in plan.steps or (PruneStep((), horizon_ns),):
+        behind = await _commits_behind(connection, commits, step.horizon_ns)
+        drops = [*step.drops, *(Drop(each, DropReason.FOLLOWS) for each in behind)]
+        if not drops:
+            continue
+        work = _DropStep(connection, drops, step.horizon_ns, policy, lock_timeout_ms)
+        try:
+            dropped += await (work.rehearse() if dry_run else work.run())
+        except NotArchivedError as error:
+            problems.append(str(error))
+            break
+        except pg.LockNotAvailable:
+            names = ", ".join(each.partition.name for each in drops)
+            problems.append(
+                f"{names} could not be dropped: another session held a lock for more than"
+                f" {lock_timeout_ms} ms; a later round tries again"
+            )
+            break
+        horizon_ns, commits = step.horizon_ns, commits[len(behind) :]
     if plan.left_over_bytes > 0 and policy.size_bytes is not None:
-        work.problems.append(
+        problems.append(
             f"the limit of {policy.size_bytes} bytes is passed by {plan.left_over_bytes} without"
             " anything left that may go: the current partition and what looks its messages up"
             " stay, so raise the limit"
         )
-    return PruneReport(
-        tuple(work.dropped), work.horizon_ns, inventory.size_bytes, tuple(work.problems)
-    )
+    return PruneReport(tuple(dropped), horizon_ns, inventory.size_bytes, tuple(problems))
 
 
-class _Prune:
-    def __init__(
-        self,
-        connection: Connection,
-        inventory: StoreInventory,
-        *,
-        dry_run: bool,
-        lock_timeout_ms: int,
-        requires_archive: bool,
-    ) -> None:
-        self.dropped: list[Drop] = []
-        self.problems: list[str] = []
-        self.horizon_ns = inventory.horizon_ns
-        self._connection = connection
-        self._dry_run = dry_run
-        self._lock_timeout_ms = lock_timeout_ms
-        self._requires_archive = requires_archive
-        self._commits = inventory.of(COMMITS_TABLE)
+async def _commits_behind(
+    connection: Connection, commits: Iterable[Partition], horizon_ns: int
+) -> list[Partition]:
+    """Return the first partitions of commits that are only about messages behind the horizon.
 
-    async def run(self, steps: tuple[PruneStep, ...]) -> None:
-        """Take the steps in order; the commits go with the first that lets them."""
-        for step in steps or (PruneStep((), self.horizon_ns),):
-            commits = await self._commits_behind(step.horizon_ns)
-            drops = (*step.drops, *(Drop(each, DropReason.FOLLOWS) for each in commits))
-            if not drops:
-                continue
-            try:
-                if self._dry_run:
-                    await self._require_archived(drops)
-                    self.dropped += drops
-                else:
-                    self.dropped += await self._drop(drops, step.horizon_ns)
-            except NotArchivedError as error:
-                self.problems.append(str(error))
-                return
-            except pg.LockNotAvailable:
-                names = ", ".join(each.partition.name for each in drops)
-                self.problems.append(
-                    f"{names} could not be dropped: another session held a lock for more than"
-                    f" {self._lock_timeout_ms} ms; a later round tries again"
-                )
-                return
-            self.horizon_ns = step.horizon_ns
-            self._commits = self._commits[len(commits) :]
+    Below a position that is visible none can appear any more, so a partition below the newest
+    commit's is complete.
+    """
+    ((newest,),) = await fetch_rows(connection, SQL.commits.read_newest_position)
+    found: list[Partition] = []
+    for each in commits:
+        if newest is None or each.bounds.high > newest:
+            break
+        statement = sql.SQL("select exists (select from {} where max_ts >= {})").format(
+            sql.Identifier(SCHEMA, each.name), sql.Literal(horizon_ns)
+        )
+        if await fetch_rows(connection, statement, prepare=False) != [(False,)]:
+            break
+        found.append(each)
+    return found
 
-    async def _commits_behind(self, horizon_ns: int) -> list[Partition]:
-        """Return the partitions of commits that are only about messages behind the horizon.
 
-        Below a position that is visible none can appear any more, so a partition below the newest
-        commit's is complete.
-        """
-        ((newest,),) = await fetch_rows(self._connection, SQL.commits.read_newest_position)
-        found: list[Partition] = []
-        for each in self._commits:
-            if newest is None or each.bounds.high > newest:
-                break
-            statement = sql.SQL("select exists (select from {} where max_ts >= {})").format(
-                sql.Identifier(SCHEMA, each.name), sql.Literal(horizon_ns)
-            )
-            cursor = await self._connection.execute(statement, prepare=False)
-            if await cursor.fetchone() != (False,):
-                break
-            found.append(each)
-        return found
+@dataclass(frozen=True, slots=True)
+class _DropStep:
+    """Partitions that go in one transaction."""
 
-    async def _drop(self, drops: tuple[Drop, ...], horizon_ns: int) -> list[Drop]:
+    connection: Connection
+    drops: Sequence[Drop]
+    horizon_ns: int
+    policy: RetentionPolicy
+    lock_timeout_ms: int
+
+    async def rehearse(self) -> Sequence[Drop]:
+        """Return what would be dropped now; raises as `run`."""
+        await self._require_archived(self.drops)
+        return self.drops
+
+    async def run(self) -> Sequence[Drop]:
         """Drop what another node has not dropped meanwhile, and return that.
 
         Summaries go in the same transaction, and all that is committed is folded in it, so that no
@@ -272,54 +256,48 @@ class _Prune:
 
         Raises:
             NotArchivedError: what goes is not archived, or something came late just now.
+            psycopg.errors.LockNotAvailable: another session kept a lock.
         """
-        await fold_until(self._connection)
+        connection = self.connection
+        await fold_until(connection)
         # What goes is not missing to what has named it before.
-        await follow_claims(self._connection)
-        await self._require_archived(drops)
-        async with self._connection.transaction():
-            await set_lock_timeout(self._connection, self._lock_timeout_ms)
-            await self._connection.execute(SQL.partitions.lock, (FOLDING,))
-            await begin(self._connection, self._lock_timeout_ms)
-            catalog = await read_catalog(self._connection)
+        await follow_claims(connection)
+        await self._require_archived(self.drops)
+        async with connection.transaction():
+            await set_lock_timeout(connection, self.lock_timeout_ms)
+            await connection.execute(SQL.partitions.lock, (FOLDING,))
+            await begin(connection, self.lock_timeout_ms)
+            catalog = await read_catalog(connection)
             left = [
                 each
-                for each in drops
+                for each in self.drops
                 if catalog.find(each.partition.table, each.partition.bounds) is not None
             ]
             gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
-            if not self._requires_archive:
-                await self._delete_buckets(gone)
+            if not self.policy.requires_archive:
+                await delete_buckets(connection, gone)
             involved = {each.partition.table for each in left}
             tables = [table for table in PARTITIONED_TABLES if table in involved]
             names = [each.partition.name for each in left]
-            await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
+            await lock_exclusively(connection, [*tables, *names], self.lock_timeout_ms)
             # All writers to what goes have committed now, and no other can write to it.
-            if self._requires_archive:
-                await fold_rest(self._connection)
-                await self._require_archived(left)
-                await self._delete_buckets(gone)
-            else:
-                await fold_rest(self._connection, without=gone)
+            await fold_rest(connection)
+            await self._require_archived(left)
+            await delete_buckets(connection, gone)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
-                await self._connection.execute(statement, prepare=False)
+                await connection.execute(statement, prepare=False)
             for bounds in gone:
-                given = (bounds.low, bounds.high)
-                await self._connection.execute(SQL.stores.drop_unread, given)
-            await self._connection.execute(SQL.stores.raise_horizon, (horizon_ns,))
-        await self._connection.execute(SQL.sds.delete_dropped)
+                await connection.execute(SQL.stores.drop_unread, (bounds.low, bounds.high))
+            await connection.execute(SQL.stores.raise_horizon, (self.horizon_ns,))
+        await connection.execute(SQL.sds.delete_dropped)
         return left
 
     async def _require_archived(self, drops: Iterable[Drop]) -> None:
-        if self._requires_archive:
+        if self.policy.requires_archive:
             for each in drops:
                 if each.partition.table == FINE_TABLE:
-                    await require_archived(self._connection, each.partition)
-
-    async def _delete_buckets(self, gone: Iterable[Bounds]) -> None:
-        for bounds in gone:
-            await delete_buckets(self._connection, bounds)
+                    await require_archived(self.connection, each.partition)
 
 
 # The brake

@@ -33,7 +33,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
@@ -98,15 +97,9 @@ _PORTION_BYTES: Final = 1024 * 1024
 
 _MISSING_CHILDREN: Final = 48
 _MISSING_OVERHEAD_BYTES: Final = 16
-_MAX_LAYOUTS: Final = 8_192
 
 _Frames = list[bytes | None]
 """Frames of a portion, None where there is none."""
-
-_Layout = tuple[bytes, bytes, bytes, int]
-"""An encoded entry: what is before its message ID, before its hash, before its frame without the
-tag; and the bytes of the whole."""
-
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -495,12 +488,12 @@ class SdsPages:
             if frame is None:
                 yield from self.add_missing(HistoryEntry(message_id, digest))
                 continue
-            before_id, before_hash, before_frame, size = _layout(len(message_id), len(frame))
-            if self._bytes + size > self._page_bytes and self._bytes:
+            entry = sds_stored_message(message_id, digest, frame)
+            if self._bytes + len(entry) > self._page_bytes and self._bytes:
                 yield self._cut(truncated=False)
-            self._bytes += size
+            self._bytes += len(entry)
             self._count += 1
-            self._parts += (before_id, message_id, before_hash, digest, before_frame, frame[1:])
+            self._parts.append(entry)
 
     def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
         """Add an entry that is not stored."""
@@ -519,21 +512,6 @@ class SdsPages:
         page = SdsPage(b"".join(self._parts), self._count, tuple(self._missing), truncated)
         self._parts, self._count, self._missing, self._bytes = [], 0, [], 0
         return page
-
-
-@lru_cache(maxsize=_MAX_LAYOUTS)
-def _layout(id_bytes: int, frame_bytes: int) -> _Layout:
-    """Return the bytes that `sds_stored_message` puts around arguments of these sizes."""
-    whole = sds_stored_message(bytes(id_bytes), bytes(HASH_BYTES), bytes(frame_bytes))
-    frame_at = len(whole) - (frame_bytes - 1)
-    hash_at = frame_at - 1 - HASH_BYTES
-    id_at = hash_at - 2 - id_bytes
-    return (
-        whole[:id_at],
-        whole[id_at + id_bytes : hash_at],
-        whole[hash_at + HASH_BYTES : frame_at],
-        len(whole),
-    )
 
 
 MAX_COUNTED: Final = 100_000

@@ -59,9 +59,9 @@ def sds_stored_message(message_id: bytes, digest: bytes, frame: bytes) -> bytes:
 
     The entry says under which ID the message was asked for and under which hash it is stored.
     """
-    found = HistoryEntry(message_id=message_id.decode(), retrieval_hint=digest)
-    entry = delimited(_FIELD_1, found.SerializeToString())
-    return delimited(_FIELD_1, entry + _FIELD_2 + frame[1:])
+    name = delimited(_FIELD_1, message_id) if message_id else b""
+    found = name + delimited(_FIELD_2, digest)
+    return delimited(_FIELD_1, delimited(_FIELD_1, found) + _FIELD_2 + frame[1:])
 
 
 def sds_page(

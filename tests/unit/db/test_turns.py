@@ -63,8 +63,8 @@ async def test_callers_take_turns_and_so_do_their_connections() -> None:
         order.append(first)
         await world.end(first)
     assert order == [
-        *("a 1 0", "a 1 1", "b 3 0", " 4 0", "a 1 2", "b 3 1"),
-        *("a 2 0", "a 1 3", "a 1 4", "a 1 5"),
+        *("a 1 0", "a 1 1", "b 3 0", "b 3 1", " 4 0", "a 2 0"),
+        *("a 1 2", "a 1 3", "a 1 4", "a 1 5"),
     ]
 
 
@@ -80,7 +80,7 @@ async def test_too_many_that_wait_are_refused_of_one_caller_first() -> None:
     await world.begin("d 1 0")
     with pytest.raises(StoreBusyError, match="4 walks are waiting already"):
         await world.tasks["d 1 0"]
-    for name in ("a 1 0", "a 1 1", "b 1 0", "c 1 0", "a 1 2"):
+    for name in ("a 1 0", "b 1 0", "c 1 0", "a 1 1", "a 1 2"):
         assert world.working == [name]
         await world.end(name)
 

@@ -14,7 +14,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import Notify
 
-from reconcile.ids import SyncId
 from store.db.arrays import bigints, split_uuids
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import NODES
@@ -92,23 +91,6 @@ FOREIGN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FeedPosition:
-    """A position in the feed: after a commit, or ``inside`` it after one of its messages."""
-
-    place: Place
-    inside: SyncId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BacklogPage:
-    """Joined frames, their number, and the position after them."""
-
-    frames: bytes
-    count: int
-    position: FeedPosition
-
-
 async def newest(connection: Connection) -> Place:
     """Return the place of the newest commit; `START` when there is none."""
     row = await fetch_row(connection, SQL.commits.read_newest)
@@ -164,39 +146,47 @@ def _place(position: int, token: int) -> Place:
 
 
 async def read_feed_page(
-    connection: Connection, wanted: TopicFilter, after: FeedPosition, shape: PageShape
-) -> BacklogPage:
-    """Read the page after a position, in commits of about `MAX_PAGE_MESSAGES`.
+    connection: Connection, wanted: TopicFilter, after: FollowCursor, shape: PageShape
+) -> FollowPage:
+    """Read the page after a cursor, in commits of about `MAX_PAGE_MESSAGES`.
 
-    The position of an empty page is the head, or nearer to it.
+    The cursor of an empty page is the head, or nearer to it. Whether the page is live is not known.
 
     A filter is turned into topic keys for each page, after its head was read: the names of
     topics are committed before the first message on them.
 
     Raises:
-        CursorOutOfRangeError: the commit that the position names was lost.
+        CursorOutOfRangeError: the commit that the cursor names was lost.
     """
-    if not await is_served(connection, after.place):
+
+    def page(
+        place: Place, frames: Sequence[bytes] = (), ts: int = 0, digest: bytes | None = None
+    ) -> FollowPage:
+        cursor = FollowCursor(after.store_id, *place, ts, digest)
+        return FollowPage(b"".join(frames), len(frames), cursor, live=False)
+
+    reached = _place_of(after)
+    if not await is_served(connection, reached):
         raise CursorOutOfRangeError(LOST)
     head = await newest(connection)
     topics = await resolve(connection, wanted)
-    first = after.place[0] if after.inside else after.place[0] + 1
+    first = after.position if after.hash else after.position + 1
     if first > head[0] or topics == ():
-        return BacklogPage(b"", 0, FeedPosition(max(after.place, head)))
+        return page(max(reached, head))
     if head[0] - first > MAX_POSITIONS:
         head = await _first_from(connection, first + MAX_POSITIONS)
     commits = await commits_between(connection, first, head[0], topics)
     some = at_most(commits, MAX_PAGE_MESSAGES)
     complete = len(some) == len(commits) < _MAX_COMMITS
-    end = FeedPosition(head if complete else some[-1].place)
+    end = head if complete else some[-1].place
     if not some:
-        return BacklogPage(b"", 0, end)
-    at, limit = after.inside or (MAX_TIMESTAMP_NS, b""), min(shape.size, MAX_PAGE_MESSAGES)
+        return page(end)
+    limit = min(shape.size, MAX_PAGE_MESSAGES)
     parameters = batch_parameters(some, topics) | {
         "positions": bigints([commit.place[0] for commit in some]),
-        "at_position": after.place[0],
-        "at_ts": at[0],
-        "at_hash": at[1],
+        "at_position": after.position,
+        "at_ts": after.timestamp if after.hash else MAX_TIMESTAMP_NS,
+        "at_hash": after.hash or b"",
         "limit": limit,
         "most": largest_of(shape.max_bytes, limit),
     }
@@ -206,10 +196,14 @@ async def read_feed_page(
     shown = await show(connection, [row[:4] for row in found], shape)
     frames = list(filter(None, shown))
     if len(shown) == len(found) < limit:
-        return BacklogPage(b"".join(frames), len(frames), end)
+        return page(end, frames)
     ts, digest, *_, position = found[len(shown) - 1]
     place = next(commit.place for commit in some if commit.place[0] == position)
-    return BacklogPage(b"".join(frames), len(frames), FeedPosition(place, (ts, digest)))
+    return page(place, frames, ts, digest)
+
+
+def _place_of(cursor: FollowCursor) -> Place:
+    return cursor.position, cursor.token
 
 
 def batch_parameters(commits: Sequence[CommitRow], topics: TopicKeys = None) -> dict[str, object]:
@@ -504,22 +498,22 @@ class DatabaseFeed:
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
-        position = await self._begin(request, outlet)
+        cursor = await self._begin(request, outlet)
         live = is_answered = False
         rows = _FIRST_ROWS
         while True:
-            if self._reached(position) and encounter == self._encounters:
-                async with aclosing(self._deliver(request, position.place)) as deliveries:
+            if self._reached(cursor) and encounter == self._encounters:
+                async with aclosing(self._deliver(request, _place_of(cursor))) as deliveries:
                     # The first one says only that the follower is live.
                     await anext(deliveries)
                     if not live:
                         live = is_answered = True
-                        yield self._page(b"", 0, position, live=True)
+                        yield FollowPage(b"", 0, cursor, live=True)
                     async for delivery in deliveries:
-                        position = FeedPosition(delivery.place)
-                        yield self._page(delivery.frames, delivery.count, position, live=True)
+                        cursor = FollowCursor(self._database.store_id, *delivery.place)
+                        yield FollowPage(delivery.frames, delivery.count, cursor, live=True)
                 continue
-            encounter, before = self._encounters, position
+            encounter, before = self._encounters, cursor
             room = await outlet.room(self._page_bytes)
             shape = PageShape(rows, room.size_bytes, request.include_data)
             page = await self._database.read_page(
@@ -527,23 +521,18 @@ class DatabaseFeed:
             )
             rows = max(2 * page.count, _FEWEST_ROWS) if page.count else rows
             room.fit(len(page.frames))
-            position = page.position
-            live = live or self._reached(position)
+            cursor = page.cursor
+            live = live or self._reached(cursor)
             if page.count or live or not is_answered:
                 is_answered = True
-                yield self._page(page.frames, page.count, position, live=live)
+                yield replace(page, live=live)
             room.close()
-            if position == before and not self._reached(position):
+            if cursor == before and not self._reached(cursor):
                 # The tail has seen more than there is now, and will notice soon.
                 await asyncio.sleep(_UNSETTLED_S)
 
-    def _reached(self, position: FeedPosition) -> bool:
-        return position.inside is None and position.place[0] >= self._hub.frontier[0]
-
-    def _page(self, frames: bytes, count: int, position: FeedPosition, *, live: bool) -> FollowPage:
-        timestamp, digest = position.inside or (0, None)
-        cursor = FollowCursor(self._database.store_id, *position.place, timestamp, digest)
-        return FollowPage(frames, count, cursor, live)
+    def _reached(self, cursor: FollowCursor) -> bool:
+        return cursor.hash is None and cursor.position >= self._hub.frontier[0]
 
     async def _deliver(
         self, request: FollowRequest, place: Place
@@ -585,22 +574,20 @@ class DatabaseFeed:
             timer.cancel()
             self._hub.unsubscribe(subscriber)
 
-    async def _begin(self, request: FollowRequest, outlet: Outlet) -> FeedPosition:
-        cursor = request.cursor
+    async def _begin(self, request: FollowRequest, outlet: Outlet) -> FollowCursor:
+        cursor, store_id = request.cursor, self._database.store_id
 
-        async def look(connection: Connection) -> FeedPosition:
+        async def look(connection: Connection) -> FollowCursor:
             if cursor is None:
-                return FeedPosition(START if request.from_beginning else await newest(connection))
-            place = (cursor.position, cursor.token)
-            if cursor.store_id != self._database.store_id:
+                place = START if request.from_beginning else await newest(connection)
+                return FollowCursor(store_id, *place)
+            if cursor.store_id != store_id:
                 raise CursorOutOfRangeError(FOREIGN)
             # Looked at first: what a standby replays meanwhile is found after it, and not lost.
-            is_ahead = self._read_only and place[0] > (await newest(connection))[0]
-            if not await is_served(connection, place):
+            is_ahead = self._read_only and cursor.position > (await newest(connection))[0]
+            if not await is_served(connection, _place_of(cursor)):
                 raise StoreUnavailableError(BEHIND) if is_ahead else CursorOutOfRangeError(LOST)
-            return FeedPosition(
-                place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
-            )
+            return cursor
 
         return await self._database.read_page(look, outlet)
 

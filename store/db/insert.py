@@ -42,6 +42,7 @@ from store.db.statements import SQL
 from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
+from storenode.common.bounded import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
@@ -245,27 +246,14 @@ async def insert_at_once(
         AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
-    new = [part.new for part in parts]
-    topics = [part.listed_topics for part in parts]
-    parameters = await _lay_out(new) | {
-        "commit_order": COMMIT_ORDER,
-        "notice": notice_of(parts),
-        "token": arrays.bigints([part.token for part in parts]),
-        "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
-        "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
-        "topics": [None if keys is None else _uuid_literal(keys) for keys in topics],
-        "source": arrays.texts([part.source.value for part in parts]),
-        "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
-        "claims": arrays.varied_bytes([_claims(each) for each in new]),
-    }
+    parameters = await _lay_out([part.new for part in parts]) | _commit_parameters(parts)
+    parameters["notice"] = notice_of(parts)
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
     cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
     rows = await cursor.fetchall()
     if not rows:
         raise AlreadyStoredError
-    found = {token: (position, batch_id) for position, batch_id, token in rows}
-    for part in parts:
-        part.position, part.batch_id = found[part.token]
+    _note_positions(parts, rows)
 
 
 @cache
@@ -308,7 +296,6 @@ async def _lay_out(batches: Sequence[RecordBatch]) -> dict[str, object]:
         "tail": arrays.varied_bytes(batch.tails),
         "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
         "parts": len(sizes),
-        "given": arrays.bigints(sizes),
     }
     return given | await _lay_out_sds(batch) if batch.sds else given
 
@@ -336,18 +323,35 @@ async def assign_commit_position(connection: Connection, parts: Sequence[CommitP
 
     The transaction must commit right after.
     """
-    idle = f"{MAX_IDLE_IN_PLACE_MS}ms"
-    await connection.execute(SQL.commits.take_place, (COMMIT_ORDER, notice_of(parts), idle))
+    new = [part for part in parts if part.new.hashes]
+    parameters = _commit_parameters(new) | {
+        "notice": notice_of(parts),
+        "batch": arrays.bigints([part.batch_id for part in new]),
+        "idle": f"{MAX_IDLE_IN_PLACE_MS}ms",
+    }
+    _note_positions(new, await fetch_rows(connection, SQL.commits.insert_commits, parameters))
+
+
+def _commit_parameters(parts: Sequence[CommitPart]) -> dict[str, object]:
+    new = [part.new for part in parts]
+    topics = [part.listed_topics for part in parts]
+    return {
+        "commit_order": COMMIT_ORDER,
+        "token": arrays.bigints([part.token for part in parts]),
+        "given": arrays.bigints([len(each) for each in new]),
+        "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
+        "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
+        "topics": [None if keys is None else _uuid_literal(keys) for keys in topics],
+        "source": arrays.texts([part.source.value for part in parts]),
+        "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
+        "claims": arrays.varied_bytes([_claims(each) for each in new]),
+    }
+
+
+def _note_positions(parts: Sequence[CommitPart], rows: Iterable[tuple[int, int, int]]) -> None:
+    found = {token: (position, batch_id) for position, batch_id, token in rows}
     for part in parts:
-        new, topics = part.new, part.listed_topics
-        if not new.hashes:
-            continue
-        given = (
-            *(part.batch_id, part.token, len(new), min(new.timestamps), max(new.timestamps)),
-            None if topics is None else arrays.uuids(topics),
-            *(part.source.value, pack(new.timestamps, new.hashes), _claims(new)),
-        )
-        ((part.position,),) = await fetch_rows(connection, SQL.commits.insert_commit, given)
+        part.position, part.batch_id = found[part.token]
 
 
 # Rows for COPY
@@ -477,12 +481,11 @@ class KnownTopics:
 
     Forgets everything when the ``era`` changes, which is any value that stands for the partitions
     (one may have been dropped and made again) and for the server (a promoted one may have lost the
-    newest names); and the older half when `MAX_REMEMBERED_TOPICS` is passed. A topic that is named
-    twice costs one insert that does nothing.
+    newest names). A topic that is named twice costs one insert that does nothing.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], None] = {}
+        self._known = BoundedDict[tuple[int, bytes], None](MAX_REMEMBERED_TOPICS)
         self._era: Hashable = None
 
     def unnamed(
@@ -504,6 +507,3 @@ class KnownTopics:
         """Note rows that were written in an era, unless it is over."""
         if self._era == era:
             self._known.update(((lower, key), None) for key, lower, _, _ in rows)
-        if len(self._known) > MAX_REMEMBERED_TOPICS:
-            for entry in list(self._known)[: len(self._known) // 2]:
-                del self._known[entry]

@@ -55,17 +55,28 @@ order by position limit %b::bigint
 -- The newest position; 0 where there is none.
 select coalesce(max(position), 0) from storenode.commits
 
--- take_place --
-select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', %s),
-       set_config('idle_in_transaction_session_timeout', %s, true)
+-- given --
+-- The parameters of commits, apart from their batches.
+unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
+       %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
 
--- insert_commit --
--- Insert a commit at the next position.
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary, claims)
-values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
-        %b::uuid[], %s, %b::bytea, %b::bytea)
-returning position
+-- columns --
+-- The columns of a commit that is inserted.
+position, batch, token, messages, min_ts, max_ts, topics, source, summary, claims
+
+-- insert_commits --
+-- Take the place in the commit order, and insert commits at the next positions.
+with placed as materialized (
+    select pg_advisory_xact_lock(%(commit_order)b::bigint),
+           pg_notify('storenode_feed', %(notice)s),
+           set_config('idle_in_transaction_session_timeout', %(idle)s, true)
+)
+insert into storenode.commits (<commits.columns>)
+select nextval('storenode.position_seq'), c.batch, c.token, c.given, c.min_ts, c.max_ts,
+       c.topics::uuid[], c.source, c.summary, c.claims
+from placed, rows from (unnest(%(batch)b::bigint[]), <commits.given>)
+     as c(batch, token, given, min_ts, max_ts, topics, source, summary, claims)
+returning position, batch, token
 
 -- find_batch --
 -- What an attempt has committed whose answer was lost.
@@ -81,14 +92,11 @@ select batch from storenode.commits where token = %b::bigint
     from (select count(*) as added from stored) as total{written}
     where added > 0
 )
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary, claims)
+insert into storenode.commits (<commits.columns>)
 select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
        c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
 from placed,
-     unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
-            %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
-         with ordinality
+     <commits.given> with ordinality
          as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)
      join numbered n using (part) left join counted k using (batch)
 returning position, batch, token

@@ -23,6 +23,7 @@ from store.db.pool import Database, Pool
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
+from store.messages.cursor import FollowCursor
 from storenode.message.topics import topic_key
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import (
@@ -324,7 +325,7 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         explained = Explained(opened)
         connection = cast("Connection", explained)
         found = await feed_module.read_feed_page(
-            connection, wanted, feed_module.FeedPosition(START), EVERYTHING
+            connection, wanted, FollowCursor(node.database.store_id, *START), EVERYTHING
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}

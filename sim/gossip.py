@@ -234,9 +234,6 @@ class Session:
         most = min(limit, self._world.gossip.replayed)
         return await self._messages("newest", lambda: self.database.log[-most:])
 
-    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
-        """Ignore messages: reading takes no time here."""
-
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
         def read() -> Committed:
             ids = [digest for digest in find() if digest in self.database.stored]

@@ -27,7 +27,7 @@ from store.db.condition import Sizes, read_sizes
 from store.db.errors import SchemaError, sentence
 from store.db.maintainer import database_ns, newest_commit_ns
 from store.db.pool import complete_url
-from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed, seen_on
+from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed
 from store.db.retention import (
     PruneReport,
     RetentionReview,
@@ -229,10 +229,10 @@ def accept(target: Target) -> int:
         with target.url() as url:
             migrate.require_served(url)
             server = asyncio.run(_the_one_server(url))
-        SeenFiles(data.path).save(seen_on(server))
+        SeenFiles(data.path).save(server)
     finally:
         data.unlock()
-    store_id, position = str(UUID(bytes=server.store_id)), server.head[0]
+    store_id, position = str(UUID(bytes=server.store_id)), server.place[0]
     target.print(
         {
             "host": server.host,

@@ -7,7 +7,7 @@ that its message was confirmed. Nodes on one database share the rows, and any of
 confirmation. Rows are locked in the order of their hashes, here and by writers, so that no two
 transactions wait for each other.
 
-What this node has written lately is in memory (`ConfirmationTracker`, then `RecentBodies`); only
+What this node has written lately is in memory (`ConfirmationTracker`); only
 what others have written, or what is older, is read from the database. A
 message that is read is laid out again as admission did it: so its SDS metadata need no index of
 their own.
@@ -15,9 +15,10 @@ their own.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
@@ -52,9 +53,9 @@ EXPIRED_KEPT_S: Final = 3_600.0
 LAPSED_S: Final = 2 * 24 * 3_600.0
 """Age at which events go that no gossiping node has let expire: nobody waits for them any more."""
 
-MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
-"""Messages that wait for their commit to be seen; the oldest batches make room, and are read from
-the database."""
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Messages that wait for their commit to be seen, and then for peers that want them; the oldest
+batches make room, and are read from the database."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 400
 """What a message in memory needs besides its bytes: the objects of its columns, and its places in
@@ -175,12 +176,12 @@ def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
 
 
 class ConfirmationTracker:
-    """The unread events that go with written batches, and these batches until their commit is seen.
+    """The unread events that go with written batches, and the newest of these batches.
 
-    Batches need not be read from the database then to be sent on. They are stored only between
-    `wake` and `rest`, while there are peers; one that was rolled back has a token that no commit
-    ever has, and goes in time. ``max_confirms`` stores must confirm a new message, whatever its
-    source.
+    Batches need not be read from the database to be sent on: `take` returns one when its commit is
+    seen, and `body` its messages from then on. They are kept only between `wake` and `rest`, while
+    there are peers; one that was rolled back has a token that no commit ever has, and goes in time.
+    ``max_confirms`` stores must confirm a new message, whatever its source.
     """
 
     def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
@@ -188,6 +189,7 @@ class ConfirmationTracker:
         self._max_confirms = max_confirms
         self._kept: OrderedDict[int, OwnBatch] = OrderedDict()
         self._kept_bytes = 0
+        self._seen: dict[bytes, tuple[OwnBatch, int]] = {}  # by hash, once their commits are seen
         self._keeps = False
         self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
 
@@ -215,7 +217,7 @@ class ConfirmationTracker:
             self._unread.count -= len(wanted)
             self.forget(fresh)
             for part in parts:
-                self.take(part.place[1])
+                self._drop(part.place[1])
             raise
 
     def is_tracked(self, digest: bytes) -> bool:
@@ -239,14 +241,31 @@ class ConfirmationTracker:
         """Stop storing batches, and drop those that are stored."""
         self._keeps = False
         self._kept.clear()
+        self._seen.clear()
         self._kept_bytes = 0
 
     def take(self, token: int) -> OwnBatch | None:
-        """Remove and return the batch of a commit; None: it is not here."""
-        kept = self._kept.pop(token, None)
-        if kept is not None:
-            self._kept_bytes -= kept.size_bytes
-        return kept
+        """Return the batch of a commit that is seen; None: it is not here."""
+        own = self._kept.get(token)
+        if own is not None:
+            # Its SDS metadata may be larger than it is, and nobody asks for it any more.
+            batch = replace(own.batch, sds=[], sds_index=[])
+            kept = self._kept[token] = replace(own, batch=batch)
+            self._seen.update((digest, (kept, n)) for n, digest in enumerate(batch.hashes))
+        return own
+
+    def body(self, digest: bytes) -> bytes | None:
+        """Return a message of a commit that is seen as encoded ``WakuMessageAndTopic``, or None."""
+        own, place = self._seen.get(digest, (None, 0))
+        return None if own is None else transferred(own.batch.frame(place))
+
+    def _drop(self, token: int) -> None:
+        own = self._kept.pop(token, None)
+        if own is not None:
+            self._kept_bytes -= own.size_bytes
+            for digest in own.batch.hashes:
+                if self._seen.get(digest, (None, 0))[0] is own:
+                    del self._seen[digest]
 
     def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
         usual = self._max_confirms
@@ -266,17 +285,12 @@ class ConfirmationTracker:
     def _keep(self, part: CommitPart, needed: Mapping[bytes, int]) -> None:
         batch, token = part.new, part.place[1]
         size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
-        self.take(token)
+        self._drop(token)
         self._kept[token] = OwnBatch(batch, part.source, needed, size)
         self._kept_bytes += size
         while self._kept_bytes > MAX_KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.size_bytes
+            self._drop(next(iter(self._kept)))
 
-
-MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
-"""Messages that are kept in memory after their commit, for peers that want them; with what Python
-needs for them besides their bytes."""
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 """Messages of one statement; of the newest ones at the start, so many bytes are looked into."""
@@ -288,54 +302,16 @@ _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
 """What is held was admitted once; the rules may have changed since."""
 
 
-class RecentBodies:
-    """The newest batches that this node has seen committed, up to `MAX_RECENT_BYTES`."""
-
-    def __init__(self) -> None:
-        self._batches = deque[tuple[RecordBatch, int]]()
-        self._places: dict[bytes, tuple[RecordBatch, int]] = {}
-        self._bytes = 0
-
-    def add(self, batch: RecordBatch, size_bytes: int) -> None:
-        """Keep the messages of a batch."""
-        # Their SDS metadata may be larger than they are, and nobody asks for it here.
-        batch = RecordBatch(
-            hashes=batch.hashes, heads=batch.heads, payloads=batch.payloads, tails=batch.tails
-        )
-        self._batches.append((batch, size_bytes))
-        self._bytes += size_bytes
-        self._places.update((digest, (batch, n)) for n, digest in enumerate(batch.hashes))
-        while self._bytes > MAX_RECENT_BYTES:
-            self._drop_oldest()
-
-    def get(self, digest: bytes) -> bytes | None:
-        """Return a message as encoded ``WakuMessageAndTopic``; None: it is not here."""
-        found = self._places.get(digest)
-        if found is None:
-            return None
-        batch, place = found
-        return transferred(batch.frame(place))
-
-    def _drop_oldest(self) -> None:
-        batch, size_bytes = self._batches.popleft()
-        self._bytes -= size_bytes
-        for digest in batch.hashes:
-            found = self._places.get(digest)
-            if found is not None and found[0] is batch:
-                del self._places[digest]
-
-
 class GossipReads:
     """Reads; each raises `StoreUnavailableError` when the database does not serve."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, body: Callable[[bytes], bytes | None] = lambda _digest: None
+    ) -> None:
+        """Read from a database what is not in memory, from where ``body`` returns it by hash."""
         self._database = database
         self._reader = TransferReader(database)
-        self._recent = RecentBodies()
-
-    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
-        """Keep the messages of a batch in memory: peers will ask for them."""
-        self._recent.add(batch, size_bytes)
+        self._body = body
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
         """Return the first of these messages, in order, up to ``max_bytes`` but at least one.
@@ -345,7 +321,7 @@ class GossipReads:
         wanted = hashes[:MAX_LOADED_IDS]
         found: dict[bytes, bytes | None] = {}
         for digest in wanted:
-            if (body := self._recent.get(digest)) is not None:
+            if (body := self._body(digest)) is not None:
                 found[digest] = body
         absent = [digest for digest in wanted if digest not in found]
         left = max_bytes - sum(len(body or b"") for body in found.values())

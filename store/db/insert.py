@@ -179,10 +179,6 @@ def _parents(row: SdsMetadata) -> tuple[str, str, str]:
     )
 
 
-def _uuid_literal(keys: Iterable[bytes]) -> str:
-    return _array_literal(key.hex() for key in keys)
-
-
 def _bytea_literal(values: Iterable[bytes | None]) -> str:
     return _array_literal("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values)
 
@@ -246,14 +242,11 @@ async def insert_at_once(
         AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
-    parameters = await _lay_out([part.new for part in parts]) | _commit_parameters(parts)
+    parameters = await _lay_out([part.new for part in parts]) | (unread or {})
     parameters["notice"] = notice_of(parts)
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
-    cursor = await connection.execute(statement, parameters | (unread or {}), binary=True)
-    rows = await cursor.fetchall()
-    if not rows:
+    if not await _insert_commits(connection, statement, parts, parameters):
         raise AlreadyStoredError
-    _note_positions(parts, rows)
 
 
 @cache
@@ -324,34 +317,42 @@ async def assign_commit_position(connection: Connection, parts: Sequence[CommitP
     The transaction must commit right after.
     """
     new = [part for part in parts if part.new.hashes]
-    parameters = _commit_parameters(new) | {
+    parameters: dict[str, object] = {
         "notice": notice_of(parts),
         "batch": arrays.bigints([part.batch_id for part in new]),
         "idle": f"{MAX_IDLE_IN_PLACE_MS}ms",
     }
-    _note_positions(new, await fetch_rows(connection, SQL.commits.insert_commits, parameters))
+    await _insert_commits(connection, SQL.commits.insert_commits, new, parameters)
 
 
-def _commit_parameters(parts: Sequence[CommitPart]) -> dict[str, object]:
+async def _insert_commits(
+    connection: Connection,
+    statement: str,
+    parts: Sequence[CommitPart],
+    parameters: dict[str, object],
+) -> bool:
+    """Insert the commits of parts, and note their positions; False: the statement inserted none."""
     new = [part.new for part in parts]
     topics = [part.listed_topics for part in parts]
-    return {
+    parameters |= {
         "commit_order": COMMIT_ORDER,
         "token": arrays.bigints([part.token for part in parts]),
         "given": arrays.bigints([len(each) for each in new]),
         "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
         "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
-        "topics": [None if keys is None else _uuid_literal(keys) for keys in topics],
+        "topics": [
+            None if keys is None else _array_literal(map(bytes.hex, keys)) for keys in topics
+        ],
         "source": arrays.texts([part.source.value for part in parts]),
         "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
         "claims": arrays.varied_bytes([_claims(each) for each in new]),
     }
-
-
-def _note_positions(parts: Sequence[CommitPart], rows: Iterable[tuple[int, int, int]]) -> None:
+    cursor = await connection.execute(statement, parameters, binary=True)
+    rows = await cursor.fetchall()
     found = {token: (position, batch_id) for position, batch_id, token in rows}
-    for part in parts:
+    for part in parts if found else ():
         part.position, part.batch_id = found[part.token]
+    return bool(found)
 
 
 # Rows for COPY

@@ -55,30 +55,12 @@ UNDECIDED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseServer:
-    """A server that takes writes, as it describes itself.
-
-    ``system`` and ``timeline`` are 0 where the role may not read them; ``started`` is the time at
-    which it was started, as Postgres writes it; ``head`` is its newest commit.
-    """
-
-    host: str
-    store_id: bytes
-    system: int
-    timeline: int
-    started: str
-    head: Place
-
-    @property
-    def identity(self) -> tuple[int, int, str]:
-        """The same for two names or connections only if they lead to one server."""
-        return self.system, self.timeline, self.started
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SeenState:
-    """The newest state of a store that a node has worked on; ``place`` is a commit of it."""
+    """A state of a store that a node has seen; ``place`` is its newest commit.
+
+    ``system`` and ``timeline`` are 0 where the role may not read them.
+    """
 
     store_id: bytes
     system: int
@@ -86,14 +68,20 @@ class SeenState:
     place: Place
 
 
-def seen_on(server: DatabaseServer) -> SeenState:
-    """Return the state that a server has."""
-    return SeenState(server.store_id, server.system, server.timeline, server.head)
+@dataclass(frozen=True)
+class DatabaseServer(SeenState):
+    """A server that takes writes, as it describes itself; ``started`` is a time of Postgres."""
+
+    host: str
+    started: str
+
+    @property
+    def identity(self) -> tuple[int, int, str]:
+        """The same for two names or connections only if they lead to one server."""
+        return self.system, self.timeline, self.started
 
 
-def order_of_timelines(
-    one: DatabaseServer | SeenState, other: DatabaseServer | SeenState
-) -> int | None:
+def order_of_timelines(one: SeenState, other: SeenState) -> int | None:
     """Return the difference of two timelines, positive if one is newer; None: not comparable."""
     if not one.system or one.system != other.system or not one.timeline or not other.timeline:
         return None
@@ -183,8 +171,8 @@ async def read_server(connection: Connection) -> DatabaseServer | None:
     system, timeline = await _timeline(connection)
     info = connection.info
     host = label({"host": info.host or info.hostaddr, "port": str(info.port)})
-    head = await newest(connection)
-    return DatabaseServer(host, store_id, system, timeline, started, head)
+    place = await newest(connection)
+    return DatabaseServer(store_id, system, timeline, place, host, started)
 
 
 async def _timeline(connection: Connection) -> tuple[int, int]:
@@ -332,13 +320,13 @@ class PrimaryGuard:
             return
         if probe.lacks is not None and not self._started:
             # Later the feed tells of it.
-            lost = {"reached": probe.lacks[0], "newest": server.head[0]}
+            lost = {"reached": probe.lacks[0], "newest": server.place[0]}
             self._on_event("commits_lost", lost)
         self._started = True
         before, self._current, self._newest = self._seen, server, None
         self._cut_off()
-        self._seen = seen_on(server)
-        if before is None or order_of_timelines(before, self._seen) != 0:
+        self._seen = server
+        if before is None or order_of_timelines(before, server) != 0:
             self.keep()
             fields = {"host": server.host, "timeline": server.timeline}
             self._on_event("timeline", {**fields, "before": before.timeline if before else None})
@@ -409,7 +397,7 @@ class PrimaryGuard:
         self._adopt(probe)
         settled, self._newest = self._newest, probe.server
         if settled is not None and self._seen is not None:
-            self._seen = replace(self._seen, place=settled.head)
+            self._seen = replace(self._seen, place=settled.place)
 
     def _tell(self, reasons: dict[str, str]) -> None:
         for host in reasons.keys() - self._reasons.keys():
@@ -456,8 +444,8 @@ async def _is_newer(one: Probe, other: Probe) -> bool:
     return is_newer(
         one.server,
         other.server,
-        holds_its_head=await is_served(one.connection, other.server.head),
-        is_in_it=await is_served(other.connection, one.server.head),
+        holds_its_head=await is_served(one.connection, other.server.place),
+        is_in_it=await is_served(other.connection, one.server.place),
     )
 
 

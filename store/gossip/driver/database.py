@@ -190,7 +190,6 @@ class CommitReader:
 
     def _describe(self, own: OwnBatch) -> Committed:
         batch = own.batch
-        self._database.messages.cache(batch, own.size_bytes)
         ids, is_published = batch.hashes, own.source in PUBLISHED
         published = {digest: own.needed.get(digest, 0) for digest in ids} if is_published else {}
         events = graph_events(batch) if batch.sds else []

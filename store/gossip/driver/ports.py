@@ -87,9 +87,6 @@ class Messages(Protocol):
     async def newest(self, limit: int) -> Committed:
         """Return the newest messages, oldest first."""
 
-    def cache(self, batch: RecordBatch, size_bytes: int) -> None:
-        """Keep the messages of a batch in memory: peers will ask for them."""
-
 
 class Tracking(Protocol):
     """The batches of this node's own transactions, by commit."""

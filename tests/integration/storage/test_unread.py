@@ -23,6 +23,7 @@ from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver import confirmations
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 from store.runtime.node import SharedConfirmations
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
@@ -260,7 +261,7 @@ async def test_what_retention_drops_takes_its_unread_events_along(
     assert (await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)).findings == []
 
 
-async def test_a_batch_is_kept_until_its_commit_is_seen(
+async def test_a_batch_is_kept_for_when_its_commit_is_seen_and_for_peers(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await publisher.store(batch(3, seed=1))
@@ -276,15 +277,19 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     async with connection:
         cursor = await connection.execute("select token from storenode.commits order by position")
         _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]
+    assert publisher.tracking.body(both.hashes[3]) is None, "its commit was not seen"
     kept = publisher.tracking.take(second)
     assert kept is not None
     assert kept.batch.hashes == both.hashes[3:]
     assert kept.needed == dict.fromkeys(both.hashes, 2)
-    assert publisher.tracking.take(second) is None
+    assert publisher.tracking.body(both.hashes[3]) == transferred(both.frame(3))
+    assert publisher.tracking.body(known.hashes[0]) is None
     assert publisher.tracking.take(first) is not None
+    assert publisher.tracking.body(known.hashes[0]) == transferred(known.frame(0))
     monkeypatch.setattr("store.db.gossip.MAX_KEPT_BYTES", 0)
     await publisher.store(batch(2, seed=6))
     assert not publisher.tracking._kept
+    assert publisher.tracking.body(known.hashes[0]) is None
     monkeypatch.undo()
     await publisher.store(batch(2, seed=7))
     assert publisher.tracking._kept

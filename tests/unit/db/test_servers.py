@@ -14,7 +14,7 @@ from psycopg_pool import PoolTimeout
 
 from store.db.errors import find_failure, is_login_refused
 from store.db.pool import complete_url
-from store.db.primary import DatabaseServer, hosts_of, is_newer, label, refusal, seen_on, with_hosts
+from store.db.primary import DatabaseServer, hosts_of, is_newer, label, refusal, with_hosts
 from store.db.statements import SQL
 
 
@@ -61,8 +61,7 @@ def test_what_no_server_can_have_is_refused_before_any_is_asked(url: str) -> Non
 
 # The order of servers
 
-SERVER = DatabaseServer("a:1", b"s" * 16, 7_000, 2, "100.5", (40, 9))
-SEEN = seen_on(SERVER)
+SERVER = DatabaseServer(b"s" * 16, 7_000, 2, (40, 9), "a:1", "100.5")
 
 
 @pytest.mark.parametrize(
@@ -84,14 +83,14 @@ SEEN = seen_on(SERVER)
 def test_a_server_is_judged_by_what_was_seen(
     system: int, timeline: int, *, holds: bool, refused: str | None
 ) -> None:
-    found = refusal(replace(SERVER, system=system, timeline=timeline), SEEN, holds=holds)
+    found = refusal(replace(SERVER, system=system, timeline=timeline), SERVER, holds=holds)
     assert (found or "").startswith(refused or "")
     assert (found is None) == (refused is None)
 
 
 def test_another_store_is_refused_whatever_its_timeline() -> None:
     other = replace(SERVER, store_id=b"t" * 16, timeline=9)
-    assert "holds another store" in (refusal(other, SEEN, holds=True) or "")
+    assert "holds another store" in (refusal(other, SERVER, holds=True) or "")
     assert not is_newer(other, SERVER, holds_its_head=True, is_in_it=False)
 
 

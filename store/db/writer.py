@@ -237,8 +237,6 @@ class DatabaseWriter:
         """
         if not batch.hashes:
             return StoreResult()
-        if self._stopped:
-            raise StoreBusyError(_STOPPING)
         self._require_writable()
         return await self._enqueue(batch, source, min_confirms)
 
@@ -253,6 +251,8 @@ class DatabaseWriter:
         await self._enqueue(RecordBatch(), Source.CLIENT, 0)
 
     async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
+        if self._stopped:
+            raise StoreBusyError(_STOPPING)
         if self._is_disk_full():
             raise StoreUnavailableError(DISK_FULL.sentence)
         size = batch.frame_bytes
@@ -294,7 +294,7 @@ class DatabaseWriter:
 
     def _wake(self) -> None:
         """Start a writer if there is none, or those that there are do not keep up."""
-        if not self._queue:
+        if self._stopped or not self._queue:
             return
         if self._gathering is not None:
             if self._is_gathered():

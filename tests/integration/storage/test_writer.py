@@ -230,7 +230,11 @@ async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
     async with node.blocked() as tasks:
         tasks += [asyncio.create_task(node.store(random_batch(rng, 1, [NOW]))) for _ in range(3)]
         await asyncio.sleep(0)
-        await node.writer.stop()
+        stopping = asyncio.create_task(node.writer.stop())
+        await asyncio.sleep(0)
+        node.writer._most_writers += 1
+        node.writer._note_stall()  # by the timer of a writer that has not ended yet
+        await stopping
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(error, StoreBusyError)
         with pytest.raises(StoreBusyError, match="stopping"):

@@ -445,7 +445,7 @@ class NodeRuntime:
             self.identity.node_id,
             self._peers,
             database=DriverDatabase(
-                GossipReads(self.database, self.tracking.body),
+                GossipReads(self.database, self._tracking.body),
                 self._tracking,
                 self.unread,
                 partial(self.writer.store, source=Source.GOSSIP),

@@ -42,7 +42,7 @@ from store.db.statements import SQL
 from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from storenode.common.bounded import BoundedDict
+from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 

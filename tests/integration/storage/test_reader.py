@@ -500,8 +500,8 @@ async def test_two_messages_whose_hashes_begin_alike_are_both_found(node: Node) 
     assert [(await reads.load([each], 2**20))[0] for each in asked] == expected
     # What is not looked for, since the newest messages fill the answer, is not taken for absent.
     newest = random_batch(random.Random(SEED), 2, [NOW])
-    held = {digest: transferred(newest.frame(n)) for n, digest in enumerate(newest.hashes)}
-    reads = GossipReads(node.database, held.get)
+    in_memory = {digest: transferred(newest.frame(n)) for n, digest in enumerate(newest.hashes)}
+    reads = GossipReads(node.database, in_memory.get)
     assert await reads.load([newest.hashes[0], *asked], 1) == [transferred(newest.frame(0))]
     assert await reads.load([asked[0], *newest.hashes], 1) == expected[:1]
     async with await node.database.connect() as connection:

@@ -16,14 +16,7 @@ from store.db import feed as feed_module
 from store.db import insert as insert_module
 from store.db import writer as writer_module
 from store.db.connection import Connection
-from store.db.feed import (
-    _COMMITS_AT_ONCE,
-    DatabaseFeed,
-    commits_between,
-    is_served,
-    newest,
-    rows_of,
-)
+from store.db.feed import _COMMITS_AT_ONCE, commits_between, is_served, newest, rows_of
 from store.db.locks import NODES
 from store.domain.hub import CommitRow, Place, Row
 from store.domain.ports import (
@@ -433,7 +426,7 @@ async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(
     keep = "create table storenode.later as select * from storenode.commits where position = %s"
     await node.rows(keep, place[0])
     await node.rows(FORGET, place[0] - 1)
-    feed = DatabaseFeed(node.database, read_only=True)
+    feed = feed_module.DatabaseFeed(node.database, read_only=True)
     await feed.start()
     try:
         async with following(feed, from_cursor(cursor)) as [early]:

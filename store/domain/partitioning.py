@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Final
 
 from storenode.message.limits import NS_PER_S
@@ -216,10 +217,10 @@ def plan_coarse(
     existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int, retention_ns: int | None
 ) -> CoarsePlan:
     """Return the changes after which coarse partitions cover each timestamp."""
-    planner = _CoarsePlanner(sorted(existing), coarse_width_ns(retention_ns))
-    if not planner.bounds:
+    planner = _CoarsePlanner(existing, coarse_width_ns(retention_ns))
+    if not planner.origins:
         low = _day(max(now_ns, 0)).low
-        planner.add(Bounds(low, low + planner.width_ns))
+        planner.origins[Bounds(low, low + planner.width_ns)] = None
     for ts in sorted(set(timestamps), reverse=True):
         planner.cover(ts)
     return planner.plan()
@@ -258,53 +259,45 @@ def commits_name(bounds: Bounds) -> str:
 
 
 class _CoarsePlanner:
-    def __init__(self, bounds: list[Bounds], width_ns: int) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Iterable[Bounds], width_ns: int) -> None:
         self.width_ns = width_ns
-        self._origin = {each: each for each in bounds}
-        self._new: set[Bounds] = set()
-
-    def add(self, bounds: Bounds) -> None:
-        self.bounds = sorted([*self.bounds, bounds])
-        self._new.add(bounds)
+        self.origins: dict[Bounds, Bounds | None] = {each: each for each in bounds}
+        """The bounds that partitions are to have, and that they have now; None: they are new."""
 
     def cover(self, ts: int) -> None:
-        if any(ts in each for each in self.bounds):
+        if any(ts in each for each in self.origins):
             return
-        lower = [each for each in self.bounds if each.high <= ts]
-        higher = [each for each in self.bounds if each.low > ts]
-        if not lower:
-            self._fill(UNBOUNDED_LOW, higher[0].low, neighbour=higher[0])
-        elif higher:
-            self._fill(lower[-1].high, higher[0].low, neighbour=lower[-1])
+        lower = max((each for each in self.origins if each.high <= ts), default=None)
+        higher = min((each for each in self.origins if each.low > ts), default=None)
+        if lower is None:
+            assert higher is not None
+            self._fill(UNBOUNDED_LOW, higher.low, neighbour=higher)
+        elif higher is not None:
+            self._fill(lower.high, higher.low, neighbour=lower)
         else:
-            top, step = lower[-1].high, self._step_ns()
+            top, step = lower.high, self._step_ns()
             high = top + -(-(ts + 1 - top) // step) * step
-            self._fill(top, min(high, UNBOUNDED_HIGH), neighbour=lower[-1])
+            self._fill(top, min(high, UNBOUNDED_HIGH), neighbour=lower)
 
     def plan(self) -> CoarsePlan:
-        extensions = [
-            Extension(origin, each)
-            for each, origin in sorted(self._origin.items())
-            if each != origin and each not in self._new
-        ]
-        return CoarsePlan(tuple(extensions), tuple(sorted(self._new)))
+        extensions, new = [], []
+        for each, origin in sorted(self.origins.items(), key=itemgetter(0)):
+            if origin is None:
+                new.append(each)
+            elif origin != each:
+                extensions.append(Extension(origin, each))
+        return CoarsePlan(tuple(extensions), tuple(new))
 
     def _step_ns(self) -> int:
-        spans = [each.high - each.low for each in self.bounds if each.low != UNBOUNDED_LOW]
+        spans = [each.high - each.low for each in self.origins if each.low != UNBOUNDED_LOW]
         return max(self.width_ns, sum(spans)) if len(spans) >= WIDEN_AT else self.width_ns
 
     def _fill(self, low: int, high: int, neighbour: Bounds) -> None:
-        if len(self.bounds) < MAX_COARSE:
-            self.add(Bounds(low, high))
-            return
-        wider = Bounds(min(low, neighbour.low), max(high, neighbour.high))
-        self.bounds = sorted([*(each for each in self.bounds if each != neighbour), wider])
-        if neighbour in self._new:
-            self._new.remove(neighbour)
-            self._new.add(wider)
+        if len(self.origins) < MAX_COARSE:
+            self.origins[Bounds(low, high)] = None
         else:
-            self._origin[wider] = self._origin.pop(neighbour)
+            wider = Bounds(min(low, neighbour.low), max(high, neighbour.high))
+            self.origins[wider] = self.origins.pop(neighbour)
 
 
 def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:

@@ -121,15 +121,33 @@ def plan_prune(
     ``fine`` are the partitions of messages, ``coarse`` those of each look-up table, and
     ``other_bytes`` the size of everything else that counts towards the limit.
     """
-    state = _State(
-        sorted(fine, key=_BOUNDS), [sorted(each, key=_BOUNDS) for each in coarse], horizon_ns
-    )
-    state.size_bytes += other_bytes
-    steps = [PruneStep(state.follow(), horizon_ns)]
-    while (reason := state.why_oldest_goes(policy, now_ns)) is not None:
-        steps.append(state.drop_oldest(reason))
-    excess = 0 if policy.size_bytes is None else state.size_bytes - policy.size_bytes
-    return PrunePlan(tuple(step for step in steps if step.drops), max(0, excess))
+    left = sorted(fine, key=_BOUNDS)
+    tables = [sorted(each, key=_BOUNDS) for each in coarse]
+    size_bytes = other_bytes + sum(each.size_bytes for table in (left, *tables) for each in table)
+    steps: list[PruneStep] = []
+    reason: DropReason | None = None
+    while True:
+        drops: list[Drop] = []
+        if reason is not None:
+            drops.append(Drop(left.pop(0), reason))
+            horizon_ns = max(horizon_ns, drops[0].partition.bounds.high)
+        floor_ns = min([horizon_ns, *(each.bounds.low for each in left[:1])])
+        for table in tables:
+            while len(table) > 1 and table[1].bounds.high <= floor_ns:
+                drops.append(Drop(table.pop(0), DropReason.FOLLOWS))
+        if drops:
+            size_bytes -= sum(each.partition.size_bytes for each in drops)
+            steps.append(PruneStep(tuple(drops), horizon_ns))
+        if not left or left[0].bounds.high > now_ns:
+            break
+        if policy.age_ns is not None and left[0].bounds.high <= now_ns - policy.age_ns:
+            reason = DropReason.AGE
+        elif policy.size_bytes is not None and size_bytes > policy.size_bytes:
+            reason = DropReason.SIZE
+        else:
+            break
+    excess = 0 if policy.size_bytes is None else size_bytes - policy.size_bytes
+    return PrunePlan(tuple(steps), max(0, excess))
 
 
 MAX_EXCESS_SHARE: Final = 0.1
@@ -200,42 +218,6 @@ def effective_age_ns(fine: Iterable[Partition], policy: RetentionPolicy, now_ns:
     lows = [each.bounds.low for each in fine if each.bounds.low != UNBOUNDED_LOW]
     stored_ns = max(0, now_ns - min(lows, default=now_ns))
     return stored_ns if policy.age_ns is None else min(stored_ns, policy.age_ns)
-
-
-class _State:
-    def __init__(
-        self, fine: list[Partition], coarse: list[list[Partition]], horizon_ns: int
-    ) -> None:
-        self.fine = fine
-        self.coarse = coarse
-        self.horizon_ns = horizon_ns
-        self.size_bytes = sum(each.size_bytes for each in fine)
-        self.size_bytes += sum(each.size_bytes for table in coarse for each in table)
-
-    def why_oldest_goes(self, policy: RetentionPolicy, now_ns: int) -> DropReason | None:
-        if not self.fine or self.fine[0].bounds.high > now_ns:
-            return None
-        if policy.age_ns is not None and self.fine[0].bounds.high <= now_ns - policy.age_ns:
-            return DropReason.AGE
-        if policy.size_bytes is not None and self.size_bytes > policy.size_bytes:
-            return DropReason.SIZE
-        return None
-
-    def drop_oldest(self, reason: DropReason) -> PruneStep:
-        oldest = self.fine.pop(0)
-        self.size_bytes -= oldest.size_bytes
-        self.horizon_ns = max(self.horizon_ns, oldest.bounds.high)
-        return PruneStep((Drop(oldest, reason), *self.follow()), self.horizon_ns)
-
-    def follow(self) -> tuple[Drop, ...]:
-        """Take out the coarse partitions that may go now."""
-        floor = min([self.horizon_ns, *(each.bounds.low for each in self.fine[:1])])
-        gone: list[Drop] = []
-        for table in self.coarse:
-            while len(table) > 1 and table[1].bounds.high <= floor:
-                gone.append(Drop(table.pop(0), DropReason.FOLLOWS))
-        self.size_bytes -= sum(each.partition.size_bytes for each in gone)
-        return tuple(gone)
 
 
 @dataclass(frozen=True, slots=True)

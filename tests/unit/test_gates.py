@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,14 @@ def count_rows(rows: list[int]) -> int:
 class RowCounter:
     """A counter of rows."""
 '''
+EXEMPT: dict[str, str | None] = {
+    "pyproject.toml": '[tool.ruff.lint.extend-per-file-ignores]\n"store/**" = ["D401"]\n'
+}
+
+
+OTHER = 'class RowCounter:\n    """A counter."""\n'
+STYLE, SIZE = check_style.main, check_size.main
+Case = tuple[Callable[..., int], Mapping[str, str | None], str]
 
 
 @pytest.fixture
@@ -44,74 +52,64 @@ def repository(tmp_path: Path) -> Path:
     (tmp_path / "tools/style.toml").write_text((ROOT / "tools/style.toml").read_text())
     (tmp_path / "tools/size_budget.toml").write_text(BUDGET.format(lines=10))
     (tmp_path / "pyproject.toml").write_text("")
+    assert [main([], tmp_path) for main in (STYLE, SIZE)] == [0, 0]
     return tmp_path
 
 
-def plant(repository: Path, text: str, name: str = "store/rows.py") -> None:
-    (repository / name).write_text(text)
+def changed(old: str, new: str) -> dict[str, str | None]:
+    """Return the module with other words."""
+    assert old in CLEAN
+    return {"store/rows.py": CLEAN.replace(old, new)}
+
+
+def module(name: str) -> dict[str, str | None]:
+    """Return a module without content."""
+    return {f"store/{name}.py": '"""Rows."""\n'}
+
+
+FOUND: list[Case] = [
+    (STYLE, changed("Return the number", "The number"), "begins with 'The', not with a verb"),
+    (STYLE, changed("Return the number of", "Whether there are"), "begins with 'Whether'"),
+    (STYLE, changed("Return the number of rows", "Count rows"), "repeats the name"),
+    (STYLE, changed("A counter of", "What counts"), "begins with 'What', not with a noun"),
+    (STYLE, changed("Rows of the", "How rows of an"), "begins with 'How', not with a noun"),
+    (STYLE, changed("Return the number of rows", "Return what nobody counts"), "has 'nobody'"),
+    (STYLE, changed("rows: list", "told: list"), "write notified, reported instead of 'told'"),
+    *((STYLE, module(each), "does not name the content") for each in ("heard", "gone_through")),
+    *((STYLE, module(each), "does not name the content") for each in ("kept", "stating", "told")),
+    (STYLE, module("peers_again"), "does not name the content"),
+    (STYLE, {"store/o.py": OTHER}, "class 'RowCounter' is also defined in store/o.py"),
+    (STYLE, EXEMPT, "store/** is exempt from D401"),
+    (SIZE, {"store/rows.py": CLEAN + "\n" * 2}, "12 lines"),
+    (SIZE, changed("class", "class Other: ...\nclass"), "2 classes"),
+]
+UNUSABLE: list[Case] = [
+    *((main, {"store/rows.py": "def broken(:\n"}, "invalid syntax") for main in (STYLE, SIZE)),
+    (SIZE, {"tools/size_budget.toml": "[room"}, "tools/size_budget.toml"),
+    (SIZE, {"elsewhere.py": ""}, "elsewhere.py belongs to no room"),
+    *((STYLE, {each: None}, "") for each in ("tools/style.toml", "pyproject.toml")),
+]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("Return the number of", "The number of", "begins with 'The', not with a verb"),
-        ("Return the number of", "Whether there are", "begins with 'Whether'"),
-        ("Return the number of rows", "Count rows", "repeats the name"),
-        ("A counter of rows", "What counts rows", "begins with 'What', not with a noun"),
-        ("Rows of the example", "How rows are counted", "begins with 'How', not with a noun"),
-        ("Return the number of rows", "Return what nobody counts", "has 'nobody'"),
-        ("rows: list[int]", "told: list[int]", "write notified, reported instead of 'told'"),
-    ],
+    ("code", "case"), [*((1, each) for each in FOUND), *((2, each) for each in UNUSABLE)]
 )
-def test_a_docstring_or_name_against_the_rules_fails(
-    repository: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+def test_a_check_finds_what_breaks_a_rule_and_says_why_it_cannot_run(
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    case: Case,
 ) -> None:
-    assert check_style.main([], repository) == 0
-    plant(repository, CLEAN.replace(old, new))
-    assert check_style.main([], repository) == 1
+    main, planted, message = case
+    plant(repository, planted)
+    assert main([], repository) == code
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", ["heard", "gone_through", "kept", "stating", "told", "peers_again"]
-)
-def test_a_module_that_is_not_named_after_its_content_fails(
-    repository: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    plant(repository, '"""Rows."""\n', f"store/{name}.py")
-    assert check_style.main([], repository) == 1
-    assert "does not name the content" in capsys.readouterr().err
-
-
-def test_a_class_name_of_another_module_fails(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant(repository, 'class RowCounter:\n    """A counter."""\n', "store/other.py")
-    assert check_style.main([], repository) == 1
-    assert "class 'RowCounter' is also defined in store/other.py" in capsys.readouterr().err
-
-
-def test_a_folder_gets_no_exemption(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = '[tool.ruff.lint.extend-per-file-ignores]\n"store/**" = ["D401"]\n'
-    (repository / "pyproject.toml").write_text(table)
-    assert check_style.main([], repository) == 1
-    assert "store/** is exempt from D401" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (CLEAN + "\n" * 2, "12 lines"),
-        (CLEAN.replace("class", "class Other: ...\nclass"), "2 classes"),
-    ],
-)
-def test_a_room_above_its_ceiling_fails(
-    repository: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
-) -> None:
-    assert check_size.main([], repository) == 0
-    plant(repository, text)
-    assert check_size.main([], repository) == 1
-    assert message in capsys.readouterr().err
+def plant(repository: Path, files: Mapping[str, str | None]) -> None:
+    """Write files; None removes one."""
+    for name, text in files.items():
+        (repository / name).unlink() if text is None else (repository / name).write_text(text)
 
 
 def test_ceilings_of_size_only_fall(repository: Path) -> None:
@@ -119,36 +117,9 @@ def test_ceilings_of_size_only_fall(repository: Path) -> None:
     budget.write_text(BUDGET.format(lines=99))
     assert check_size.main(["--update"], repository) == 0
     assert "lines = 10\n" in budget.read_text()
-    plant(repository, CLEAN + "\n")
+    plant(repository, {"store/rows.py": CLEAN + "\n"})
     assert check_size.main(["--update"], repository) == 1
     assert "lines = 10\n" in budget.read_text()
-
-
-@pytest.mark.parametrize(
-    ("main", "planted", "message"),
-    [
-        (check_style.main, ("def broken(:\n", "store/rows.py"), "invalid syntax"),
-        (check_size.main, ("def broken(:\n", "store/rows.py"), "invalid syntax"),
-        (check_size.main, ("[room", "tools/size_budget.toml"), "tools/size_budget.toml"),
-        (check_size.main, ("", "elsewhere.py"), "elsewhere.py belongs to no room"),
-    ],
-)
-def test_a_check_that_cannot_run_fails_and_says_why(
-    repository: Path,
-    capsys: pytest.CaptureFixture[str],
-    main: Callable[[list[str], Path], int],
-    planted: tuple[str, str],
-    message: str,
-) -> None:
-    plant(repository, *planted)
-    assert main([], repository) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["tools/style.toml", "pyproject.toml"])
-def test_a_missing_file_of_a_check_fails(repository: Path, name: str) -> None:
-    (repository / name).unlink()
-    assert check_style.main([], repository) == 2
 
 
 def recorded(name: str, functions: int, **counts: int) -> ways.Way:

@@ -38,19 +38,6 @@ def test_the_defaults_are_those_of_the_contract(command_line: CommandLine) -> No
     assert (config.log_format, config.log_level) == (None, "info")
 
 
-def test_options_are_taken_from_flag_environment_and_file(
-    command_line: CommandLine, tmp_path: Path
-) -> None:
-    file = tmp_path / "node.toml"
-    file.write_text('max-calls = 3\n[run]\nmax-message-size = "1MiB"\n')
-    config = command_line.run(
-        *("--config", str(file), "--max-connections=12288"),
-        env={"STORENODE_MAX_STREAMS": "7", "STORENODE_MAX_CALLS": "4"},
-    )
-    assert (config.max_calls, config.max_streams, config.max_connections) == (4, 7, 12_288)
-    assert config.max_message_size == 1024 * 1024
-
-
 @pytest.mark.parametrize("option", REMOVED)
 def test_an_option_that_was_removed_says_what_replaced_it(
     command_line: CommandLine, option: str, tmp_path: Path

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.admission import Admitted, Verdict
-from store.domain.ports import HistoryEntry, QueryPage, SdsPage
+from store.domain.ports import HistoryEntry, SdsPage
 from store.domain.query import RequestError
 from store.domain.unread import Confirmation
 from store.messages.frames import presences, sds_stored_message
@@ -20,7 +20,7 @@ from store.serving.methods.decode import (
     decode_head,
     history_entries,
 )
-from store.serving.methods.encode import publish_response, query_page, sds_response
+from store.serving.methods.encode import publish_response, sds_response
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Refusal
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
@@ -34,8 +34,6 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.waku.store.v3.store_pb2 import (
     StoreQueryRequest,
-    StoreQueryResponse,
-    WakuMessageKeyValue,
 )
 
 
@@ -127,8 +125,6 @@ def test_a_large_request_that_cannot_be_read_is_refused(end: bytes) -> None:
 
 # Responses
 
-DIGEST = bytes(range(32))
-
 
 def digest(number: int) -> bytes:
     return message_hash("/p", b"", "/c", None, number + 1)
@@ -197,34 +193,13 @@ def test_results_are_those_that_protobuf_would_write(
     assert encoded == expected(request, stored, found).SerializeToString()
 
 
-def entries_of_field_20(frames: bytes, size: int) -> bytes:
-    return b"".join(
-        b"\xa2\x01" + frames[start + 1 : start + size] for start in range(0, len(frames), size)
-    )
-
-
-@given(st.text(max_size=30), st.lists(st.integers(0, 99), max_size=5), st.booleans())
-def test_a_page_of_a_query(request_id: str, numbers: list[int], more: bool) -> None:
-    hashes = [digest(number) for number in numbers]
-    entries = entries_of_field_20(presences(hashes), len(presences([DIGEST])))
-    page = QueryPage(entries, len(hashes), DIGEST if more else None)
-    response = StoreQueryResponse.FromString(query_page(request_id, page))
-    wanted = StoreQueryResponse(
-        request_id=request_id,
-        status_code=200,
-        status_desc="OK",
-        messages=[WakuMessageKeyValue(message_hash=one) for one in hashes],
-        pagination_cursor=DIGEST if more else None,
-    )
-    assert response == wanted
-
-
 def test_an_sds_page() -> None:
-    entry = sds_stored_message(b"id", DIGEST, presences([DIGEST]))
+    stored = digest(0)
+    entry = sds_stored_message(b"id", stored, presences([stored]))
     missing = (HistoryEntry(b"gone"), HistoryEntry(b"lost", b"hint"), HistoryEntry(b"x", b""))
     response = SdsMessagesPage.FromString(sds_response(SdsPage(entry, 1, missing, truncated=True)))
     assert [one.entry.message_id for one in response.messages] == ["id"]
-    assert response.messages[0].stored.message_hash == DIGEST
+    assert response.messages[0].stored.message_hash == stored
     assert [one.message_id for one in response.missing] == ["gone", "lost", "x"]
     assert [one.HasField("retrieval_hint") for one in response.missing] == [False, True, True]
     assert response.truncated

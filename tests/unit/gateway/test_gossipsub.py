@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway import gossipsub
@@ -119,76 +118,6 @@ def test_any_bytes_are_an_rpc_or_a_value_error(data: bytes) -> None:
 def test_rpcs_that_no_honest_peer_sends_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"RPC|utf-8|field topic"):
         parse_rpc(data)
-
-
-class Network:
-    """Routers that are connected, whose RPCs arrive in order after each step."""
-
-    def __init__(self, count: int, links: set[tuple[int, int]], seed: int) -> None:
-        self.now_s = 0.0
-        self.routers = {str(number): router(seed + number) for number in range(count)}
-        self.got: dict[str, Counter[bytes]] = {name: Counter() for name in self.routers}
-        self.cut: list[tuple[str, str]] = []
-        self.waiting: deque[tuple[str, str, bytes]] = deque()
-        for one, two in sorted(links):
-            self.carry(str(one), self.routers[str(one)].join(0, str(two), is_outbound=True))
-            self.carry(str(two), self.routers[str(two)].join(0, str(one), is_outbound=False))
-        self.settle()
-
-    def carry(self, name: str, effects: list[RouterEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case SendRpc(peer, rpc):
-                    self.waiting.append((name, peer, rpc))
-                case Arrived(peer, message):
-                    self.got[name][message.data] += 1
-                    self.carry(name, self.routers[name].accept(peer, message))
-                case Disconnect(peer):
-                    self.cut.append((name, peer))
-
-    def settle(self) -> None:
-        while self.waiting:
-            source, target, rpc = self.waiting.popleft()
-            self.carry(target, self.routers[target].receive(self.now_s, source, rpc))
-            self.routers[target].check()
-
-    def pass_time(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now_s += 1
-            for name, each in self.routers.items():
-                self.carry(name, each.heartbeat(self.now_s))
-                each.check()
-            self.settle()
-
-    def publish(self, name: str, data: bytes) -> None:
-        self.got[name][data] += 1
-        message = GossipMessage(ONE, data)
-        self.carry(name, self.routers[name].publish(self.now_s, message))
-        self.settle()
-
-
-LINKS: Final = st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=50)
-
-
-@settings(max_examples=25)
-@given(LINKS, st.integers(0, 2**16), st.integers(0, 100))
-def test_a_connected_network_receives_each_message_once(
-    extra: set[tuple[int, int]], seed: int, later_s: int
-) -> None:
-    count = 12
-    ring = {(number, number + 1) for number in range(count - 1)}
-    links = ring | {(min(pair), max(pair)) for pair in extra if pair[0] != pair[1]}
-    network = Network(count, links, seed)
-    network.pass_time(later_s)
-    for number in range(0, count, 5):
-        network.publish(str(number), b"said %d" % number + bytes(600 * (number % 2)))
-    network.pass_time(4)
-    for got in network.got.values():
-        assert got == Counter({b"said %d" % n + bytes(600 * (n % 2)): 1 for n in (0, 5, 10)})
-    assert network.cut == []
-    if later_s > QUIET_S:
-        assert all(each._mesh[ONE] for each in network.routers.values())
-        assert all(len(each._mesh[ONE]) <= MAX_MESH_PEERS + 12 for each in network.routers.values())
 
 
 def test_no_graft_is_sent_while_a_peer_may_remember_an_earlier_stream() -> None:

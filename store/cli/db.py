@@ -26,7 +26,6 @@ from store.db.buckets import resummarize
 from store.db.condition import Sizes, read_sizes
 from store.db.errors import SchemaError, sentence
 from store.db.maintainer import database_ns, newest_commit_ns
-from store.db.pool import complete_url
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed
 from store.db.retention import (
     PruneReport,
@@ -44,6 +43,8 @@ from store.domain.retention import Excess, Partition, Reading, RetentionClock, R
 from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
+from store.runtime.database import completed_url
+from store.runtime.errors import WrongConfigurationError, as_sentence
 from store.runtime.node_files import SeenFiles
 from store.runtime.policy import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time, safe
@@ -85,7 +86,7 @@ class Target:
         starts.
         """
         if self.database_url is not None:
-            yield _newest_first(_completed(self.database_url))
+            yield _newest_first(completed_url(self.database_url))
             return
         running = self._running(may_free=may_free)
         if running is not None:
@@ -163,7 +164,9 @@ def on_database(command: Callable[..., int]) -> Callable[..., int]:
         try:
             return command(Target(database_url, data_dir, as_json), **options)
         except (SchemaError, EmbeddedPostgresError) as error:
-            raise CliError(FAILED, _sentence(str(error))) from error
+            raise CliError(FAILED, as_sentence(error)) from error
+        except WrongConfigurationError as error:
+            raise CliError(error.exit_code, str(error)) from error
         except psycopg.Error as error:
             raise _database_error(error) from error
 
@@ -485,18 +488,6 @@ def resummarize_command(target: Target, first: int | None, end: int | None) -> i
     return OK
 
 
-def _completed(url: str) -> str:
-    try:
-        return complete_url(url)
-    except ValueError:
-        # What libpq says about it may repeat the password.
-        raise CliError(
-            USAGE,
-            "--database-url cannot be read as a connection string of libpq: write it as"
-            " postgresql://USER@HOST:PORT/DATABASE.",
-        ) from None
-
-
 def _newest_first(url: str) -> str:
     """Return the URL with the newest of several hosts that take writes as the first one."""
     if len(hosts_of(url)) == 1:
@@ -504,7 +495,7 @@ def _newest_first(url: str) -> str:
     guard = PrimaryGuard(None, lambda _name, _fields: None)
     choice = asyncio.run(guard.choose(url))
     if choice.refused and not choice.served:
-        raise CliError(FAILED, _sentence("; ".join(choice.refused.values())))
+        raise CliError(FAILED, as_sentence("; ".join(choice.refused.values())))
     return choice.url
 
 
@@ -516,10 +507,6 @@ def _database_error(error: psycopg.Error) -> CliError:
             " --database-url or --data-dir.",
         )
     return CliError(FAILED, f"The database refused ({sentence(error)}).")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _progress() -> Callable[[str, int], None]:
@@ -673,7 +660,7 @@ def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
     if rows:
         yield from _aligned([(*_HEAD, "WHY"), *rows], len(_HEAD) + 1)
     for problem in report.problems:
-        yield _sentence(problem)
+        yield as_sentence(problem)
     what = "would go" if dry_run else "went"
     yield (
         f"{len(report.dropped)} partitions {what}, {format_size(report.freed_bytes)} of"

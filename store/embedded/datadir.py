@@ -30,6 +30,8 @@ from store.embedded.process import (
     Launch,
     command_line,
     give_to_owner_of,
+    sync_directory,
+    write_private,
 )
 
 RESERVE_BYTES: Final = 64 * 1024 * 1024
@@ -180,13 +182,7 @@ class DataDir:
 
     def write_password(self, password: str) -> None:
         """Save the password for the owner's eyes only, whole or not at all."""
-        fd, name = tempfile.mkstemp(prefix="postgres.json-", dir=self.path)
-        with os.fdopen(fd, "w") as out:
-            give_to_owner_of(self.path, fd)
-            json.dump({"password": password}, out)
-            out.flush()
-            os.fsync(fd)
-        Path(name).replace(self._access_file)
+        write_private(self._access_file, json.dumps({"password": password}))
 
     def pid_file(self) -> PidFile | None:
         """Read postmaster.pid; None if there is none or it is half written."""
@@ -324,7 +320,7 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
         (staging / "cluster").rename(data.cluster)
-        _sync(data.path)
+        sync_directory(data.path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -378,11 +374,3 @@ def _run_sql(
         ):
             command += ["-c", setting]
         replace(launch, environment=variables).run([*command, "postgres"], stdin=sql)
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

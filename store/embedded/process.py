@@ -8,6 +8,7 @@ import pwd
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,6 +226,31 @@ class OutputPump:
                 out.write(chunk)
         except OSError:
             return
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file durably: after a crash it is the old one or the new one, and complete."""
+    fd, name = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w") as file:
+            give_to_owner_of(path.parent, fd)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Write the names in a directory to the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def give_to_owner_of(directory: Path, fd: int) -> None:

@@ -12,8 +12,8 @@ import logging
 import sys
 import threading
 import time
+from collections import Counter
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partialmethod
 from typing import Any, ClassVar, Final, TextIO
@@ -46,18 +46,10 @@ OTHER_KINDS = "other events"
 """The kind that stands for all beyond MAX_LOG_KINDS."""
 
 
-@dataclass(slots=True)
-class _Window:
-    started_s: float
-    passed: int = 0
-    suppressed: int = 0
-
-
 class FloodGate:
     """A count of events by kind: of each, so many pass per interval, and the rest is counted.
 
-    The count is written with the next event of that kind or by `drain`. Time is an argument.
-    ``total``: how many were suppressed since the start.
+    Time is an argument. ``total``: how many were suppressed since the start.
     """
 
     def __init__(
@@ -69,45 +61,29 @@ class FloodGate:
         self._burst = burst
         self._interval_s = interval_s
         self._max_kinds = max_kinds
-        self._windows: dict[str, _Window] = {}
+        self._counts = Counter[str]()
+        self._began_s = 0.0
         self.total = 0
 
-    def admit(self, kind: str, now_s: float) -> int | None:
-        """Return how many of this kind were suppressed before; None: suppress this one too."""
-        window = self._window(kind, now_s)
-        missed = 0
-        if now_s - window.started_s >= self._interval_s:
-            missed = window.suppressed
-            window.started_s, window.passed, window.suppressed = now_s, 0, 0
-        if window.passed >= self._burst:
-            window.suppressed += 1
-            self.total += 1
-            return None
-        window.passed += 1
-        return missed
-
-    def drain(self, now_s: float) -> list[tuple[str, int]]:
-        """Return the kinds whose interval is over with their counts, which are then forgotten."""
-        over = [
-            (kind, window)
-            for kind, window in self._windows.items()
-            if now_s - window.started_s >= self._interval_s
-        ]
-        for kind, _ in over:
-            del self._windows[kind]
-        return [(kind, window.suppressed) for kind, window in over if window.suppressed]
+    def admit(self, kind: str) -> bool:
+        """Return True if an event passes."""
+        if kind not in self._counts and len(self._counts) >= self._max_kinds:
+            kind = OTHER_KINDS
+        self._counts[kind] += 1
+        passes = self._counts[kind] <= self._burst
+        self.total += not passes
+        return passes
 
     def clear(self) -> None:
-        """Forget every kind and its count."""
-        self._windows.clear()
+        """Forget all counts."""
+        self._counts.clear()
 
-    def _window(self, kind: str, now_s: float) -> _Window:
-        window = self._windows.get(kind)
-        if window is None:
-            if len(self._windows) >= self._max_kinds:
-                kind = OTHER_KINDS
-            window = self._windows.setdefault(kind, _Window(now_s))
-        return window
+    def drain(self, now_s: float) -> list[tuple[str, int]]:
+        """Begin a new interval if the last one is over; return what that suppressed, by kind."""
+        if now_s - self._began_s < self._interval_s:
+            return []
+        counts, self._counts, self._began_s = self._counts, Counter[str](), now_s
+        return [(kind, n - self._burst) for kind, n in counts.items() if n > self._burst]
 
 
 _gate = FloodGate()
@@ -211,13 +187,10 @@ def _stop_floods(record: logging.LogRecord) -> bool:
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     if record.levelno < logging.WARNING:
         return True
-    fields: dict[str, object] | None = getattr(record, "fields", None)
-    kind = record.msg if fields is not None else f"{record.name}: {record.msg}"
+    write_suppressed()
+    kind = record.msg if hasattr(record, "fields") else f"{record.name}: {record.msg}"
     with _gate_lock:
-        missed = _gate.admit(kind[:MAX_LOG_TEXT_CHARS], time.monotonic())
-    if missed and fields is not None:
-        fields["suppressed"] = missed
-    return missed is not None
+        return _gate.admit(kind[:MAX_LOG_TEXT_CHARS])
 
 
 class _Json(logging.Formatter):

@@ -159,18 +159,19 @@ class Problems:
         # The values of metrics at earlier evaluations, as far as they changed.
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._since: dict[tuple[int, Labels], float] = {}
-        self._last: dict[tuple[int, Labels], Problem] = {}
-        self._ended: dict[tuple[int, Labels], Problem] = {}
+        self._shown: dict[tuple[int, Labels], Problem] = {}
 
     @property
     def ended(self) -> Sequence[Problem]:
         """The problems that are over."""
-        return sorted(self._ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
+        ended = (each for each in self._shown.values() if each.ended_s)
+        return sorted(ended, key=lambda each: -each.ended_s)[:MAX_ENDED]
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
         now_s = self._at_s = self._now_s()
         found: dict[tuple[int, Labels], Problem] = {}
+        ended: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(self._rules):
             for labels, value in self._present(rule).items():
@@ -184,12 +185,10 @@ class Problems:
                 if unready is not None and rule.gives_reason:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
-        for key in self._last.keys() - found.keys():
-            self._ended[key] = replace(self._last[key], ended_s=now_s)
-        for key, each in list(self._ended.items()):
-            if key in found or now_s - each.ended_s >= ENDED_S:
-                del self._ended[key]
-        self._since, self._last = since, found
+        for key, each in self._shown.items():
+            if key not in found and now_s - (each.ended_s or now_s) < ENDED_S:
+                ended[key] = replace(each, ended_s=each.ended_s or now_s)
+        self._since, self._shown = since, ended | found
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
 
     def _present(self, rule: Rule) -> Vector:

@@ -53,6 +53,22 @@ CONNECT_RETRY_MOST_S: Final = 2.0
 """Pauses between attempts to reach the database at the start."""
 
 
+def completed_url(url: str, *, read_only: bool = False) -> str:
+    """Return a URL of libpq with what a node sets in it.
+
+    Raises:
+        WrongConfigurationError: It cannot be read.
+    """
+    try:
+        return complete_url(url, read_only=read_only)
+    except ValueError:
+        # What libpq says about it may repeat the password.
+        raise WrongConfigurationError(
+            "--database-url cannot be read as a connection string of libpq: write it as"
+            " postgresql://USER@HOST:PORT/DATABASE."
+        ) from None
+
+
 def external_host(config: NodeConfig, on_hosts: GuardEvent) -> ExternalHost:
     """Return the Postgres of ``--database-url``; a guard chooses among its hosts."""
     seen = SeenFiles(config.data_dir)
@@ -84,7 +100,7 @@ class ExternalHost:
             UnreachableError: No connection in time.
             NodeFailedError: The schema is missing, too old or too new, or the directory is in use.
         """
-        self._check_url()
+        self.url()
         try:
             self._data.prepare()
             self._data.lock()
@@ -92,25 +108,20 @@ class ExternalHost:
             raise NodeFailedError(str(error)) from error
         return await self.reach(wait=True)
 
-    def _check_url(self) -> None:
-        try:
-            self.url()
-        except ValueError:
-            # What libpq says about it may repeat the password.
-            raise WrongConfigurationError(
-                "--database-url cannot be read as a connection string of libpq: write it as"
-                " postgresql://USER@HOST:PORT/DATABASE."
-            ) from None
-        if self._read_only and _host_count(self._url) > 1:
+    def url(self) -> str:
+        """Return the URL with all its hosts.
+
+        Raises:
+            WrongConfigurationError: It cannot be read, or is not for a node that only reads.
+        """
+        url = completed_url(self._url, read_only=self._read_only)
+        if self._read_only and len(hosts_of(self._url)) > 1:
             # Each stands at another place of the history: readers would go back and forth in it.
             raise WrongConfigurationError(
                 "--database-url names several hosts and --read-only is given: name one"
                 " Postgres, and run a node for each."
             )
-
-    def url(self) -> str:
-        """Return the URL with all its hosts."""
-        return complete_url(self._url, read_only=self._read_only)
+        return url
 
     async def stop(self) -> None:
         """Release the data directory."""
@@ -122,7 +133,6 @@ class ExternalHost:
         Raises:
             WrongConfigurationError, UnreachableError, NodeFailedError: As `start`.
         """
-        self._check_url()
         url = self.url()
         deadline_s = time.monotonic() + (self._patience_s if wait else 0)
         backoff = Backoff(CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S)
@@ -151,13 +161,6 @@ class ExternalHost:
         if choice.refused and not choice.served:
             raise HostRefusedError("; ".join(choice.refused.values()))
         return choice.url
-
-
-def _host_count(url: str) -> int:
-    try:
-        return len(hosts_of(url))
-    except psycopg.ProgrammingError:
-        return 0
 
 
 def _unreachable(url: str, reason: str) -> str:

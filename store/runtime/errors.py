@@ -26,7 +26,7 @@ def ended(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def as_sentence(error: Exception) -> str:
+def as_sentence(error: Exception | str) -> str:
     """Return the text of an error with a capital letter and the mark that ends a sentence."""
     text = str(error)
     return ended(text[:1].upper() + text[1:])

@@ -16,8 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 from prometheus_client import Gauge
@@ -49,31 +48,18 @@ POOL_ATTEMPTS: Final = 5
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseHealth:
-    """The result of one check: why the database does not answer, for the log; None if it does.
+class Outage(NamedTuple):
+    """An outage of the database: its cause, for the log, and a sentence for operators and callers.
 
-    ``failure``: what that means for callers.
+    ``sentence``: None where it says no more than that the database does not answer.
     """
 
-    away: str | None = None
-    failure: Failure | None = None
-
-    @property
-    def is_up(self) -> bool:
-        """True if the database answers."""
-        return self.away is None
-
-    @property
-    def reason(self) -> str | None:
-        """A sentence for operators and callers; None if nothing is wrong."""
-        if self.failure is not None and self.failure is not UNREACHABLE:
-            return self.failure.sentence
-        return None if self.is_up else "the database does not answer"
+    cause: str
+    sentence: str | None = None
 
 
 class DatabaseMonitor:
-    """A periodic check of the database; ``on_change`` gets the health when it has changed.
+    """A periodic check of the database; ``on_change`` gets the outage, or None at its end.
 
     It keeps `Database.connect_failure` up to date. ``read_only``: a standby will do. ``on_time``
     gets a name, the database's clock, and how long ago it showed it, in nanoseconds.
@@ -82,7 +68,7 @@ class DatabaseMonitor:
     def __init__(
         self,
         database: Database,
-        on_change: Callable[[DatabaseHealth], None],
+        on_change: Callable[[Outage | None], None],
         *,
         read_only: bool = False,
         on_time: Callable[[str, int, int], None] | None = None,
@@ -93,7 +79,7 @@ class DatabaseMonitor:
         self._on_time = on_time
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
-        self._health = DatabaseHealth()
+        self._outage: Outage | None = None
         self._away_since_s = 0.0
         self._logged_reason: str | None = None
         self._log_next_s = REASON_REST_S
@@ -111,7 +97,7 @@ class DatabaseMonitor:
         By checks alone a server that is back soon would seem never to have been away.
         """
         self._losses += 1
-        self._change(DatabaseHealth(away=reason))
+        self._change(Outage(reason))
         self.check_now()
 
     async def run(self) -> None:
@@ -119,13 +105,11 @@ class DatabaseMonitor:
         try:
             while True:
                 losses = self._losses
-                health = await self.check()
-                if health.is_up and losses != self._losses:
+                outage = await self.check()
+                if outage is None and losses != self._losses:
                     continue  # perhaps the last answer of the server that has gone
-                self._change(health)
-                interval_s = (
-                    HEALTHY_CHECK_INTERVAL_S if health.is_up else UNHEALTHY_CHECK_INTERVAL_S
-                )
+                self._change(outage)
+                interval_s = UNHEALTHY_CHECK_INTERVAL_S if outage else HEALTHY_CHECK_INTERVAL_S
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError), self._watched():
                     async with asyncio.timeout(interval_s):
@@ -147,38 +131,40 @@ class DatabaseMonitor:
         finally:
             loop.remove_reader(descriptor)
 
-    async def check(self) -> DatabaseHealth:
-        """Return the health of the database.
+    async def check(self) -> Outage | None:
+        """Return the outage of the database; None if it answers.
 
         A connection that broke since the last check says nothing about now: a server that
         restarted quickly answers a new one.
         """
         is_old = self._connection is not None
-        health = await self._check_once()
-        return await self._check_once() if is_old and not health.is_up else health
+        outage = await self._check_once()
+        return await self._check_once() if is_old and outage else outage
 
-    async def _check_once(self) -> DatabaseHealth:
+    async def _check_once(self) -> Outage | None:
         connect_error: Exception | None = None
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 connect_error = await self._connect()
             if self._connection is not None:
-                health = await self._ask(self._connection)
-                if health.is_up and connect_error is None:
+                outage = await self._ask(self._connection)
+                if outage is None and connect_error is None:
                     connect_error = await self._try_connection()
             else:
-                health = await self._ask_on_a_pool()
+                outage = await self._ask_on_a_pool()
         except TimeoutError:
-            health = DatabaseHealth(f"no answer within {CHECK_TIMEOUT_S:g} s")
+            outage = Outage(f"no answer within {CHECK_TIMEOUT_S:g} s")
         except (psycopg.Error, OSError) as error:
             # What a lent connection broke of is less than why no other can be made.
-            health = _outage(connect_error or error)
-        if not health.is_up:
+            failure = find_failure(cause := connect_error or error)
+            is_named = failure is not None and failure is not UNREACHABLE
+            outage = Outage(sentence(cause), failure.sentence if failure and is_named else None)
+        if outage is not None:
             await self._disconnect()
-        self._set_connect_failure(connect_error if health.is_up else None)
-        return health
+        self._set_connect_failure(None if outage else connect_error)
+        return outage
 
-    async def _ask_on_a_pool(self) -> DatabaseHealth:
+    async def _ask_on_a_pool(self) -> Outage | None:
         """Check on a connection that is lent; wait for one while there are any."""
         attempts = POOL_ATTEMPTS
         while True:
@@ -193,13 +179,13 @@ class DatabaseMonitor:
                 if not attempts or not any(each.size for each in self._database.pools):
                     raise
 
-    async def _ask(self, connection: Connection) -> DatabaseHealth:
+    async def _ask(self, connection: Connection) -> Outage | None:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             asked_ns = time.monotonic_ns()
             ((is_standby, time_ns),) = await fetch_rows(connection, _ASK)
         if self._on_time is not None:
             self._on_time("database", time_ns, (time.monotonic_ns() - asked_ns) // 2)
-        return DatabaseHealth("it is a standby" if is_standby and not self._read_only else None)
+        return Outage("it is a standby") if is_standby and not self._read_only else None
 
     async def _connect(self) -> Exception | None:
         """Open a connection of its own; return why none can be made, else None."""
@@ -229,23 +215,23 @@ class DatabaseMonitor:
             _LOG.warning("database_connection_failed", reason=sentence(error))
         self._database.connect_failure = None if error is None else find_failure(error)
 
-    def _change(self, health: DatabaseHealth) -> None:
-        before, self._health = self._health, health
-        if not health.is_up and not before.is_up:
-            self._log_another_reason(health.away)
-        elif not health.is_up:
+    def _change(self, outage: Outage | None) -> None:
+        before, self._outage = self._outage, outage
+        if outage and before:
+            self._log_another_reason(outage.cause)
+        elif outage:
             self._away_since_s, self._log_next_s = time.monotonic(), REASON_REST_S
             self._failed_before = self._database.failed_connections
-            self._logged_reason = health.away
-            _LOG.warning("database_away", reason=health.away)
-        elif not before.is_up:
+            self._logged_reason = outage.cause
+            _LOG.warning("database_away", reason=outage.cause)
+        elif before:
             failed = self._database.failed_connections - self._failed_before
             away_s = round(time.monotonic() - self._away_since_s, 1)
             _LOG.info("database_back", away_s=away_s, failed_connections=failed)
-        if (health.is_up, health.reason) != (before.is_up, before.reason):
-            self._on_change(health)
+        if (outage and outage.sentence, not outage) != (before and before.sentence, not before):
+            self._on_change(outage)
 
-    def _log_another_reason(self, reason: str | None) -> None:
+    def _log_another_reason(self, reason: str) -> None:
         """Log that it is away for another reason, as in a failover; ever less often."""
         away_s = time.monotonic() - self._away_since_s
         if reason == self._logged_reason or away_s < self._log_next_s:
@@ -258,10 +244,6 @@ class DatabaseMonitor:
         if connection is not None:
             with contextlib.suppress(psycopg.Error, OSError):
                 await connection.close()
-
-
-def _outage(error: Exception) -> DatabaseHealth:
-    return DatabaseHealth(sentence(error), find_failure(error))
 
 
 CANARY_INTERVAL_S: Final = 10.0

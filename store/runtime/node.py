@@ -64,7 +64,7 @@ from store.runtime.embedded_host import EmbeddedHost
 from store.runtime.errors import NodeFailedError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
-from store.runtime.monitor import DatabaseHealth, DatabaseMonitor, WriteCanary
+from store.runtime.monitor import DatabaseMonitor, Outage, WriteCanary
 from store.runtime.node_files import kept_node_id
 from store.runtime.peer_states import PeerStates
 from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, client_limits
@@ -597,12 +597,12 @@ class NodeRuntime:
         for listener in self._commit_listeners:
             listener.lost()
 
-    def _database_changed(self, health: DatabaseHealth) -> None:
-        is_up = health.is_up
+    def _database_changed(self, outage: Outage | None) -> None:
+        is_up = outage is None
         if is_up != total(self.metrics.database_up):
             self.metrics.database_up.set(int(is_up))
             self.metrics.database_events.labels("back" if is_up else "away").inc()
-        self.health.set(Obstacle.DATABASE, not is_up, health.reason)
+        self.health.set(Obstacle.DATABASE, not is_up, outage and outage.sentence)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.

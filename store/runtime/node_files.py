@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
 from store.db.primary import SeenState
+from store.embedded.process import write_private
 from store.runtime.errors import WrongConfigurationError
 
 NODE_ID_FILE: Final = "node-id"
@@ -50,25 +49,6 @@ def _checked(path: Path, text: str) -> str:
             " to get a new one."
         )
     return text
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file durably: after a crash it is the old one or the new one, and complete."""
-    fd, name = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 MAX_FILE_BYTES: Final = 512

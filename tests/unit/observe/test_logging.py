@@ -138,19 +138,19 @@ def test_the_default_is_standard_error() -> None:
 
 def test_kinds_beyond_the_bound_share_a_count() -> None:
     gate = FloodGate(burst=1, interval_s=10, max_kinds=2)
-    admitted = [gate.admit(kind, 0) for kind in ("a", "b", "c", "d", "e")]
-    assert admitted == [0, 0, 0, None, None]
+    admitted = [gate.admit(kind) for kind in ("a", "b", "c", "d", "e")]
+    assert admitted == [True, True, True, False, False]
     assert gate.drain(10) == [(OTHER_KINDS, 2)]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=200))
 def test_every_event_is_either_passed_or_counted(events: list[tuple[str, int]]) -> None:
     gate = FloodGate(burst=3, interval_s=4, max_kinds=2)
-    now_s, passed, counted = 0.0, 0, Counter[str]()
+    now_s, passed, counted = 0.0, Counter[str](), 0
     for kind, pause_s in events:
         now_s += pause_s
-        missed = gate.admit(kind, now_s)
-        passed += missed is not None
-        counted["with the next"] += missed or 0
-    counted["drained"] = sum(count for _, count in gate.drain(now_s + 4))
-    assert passed + counted.total() == len(events)
+        counted += sum(count for _, count in gate.drain(now_s))
+        passed[kind] += gate.admit(kind)
+    counted += sum(count for _, count in gate.drain(now_s + 4))
+    assert passed.total() + counted == len(events)
+    assert counted == gate.total

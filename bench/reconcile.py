@@ -33,7 +33,7 @@ from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, unifor
 from bench.support import report
 from reconcile import kernel
 from reconcile.ids import SyncIds
-from reconcile.index import Index, IndexView
+from reconcile.index import Index, IndexView, MemoryView
 from reconcile.session import Result
 from tests.support.reconcile_pair import Node, initiator, join, responder
 
@@ -64,7 +64,8 @@ class Cost:
 
 def run_ours(sets: Pair, views: tuple[IndexView, IndexView]) -> tuple[float, Node, Node]:
     """Return the processor seconds of one session, which is checked, and its sides."""
-    first, second = initiator(views[0], shards=(0,)), responder(views[1], shards=(0,))
+    own, other = map(MemoryView, views)
+    first, second = initiator(own, shards=(0,)), responder(other, shards=(0,))
     first.checks = second.checks = False
     start = time.process_time()
     join(first, second)
@@ -138,7 +139,6 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     if program is not None and reference is not None:
         again = theirs(program, directory, sets)
         reference = min(reference, again, key=lambda cost: cost.cpu_s[0])
-    plain = 40 * (len(sets.ours) + len(sets.theirs))
     figures: dict[str, object] = {
         "benchmark": "reconcile",
         "case": case.name,
@@ -151,7 +151,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
         "bytes_in": mine.sent[1],
         "messages_out": mine.messages[0],
         "messages_in": mine.messages[1],
-        "plain_bytes": plain,
+        "plain_bytes": 40 * (len(sets.ours) + len(sets.theirs)),
     }
     if HAS_KERNEL:
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]

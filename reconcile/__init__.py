@@ -2,13 +2,14 @@
 
 What other rooms import, by module:
 
-- `reconcile.session`: `ReconcileSession`, one side of one reconciliation, whose computations ask a
-  view (`advance`); `PayloadFrame`, `SessionStep`, `Result`, `Role`, `SessionConfig`.
+- `reconcile.session`: `ReconcileSession`, one side of one reconciliation, whose computations read a
+  view; `PayloadFrame`, `SessionStep`, `Result`, `Role`, `SessionConfig`.
 - `reconcile.compact`: the compact mode, which needs the kernel.
-- `reconcile.view`: the reads of a session (`ViewRead`, `Spans`) and their answers (`ViewAnswer`,
-  `Items`, `Measured`, `SpanParts`, `Probed`).
+- `reconcile.view`: `View`, the seam of storage; `Spans`, and what is read of them (`Measured`,
+  `SpanParts`, `Items`, `Probed`).
 - `reconcile.index`: `Index` and `IndexView`, SyncIDs in memory.
-- `reconcile.summaries`: `SummaryView`, counts and XORs of slices of time, and IDs where needed.
+- `reconcile.summaries`: `SummaryView`, a view of an index, or of counts and XORs of slices of time
+  and IDs where needed; `proceed` runs what reads it.
 - `reconcile.lattice`: `LatticeSum`, a set of hashes as a sum that cannot be forged.
 - `reconcile.codec`: `decode`, `encode`, `Payload`, `Ranges`, `RangeKind`.
 - `reconcile.ids`, `reconcile.errors`, `reconcile.limits`, `reconcile.kernel`.

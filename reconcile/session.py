@@ -12,15 +12,15 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 - A peer is trusted only for its own items: counts are reported, never used, and an ID is to be
   sent only if it was read from the view.
 
-`ReconcileSession.begin` and `receive` are computations that ask a view on their way (`advance`).
-Each ends in a step: a frame to send, the result, or both; after the result there is nothing more.
+`ReconcileSession.begin` and `receive` are computations that read a view, which may have to load IDs
+meanwhile (`reconcile.summaries.summary.proceed`). Each ends in a step: a frame to send, the result,
+or both; after the result there is nothing more.
 The driver limits the time. A payload that is malformed or beyond a limit raises, and the session
 has then no result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -43,7 +43,7 @@ from reconcile.codec import (
 from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Spans, ViewAnswer, ViewRead, no_fingerprints
+from reconcile.view import Loading, Spans, View, no_fingerprints
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
@@ -132,20 +132,6 @@ class SessionStep:
     result: Result | None = None
 
 
-SessionWork = Generator[ViewRead, ViewAnswer, SessionStep]
-"""A computation that asks the view on its way."""
-
-
-def advance(work: SessionWork, answer: ViewAnswer | None = None) -> ViewRead | SessionStep:
-    """Begin a computation, or resume it with an answer; return its next read, or its step."""
-    try:
-        # The first step of a generator takes None.
-        return work.send(answer)  # type: ignore[arg-type]
-    except StopIteration as ended:
-        step: SessionStep = ended.value
-        return step
-
-
 class ReconcileSession:
     """A side of one reconciliation; fixed view, strictly one computation at a time.
 
@@ -184,7 +170,7 @@ class ReconcileSession:
         self._to_receive.check()
         assert len(self._to_send) + len(self._to_receive) <= self._config.limits.max_differences
 
-    def begin(self) -> SessionWork:
+    def begin(self, view: View) -> Loading[SessionStep]:
         """Send the initiator's first payload.
 
         It has a Skip up to the window, and a fingerprint over each of its parts.
@@ -199,9 +185,7 @@ class ReconcileSession:
         ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
         parts = (reach(start, end) for start, end in zip([lower, *ends], ends, strict=False))
         bounds = SyncIds.of_bounds([lower, *(bound for part in parts for bound in part)])
-        answer = yield ViewRead(measure=Spans(bounds[:-1], bounds[1:]))
-        measured = answer.measured
-        assert measured is not None
+        measured = yield from view.measure(Spans(bounds[:-1], bounds[1:]))
         self._own_count = int(measured.counts.sum())
         self._large = self._own_count >= config.tuning.large_count
         kinds = [RangeKind.SKIP] * len(skips) + [RangeKind.FINGERPRINT] * len(measured.counts)
@@ -213,8 +197,8 @@ class ReconcileSession:
         ranges = Ranges.plain(ends_at, np.array(kinds, np.uint8), prints)
         return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
 
-    def receive(self, given: PayloadFrame) -> SessionWork:
-        """Read a frame of the peer, and compute the answer.
+    def receive(self, given: PayloadFrame, view: View) -> Loading[SessionStep]:
+        """Read a frame of the peer, and compute the answer from the view.
 
         Raises:
             MalformedPayloadError: its payload is not what the specification says.
@@ -225,30 +209,31 @@ class ReconcileSession:
             self._peer_count = given.count
         if self._role is Role.RESPONDER:
             self._count_round()
-        reply = yield from self._direct(given)
-        return (yield from self._by_turn(given)) if reply is None else self._replied(reply)
+        reply = self._direct(given, view)
+        return (yield from self._by_turn(given, view)) if reply is None else self._replied(reply)
 
-    def _direct(self, given: PayloadFrame) -> Generator[ViewRead, ViewAnswer, Reply | None]:
+    def _direct(self, given: PayloadFrame, view: View) -> Reply | None:
         """Return the reply by compiled code; None: a turn has to find it."""
-        territory, payload = self._territory, given.payload
+        territory, payload, memory = self._territory, given.payload, view.memory
         lower, upper = territory or (self._config.horizon, (MAX_TIMESTAMP_NS, LOWEST[1]))
         limits = self._config.limits.payload
         usual = kernel.compiled is not None and self._usual and not given.refusal
         usual = usual and not self._truncated and lower[1] == upper[1] == LOWEST[1]
         usual = usual and len(self._head) < len(payload) <= limits.max_payload_bytes
         usual = usual and len(self._config.shards) <= limits.max_shards
-        if not (usual and payload.startswith(self._head)):
+        if memory is None or not (usual and payload.startswith(self._head)):
             return None
         direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
-        found = (yield ViewRead(direct=direct)).direct
+        found = direct.answer(memory[0].rows.handle, memory[1][0])
         if found is None:
             self._usual = False
             return None
+        reply, asked = found
         if territory is None:
-            self._territory = max(found.asked[0], self._config.horizon), found.asked[1]
-        return found.reply
+            self._territory = max(asked[0], self._config.horizon), asked[1]
+        return reply
 
-    def _by_turn(self, given: PayloadFrame) -> SessionWork:
+    def _by_turn(self, given: PayloadFrame, view: View) -> Loading[SessionStep]:
         """Compute the answer to any payload from any view, step by step."""
         payload = decode(given.payload, self._config.limits.payload)
         mismatch = self._mismatch(payload) if len(given.payload) > 1 else ""
@@ -263,7 +248,7 @@ class ReconcileSession:
             return SessionStep(self._send(b""), self._end())
         limits = self._config.limits
         asked = questions(payload.ranges, self._territory, limits.max_cut_ranges)
-        return self._replied((yield from Turn(asked, self._rules()).run()))
+        return self._replied((yield from Turn(asked, self._rules(), view).run()))
 
     def _replied(self, reply: Reply) -> SessionStep:
         self._record(reply)

@@ -1,14 +1,16 @@
-"""The reads of a session, and the seam of storage that answers them.
+"""The seam between a reconciliation and the storage of its IDs.
 
-A session never touches storage. It emits one ``ViewRead`` per payload, a batch of questions about
-many spans, and a view answers: the index in memory (`reconcile.index.IndexView`), or summaries in a
-database (`reconcile.summaries.summary.SummaryView`), which load what they lack. A view is fixed: an
+A session reads counts, fingerprints, bounds and IDs of spans from a view. A view is fixed: an
 answer never changes while it is open (WAKU-SYNC, "Responding to a RangesData payload", where each
-range is compared with one local range).
+range is compared with one local range). `reconcile.summaries.summary.SummaryView` has an index in
+memory, summaries in a database, or both.
 """
 
+from __future__ import annotations
+
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,8 @@ from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, less
 from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
-    from reconcile.algorithm.direct import Direct, DirectReply
+    from reconcile.index import IndexView
+    from reconcile.summaries.buckets import TimeBuckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Spans:
 
     lower: SyncIds
     upper: SyncIds
-    origin: "Spans | None" = field(default=None, repr=False, compare=False)
+    origin: Spans | None = field(default=None, repr=False, compare=False)
     chosen: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
         default_factory=dict, repr=False, compare=False
@@ -44,7 +47,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.lower)
 
-    def __getitem__(self, selection: slice | NDArray[np.int64] | NDArray[np.bool_]) -> "Spans":
+    def __getitem__(self, selection: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Spans:
         """Select spans by a slice, an ascending index array or a mask."""
         if isinstance(selection, slice):
             return Spans(self.lower[selection], self.upper[selection])
@@ -55,12 +58,12 @@ class Spans:
         return Spans(lower, upper, self.origin, self.chosen.take(at))
 
     @classmethod
-    def empty(cls) -> "Spans":
+    def empty(cls) -> Spans:
         """Return no spans."""
         return cls(SyncIds.empty(), SyncIds.empty())
 
     @classmethod
-    def of(cls, pairs: list[tuple[SyncId, SyncId]]) -> "Spans":
+    def of(cls, pairs: list[tuple[SyncId, SyncId]]) -> Spans:
         """Return the spans of (lower, upper) pairs, in this order."""
         return cls(
             SyncIds.of(lower for lower, _ in pairs),
@@ -80,34 +83,6 @@ class Spans:
         assert len(self.lower) == len(self.upper)
         assert bool(np.all(less(self.lower, self.upper)))
         assert not bool(np.any(less(self.lower[1:], self.upper[:-1])))
-
-
-@dataclass(frozen=True, slots=True)
-class ViewRead:
-    """A batch of questions; each is answered independently of the others.
-
-    Attributes:
-        measure: how many IDs are in each span, and their fingerprint?
-        split: bounds that cut each span into about so many parts of about equal counts,
-            ``(n,)``; a number below 1 counts as 1.
-        items: which IDs are in each span?
-        probe: is there exactly one ID in span i whose hash is row i of ``(n, 4)``?
-        direct: what is the answer to all of a payload? It is asked alone, and a view answers if
-            an index in memory has all of it.
-    """
-
-    measure: Spans | None = None
-    split: tuple[Spans, NDArray[np.int64]] | None = None
-    items: Spans | None = None
-    probe: tuple[Spans, NDArray[np.uint64]] | None = None
-    direct: "Direct | None" = None
-
-    @property
-    def asks(self) -> bool:
-        """True if there is any question in it."""
-        if self.measure is not None or self.split is not None:
-            return True
-        return self.items is not None or self.probe is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +160,81 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewAnswer:
-    """The answer to a ``ViewRead``; None where it did not ask, or has to ask otherwise."""
+class NeedBuckets:
+    """The buckets of one length inside some longer ones, as `TimeBuckets`.
 
-    measured: Measured | None = None
-    parts: SpanParts | None = None
-    items: Items | None = None
-    probed: Probed | None = None
-    direct: "DirectReply | None" = None
+    Attributes:
+        length_ns: the length of the wanted ones.
+        parents: ``(n,)``, starts of the longer ones, ascending.
+        parent_ns: the length of these.
+    """
+
+    length_ns: int
+    parents: NDArray[np.int64]
+    parent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedIds:
+    """The IDs in some spans, ascending, at most ``limit`` of them, as `SyncIds`.
+
+    Exactly ``limit`` IDs mean that there may be more. ``contents``: with their digests.
+    """
+
+    spans: Spans
+    limit: int
+    contents: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NeedHashes:
+    """The IDs, in any order, that have one of some hashes, ``(n, 32)``, as `SyncIds`."""
+
+    hashes: NDArray[np.uint8]
+
+
+Needs: TypeAlias = NeedBuckets | NeedIds | NeedHashes
+Loaded: TypeAlias = "TimeBuckets | SyncIds"
+_Result = TypeVar("_Result")
+Loading: TypeAlias = Generator[Needs, Loaded, _Result]
+"""A computation that asks for what it needs on its way."""
+
+
+def proceed(work: Loading[_Result], loaded: Loaded | None = None) -> Needs | _Result:
+    """Resume with what was loaded, or begin; return the next needs, or the result.
+
+    Raises:
+        SummaryMismatchError: what was loaded contradicts what was loaded before.
+    """
+    try:
+        # The first step of a generator takes None.
+        return work.send(loaded)  # type: ignore[arg-type]
+    except StopIteration as ended:
+        result: _Result = ended.value
+        return result
 
 
 class View(Protocol):
-    """A fixed, ordered set of IDs that answers reads."""
+    """A fixed, ordered set of IDs.
 
-    def answer(self, read: ViewRead) -> ViewAnswer:
-        """Return the answer to a batch of questions."""
+    Each method is a generator that yields what must be loaded from storage, and returns the answer.
+    """
+
+    @property
+    def memory(self) -> tuple[IndexView, SyncId] | None:
+        """An index, and the bound from which on it has every ID; None: there is none."""
+
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Return counts and fingerprints of spans."""
+
+    def split(self, spans: Spans, wanted: NDArray[np.int64]) -> Loading[SpanParts]:
+        """Cut each span into about so many parts of about equal counts; below 1 counts as 1."""
+
+    def items(self, spans: Spans) -> Loading[Items]:
+        """Return the IDs in spans."""
+
+    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        """Find the spans that have exactly one ID with the hash that is looked for in them."""
 
 
 def no_fingerprints(count: int) -> NDArray[np.uint64]:

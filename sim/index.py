@@ -10,9 +10,8 @@ from typing import Final
 
 from reconcile.ids import END, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.summary import Loaded, Needs, SummaryView
-from reconcile.view import Spans
-from reconcile.view import ViewRead as Read
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Loaded, Needs, Spans
 from sim.database import DatabaseUnavailableError
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
@@ -196,7 +195,5 @@ def _shown(view: StoredView, lower: SyncId, upper: SyncId) -> list[SyncId]:
     start = max(lower, floor)
     if view._hot is not None and start < upper:
         spans = Spans.of([(start, min(upper, END))])
-        items = view._hot.view.answer(Read(items=spans)).items
-        assert items is not None
-        shown += items.ids.pairs()
+        shown += view._hot.view.items(spans).ids.pairs()
     return shown

@@ -10,7 +10,7 @@ import numpy as np
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets as Buckets
-from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
 from store.domain.view import Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES

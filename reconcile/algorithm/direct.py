@@ -23,22 +23,10 @@ from reconcile.algorithm.plan import (
     likeliest,
     tables,
 )
+from reconcile.algorithm.questions import Territory
 from reconcile.algorithm.turn import Reply, Rules
-from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds
+from reconcile.ids import HASH_DTYPE, LOWEST, SyncIds
 from storenode.message.limits import HASH_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class DirectReply:
-    """The answer of the kernel to a payload.
-
-    Attributes:
-        reply: the answer, and the differences.
-        asked: the bounds that were asked about, before they were cut to the territory.
-    """
-
-    reply: Reply
-    asked: tuple[SyncId, SyncId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +36,24 @@ class Direct:
     Attributes:
         data: the payload.
         head: how many bytes are in front of its ranges; the answer has the same there.
-        lower: the lower bound of the session, at the beginning of a nanosecond.
-        upper: the upper bound, likewise.
+        lower_ns: the lower bound of the session, at the beginning of a nanosecond.
+        upper_ns: the upper bound, likewise.
         rules: the rules of the turn.
     """
 
     data: bytes
     head: int
-    lower: int
-    upper: int
+    lower_ns: int
+    upper_ns: int
     rules: Rules
 
-    def answer(self, index: kernel.RowsHandle, start_ns: int) -> DirectReply | None:
-        """Compute the answer from an index that has everything from a time on; None: use a turn."""
+    def answer(self, index: kernel.RowsHandle, start_ns: int) -> tuple[Reply, Territory] | None:
+        """Compute the answer from an index that has everything from a time on.
+
+        Returns:
+            The reply, and the bounds that were asked about, before they were cut to those of the
+            session; None: the case is left to a turn.
+        """
         own, limits = kernel.compiled, self.rules.limits.payload
         if own is None:
             return None
@@ -70,18 +63,17 @@ class Direct:
                 limits.max_elements,
                 limits.max_payload_bytes,
                 max(0, self.rules.differences_left),
-                self.lower,
-                self.upper,
+                self.lower_ns,
+                self.upper_ns,
                 start_ns,
             ]
         )
         said = own.reply(index, self.data, self.head, numbers, self._plan)
         if said is None:
             return None
-        payload, own_count, lower, upper, *found = said
-        to_send, to_receive = _ids(*found[:2]), _ids(*found[2:])
-        reply = Reply(payload, [to_send], [to_receive], False, own_count)
-        return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])))
+        payload, own_count, lower_ns, upper_ns, *found = said
+        reply = Reply(payload, [_ids(*found[:2])], [_ids(*found[2:])], False, own_count)
+        return reply, ((lower_ns, LOWEST[1]), (upper_ns, LOWEST[1]))
 
     def _plan(self, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
         """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""

@@ -1,6 +1,6 @@
 """The turn of a session: from the questions of a received payload to the answer.
 
-A turn reads in up to four steps, each a batch:
+A turn reads in up to four steps, each of them for many ranges at once:
 
 1. count and fingerprint of every range that was asked about;
 2. the items of the sets, and, where a fingerprint differs, whether one ID of ours is all the
@@ -16,11 +16,9 @@ and they come back with the next payload. A first question that is too large by 
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reconcile.algorithm.answer import (
     GAUGE_PARTS,
@@ -44,7 +42,7 @@ from reconcile.codec import Payload, encode
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncIds, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
-from reconcile.view import Items, Measured, SpanParts, Spans, ViewAnswer, ViewRead, no_fingerprints
+from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
 
 FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""
@@ -109,7 +107,6 @@ class _Named:
 _NO_INTS = np.empty(0, np.int64)
 _NO_BOOLS = np.empty(0, np.bool_)
 _NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
-_NO_ANSWER = ViewAnswer()
 _NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty())
 _NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
 
@@ -147,16 +144,17 @@ class _Draft:
 class Turn:
     """The work of one turn."""
 
-    def __init__(self, asked: Questions, rules: Rules) -> None:
+    def __init__(self, asked: Questions, rules: Rules, view: View) -> None:
         self._asked = asked
+        self._view = view
         self._rules = rules
         self._measured = _NOTHING_MEASURED
         self._differs = self._filled = self._probed = _NO_BOOLS
         self._open = _NO_INTS
         self._plan = SplitPlan(rules.tuning, rules.ordinal, False, None)
 
-    def run(self) -> Generator[ViewRead, ViewAnswer, Reply]:
-        """Yield what to read, and return the reply.
+    def run(self) -> Loading[Reply]:
+        """Compute the reply.
 
         Raises:
             PayloadLimitError: not even the first question can be answered within the limits.
@@ -183,15 +181,12 @@ class Turn:
         allowed = self._rules.limits.payload.max_ranges
         raise PayloadLimitError("max_ranges", allowed, len(asked))
 
-    def _measure(self) -> Generator[ViewRead, ViewAnswer, None]:
+    def _measure(self) -> Loading[None]:
         """Count and fingerprint what was asked about, and compare."""
-        asked = self._asked
-        answer = yield ViewRead(measure=asked.spans)
-        assert answer.measured is not None
-        self._measured = answer.measured
+        self._measured = yield from self._view.measure(self._asked.spans)
         self._compare()
 
-    def _cut_first(self) -> Generator[ViewRead, ViewAnswer, None]:
+    def _cut_first(self) -> Loading[None]:
         """Cut the first question, a set that is too large to answer at once."""
         first = int(self._open[0])
         count = int(self._measured.counts[first])
@@ -199,9 +194,8 @@ class Turn:
         parts = max(FORCED_PARTS, 4 * count // limits.max_elements)
         parts = min(parts, limits.max_ranges // 4, limits.max_payload_bytes // 256)
         span = self._asked.spans[first : first + 1]
-        answer = yield ViewRead(split=(span, np.array([parts])))
-        assert answer.parts is not None
-        self._asked = cut_questions(self._asked, {first: answer.parts.upper})
+        found = yield from self._view.split(span, np.array([parts]))
+        self._asked = cut_questions(self._asked, {first: found.upper})
         yield from self._measure()
 
     def _compare(self) -> None:
@@ -233,23 +227,17 @@ class Turn:
     def _readable(self) -> int:
         return self._rules.limits.payload.max_elements + self._rules.differences_left
 
-    def _draft(self, forced: int) -> Generator[ViewRead, ViewAnswer, _Draft]:
+    def _draft(self, forced: int) -> Loading[_Draft]:
         """Make an answer to everything, whether or not it fits."""
         asked = self._asked
         sources = self._comparable()
-        set_spans = asked.spans[sources] if len(sources) else None
-        probed = self._worth_probing(forced)
-        self._probed = np.zeros(len(asked), np.bool_)
-        self._probed[probed] = True
-        read = ViewRead(items=set_spans, probe=self._probes(probed))
-        answer = (yield read) if read.asks else _NO_ANSWER
-        found, named = _NOTHING_FOUND, _NOTHING_NAMED
-        if answer.items is not None:
-            found = differences(answer.items, asked.sets(sources))
-        if answer.probed is not None and np.count_nonzero(answer.probed.hit):
-            hits = answer.probed.hit.nonzero()[0]
-            named = _Named(probed.take(hits), answer.probed.found[hits])
-        reconciled, local = asked.reconciled[sources], answer.items
+        set_spans = asked.spans[sources]
+        found, local = _NOTHING_FOUND, None
+        if len(sources):
+            local = yield from self._view.items(set_spans)
+            found = differences(local, asked.sets(sources))
+        named = yield from self._deduce(forced)
+        reconciled = asked.reconciled[sources]
         decided, left = ~reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
@@ -264,7 +252,7 @@ class Turn:
         if len(deferred):
             choice = replace(choice, later=np.union1d(choice.later, deferred))
         pieces = yield from self._pieces(choice, named)
-        if len(found) and set_spans is not None and local is not None:
+        if len(found) and local is not None:
             shown = found if decided.all() else found.select(decided)
             pieces.append(narrow_sets(shown, local, set_spans, sources))
         settled = sources[reconciled]
@@ -282,20 +270,21 @@ class Turn:
         order = np.argsort(~self._asked.reconciled[at], kind="stable")
         return np.sort(at[order[np.cumsum(counts[order]) <= self._readable]])
 
-    def _worth_probing(self, forced: int) -> Ints:
+    def _deduce(self, forced: int) -> Loading[_Named]:
+        """Find single IDs that are all that the peer lacks in a range."""
         at = (self._differs & self._asked.known & self._filled).nonzero()[0]
         if forced:
             at = at[at != self._open[0]]
         counts = self._measured.counts.take(at)
-        worth = (counts > 0) & self._plan.worth_probing(counts)
-        return at.take(worth.nonzero()[0])
-
-    def _probes(self, at: Ints) -> tuple[Spans, NDArray[np.uint64]] | None:
-        """Return the spans and hashes to probe."""
+        at = at.take(((counts > 0) & self._plan.worth_probing(counts)).nonzero()[0])
+        self._probed = np.zeros(len(self._asked), np.bool_)
+        self._probed[at] = True
         if not len(at):
-            return None
-        theirs = self._asked.fingerprints.take(at, 0)
-        return self._asked.spans[at], self._measured.fingerprints.take(at, 0) ^ theirs
+            return _NOTHING_NAMED
+        apart = self._measured.fingerprints.take(at, 0) ^ self._asked.fingerprints.take(at, 0)
+        found = yield from self._view.probe(self._asked.spans[at], apart)
+        hits = found.hit.nonzero()[0]
+        return _Named(at.take(hits), found.found[hits])
 
     def _unsettled(self, named: Ints, compared: Ints) -> Ints:
         """Return the questions that need fingerprints or an unreconciled set for an answer."""
@@ -333,57 +322,43 @@ class Turn:
             unsettled.take((parts == 1).nonzero()[0]),
         )
 
-    def _pieces(
-        self, choice: _Choice, named: _Named
-    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
+    def _pieces(self, choice: _Choice, named: _Named) -> Loading[list[AnswerPieces]]:
         """Read and make the chosen pieces."""
-        spans = self._asked.spans
         pieces = [self._echo(choice.later)]
-        split = spans[choice.split] if len(choice.split) else None
-        as_set = spans[choice.as_set] if len(choice.as_set) else None
-        moments = None
+        if len(choice.as_set):
+            spans = self._asked.spans[choice.as_set]
+            items = yield from self._view.items(spans)
+            pieces.append(_sets_of(choice.as_set, spans, items, reconciled=False))
         if len(named.ids):
-            homes = spans[named.sources]
-            moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
-        read = ViewRead(
-            split=None if split is None else (split, choice.parts),
-            items=as_set,
-            measure=moments,
-        )
-        answer = (yield read) if read.asks else _NO_ANSWER
-        if as_set is not None and answer.items is not None:
-            pieces.append(_sets_of(choice.as_set, as_set, answer.items, reconciled=False))
-        if moments is not None and answer.measured is not None:
-            pieces += yield from self._show(named, moments, answer.measured.counts)
-        if split is not None and answer.parts is not None:
-            pieces += yield from self._split(choice.split, split, answer.parts)
+            pieces += yield from self._show(named)
+        if len(choice.split):
+            pieces += yield from self._split(choice.split, choice.parts)
         return pieces
 
-    def _show(
-        self, named: _Named, moments: Spans, counts: Ints
-    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
+    def _show(self, named: _Named) -> Loading[list[AnswerPieces]]:
         """Show deduced IDs, each in its nanosecond, or in a part of it if others are there too."""
+        homes = self._asked.spans[named.sources]
+        moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
+        counts = (yield from self._view.measure(moments)).counts
         alone, crowded = (counts <= 1).nonzero()[0], (counts > 1).nonzero()[0]
         singles = Items(np.arange(len(alone) + 1), named.ids[alone])
         sets = [_sets_of(named.sources.take(alone), moments[alone], singles, reconciled=True)]
         if len(crowded):
             sources = named.sources.take(crowded)
             narrow = around(named.ids[crowded], counts.take(crowded), self._asked.spans[sources])
-            answer = yield ViewRead(items=narrow)
-            assert answer.items is not None
-            sets.append(_sets_of(sources, narrow, answer.items, reconciled=True))
+            items = yield from self._view.items(narrow)
+            sets.append(_sets_of(sources, narrow, items, reconciled=True))
         return sets
 
-    def _split(
-        self, sources: Ints, spans: Spans, parts: SpanParts
-    ) -> Generator[ViewRead, ViewAnswer, list[AnswerPieces]]:
+    def _split(self, sources: Ints, wanted: Ints) -> Loading[list[AnswerPieces]]:
         """Return fingerprints of parts, some of them in finer parts to gauge the differences."""
+        spans = self._asked.spans[sources]
+        parts = yield from self._view.split(spans, wanted)
         cut = parts.spans(spans.lower)
         gauges = choose_gauges(parts, self._gauges) if self._gauges else _NO_INTS
-        finer = None
+        finer: SpanParts | None = None
         if len(gauges):
-            answer = yield ViewRead(split=(cut[gauges], np.full(len(gauges), GAUGE_PARTS)))
-            finer = answer.parts
+            finer = yield from self._view.split(cut[gauges], np.full(len(gauges), GAUGE_PARTS))
         return part_pieces(sources, cut, parts, gauges, finer)
 
     @property

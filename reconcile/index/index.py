@@ -10,7 +10,7 @@ At most 68 bytes of memory per ID: 56 of content, the rest room to append and ro
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from reconcile.ids import (
     Ints,
     SyncId,
     SyncIds,
+    Words,
     ordered,
     rows_differ,
 )
@@ -29,10 +30,7 @@ from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, ch
 from reconcile.index.rows import IndexRows
 from reconcile.index.split import cuts
 from reconcile.lattice import LatticeSum, most_summed
-from reconcile.view import Items, Measured, Probed, SpanParts, Spans, ViewAnswer, ViewRead
-
-if TYPE_CHECKING:
-    from reconcile.algorithm.direct import Direct
+from reconcile.view import Items, Loading, Measured, Probed, SpanParts, Spans
 
 MIN_CHUNK_IDS: Final = 32_768
 """IDs in a full chunk of a small index: what one late insert copies."""
@@ -66,21 +64,6 @@ class IndexView:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def answer(self, read: ViewRead) -> ViewAnswer:
-        """Return the answer to a batch of questions."""
-        if read.direct is not None:
-            return self.direct(read.direct)
-        return ViewAnswer(
-            measured=None if read.measure is None else self.measure(read.measure),
-            parts=None if read.split is None else self.split(*read.split),
-            items=None if read.items is None else self.items(read.items),
-            probed=None if read.probe is None else self.probe(*read.probe),
-        )
-
-    def direct(self, asked: "Direct", start_ns: int = 0) -> ViewAnswer:
-        """Return the answer to a payload, as far as it is about what is not before a time."""
-        return ViewAnswer(direct=asked.answer(self.rows.handle, start_ns))
 
     def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, NDArray[np.uint64]]:
         """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""
@@ -169,6 +152,38 @@ class IndexView:
         low[1:] = high[:-1]
         low[first] = self.rows.ranks(lower[first])
         return low, high
+
+
+class MemoryView:
+    """A `reconcile.view.View` of an index that has every ID from a floor on, and none below it."""
+
+    def __init__(self, index: IndexView, floor: SyncId = LOWEST) -> None:
+        self.memory = index, floor
+
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Return counts and fingerprints of spans."""
+        yield from ()
+        return self._above(spans).measure(spans)
+
+    def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+        """Cut spans into about so many parts of about equal counts."""
+        yield from ()
+        return self._above(spans).split(spans, wanted)
+
+    def items(self, spans: Spans) -> Loading[Items]:
+        """Return the IDs in spans."""
+        yield from ()
+        return self._above(spans).items(spans)
+
+    def probe(self, spans: Spans, hashes: Words) -> Loading[Probed]:
+        """Find the spans that have exactly one ID with the hash that is looked for in them."""
+        yield from ()
+        return self._above(spans).probe(spans, hashes)
+
+    def _above(self, spans: Spans) -> IndexView:
+        index, floor = self.memory
+        assert not len(spans) or spans.lower.at(0) >= floor, "nothing is held below the floor"
+        return index
 
 
 class Index:

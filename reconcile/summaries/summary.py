@@ -1,6 +1,6 @@
 """The view over summaries: counts and XORs of slices of time, and IDs only where they must be read.
 
-A view does not have everything in memory: it works through a read as a generator, yields what it
+A view does not have everything in memory: each of its methods is a generator that yields what it
 needs (`Needs`), is sent that (`Loaded`), and goes on, until the answer is there.
 
 The view has one list of *slices* of the history, at first the longest buckets of all of it. A span
@@ -19,10 +19,9 @@ All that is loaded is bounded: what is read at once, and what is kept for the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,75 +49,22 @@ from reconcile.summaries.spans import (
 )
 from reconcile.view import (
     Items,
+    Loading,
     Measured,
+    NeedBuckets,
+    NeedHashes,
+    NeedIds,
     Probed,
     SpanParts,
     Spans,
-    ViewAnswer,
-    ViewRead,
     no_fingerprints,
 )
 from storenode.message.limits import MAX_TIMESTAMP_NS
-
-
-@dataclass(frozen=True, slots=True)
-class NeedBuckets:
-    """The buckets of one length inside some longer ones, as `TimeBuckets`.
-
-    Attributes:
-        length_ns: the length of the wanted ones.
-        parents: ``(n,)``, starts of the longer ones, ascending.
-        parent_ns: the length of these.
-    """
-
-    length_ns: int
-    parents: NDArray[np.int64]
-    parent_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class NeedIds:
-    """The IDs in some spans, ascending, at most ``limit`` of them, as `SyncIds`.
-
-    Exactly ``limit`` IDs mean that there may be more. ``contents``: with their digests.
-    """
-
-    spans: Spans
-    limit: int
-    contents: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NeedHashes:
-    """The IDs, in any order, that have one of some hashes, ``(n, 32)``, as `SyncIds`."""
-
-    hashes: NDArray[np.uint8]
-
-
-Needs: TypeAlias = NeedBuckets | NeedIds | NeedHashes
-Loaded: TypeAlias = TimeBuckets | SyncIds
-_Result = TypeVar("_Result")
-Loading: TypeAlias = Generator[Needs, Loaded, _Result]
-"""A computation that asks for what it needs on its way."""
 
 _Cut = Callable[[IndexView, Ints, Spans], SpanParts]
 """Cuts some spans, given with their keys, by IDs that have all of them."""
 
 _NEVER: Final = np.iinfo(np.int64).max
-
-
-def proceed(reading: Loading[ViewAnswer], loaded: Loaded | None = None) -> Needs | ViewAnswer:
-    """Resume with what was loaded, or begin; return the next needs, or the answer.
-
-    Raises:
-        SummaryMismatchError: what was loaded contradicts what was loaded before.
-    """
-    try:
-        # The first step of a generator takes None.
-        return reading.send(loaded)  # type: ignore[arg-type]
-    except StopIteration as ended:
-        answer: ViewAnswer = ended.value
-        return answer
 
 
 class _Slices:
@@ -208,26 +154,15 @@ class SummaryView:
         """The number of IDs that take as much memory as what is kept of loaded ones."""
         return sum(len(view) + 2 * len(spans) for spans, view in self._loaded)
 
-    def reading(self, read: ViewRead) -> Loading[ViewAnswer]:
-        """Compute the answer to a read, a step with each call of `proceed`.
-
-        Raises:
-            AnswerTooLargeError: there are more IDs than `SummaryLimits` let be read.
-        """
-        measured = parts = items = hits = None
-        if read.measure is not None:
-            measured = yield from self._measure_all(read.measure)
-        if read.split is not None:
-            parts = yield from self._split_all(*read.split)
-        if read.items is not None:
-            items = yield from self._items(read.items)
-        if read.probe is not None:
-            hits = yield from self._probe(*read.probe)
-        return ViewAnswer(measured, parts, items, hits)
+    @property
+    def memory(self) -> tuple[IndexView, SyncId] | None:
+        """The index in memory, and the bound from which on it has every ID."""
+        return None if self._floor == END else (self._memory, self._floor)
 
     # Measuring
 
-    def _measure_all(self, spans: Spans) -> Loading[Measured]:
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Return counts and fingerprints of spans."""
         found: list[Measured] = []
         for start in range(0, len(spans), self._limits.spans_at_once):
             some = spans[start : start + self._limits.spans_at_once]
@@ -292,7 +227,8 @@ class SummaryView:
 
     # Splitting
 
-    def _split_all(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+    def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+        """Cut each span into about so many parts of about equal counts; below 1 counts as 1."""
         wanted = np.clip(wanted, 1, self._limits.parts_at_once)
         found: list[SpanParts] = []
         for some in self._portions(wanted):
@@ -365,7 +301,12 @@ class SummaryView:
 
     # Items and hashes
 
-    def _items(self, spans: Spans) -> Loading[Items]:
+    def items(self, spans: Spans) -> Loading[Items]:
+        """Return the IDs in spans.
+
+        Raises:
+            AnswerTooLargeError: there are more than `SummaryLimits` let be read.
+        """
         below, stored, above, in_memory = self._divide_at_floor(spans)
         sizes, found = np.zeros(len(spans), np.int64), [SyncIds.empty()]
         while len(below):
@@ -381,8 +322,11 @@ class SummaryView:
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
         return Items(offsets, SyncIds.join([*found, items.ids]))
 
-    def _probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
-        """Probe the first spans below the floor, as many as `SummaryLimits` says, and all above."""
+    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Loading[Probed]:
+        """Find the spans that have exactly one ID with the hash that is looked for in them.
+
+        Below the floor only the first ones are searched, as many as `SummaryLimits` says.
+        """
         below, stored, above, in_memory = self._divide_at_floor(spans)
         times, hits = np.zeros(len(spans), np.int64), np.zeros(len(spans), np.int64)
         below, stored = below[: self._limits.probes], stored[: self._limits.probes]
@@ -449,16 +393,3 @@ def _keyed(keys: Ints, spans: Spans, parts: SpanParts) -> Pieces:
     """Return the parts of spans, each with the key of its span."""
     owners = np.repeat(keys, np.diff(parts.offsets))
     return Pieces(owners, parts.spans(spans.lower), parts.counts, parts.fingerprints)
-
-
-def reads_below(read: ViewRead, floor: SyncId) -> bool:
-    """Return True if a read asks for anything below a bound."""
-    asked = (
-        read.measure,
-        read.split and read.split[0],
-        read.items,
-        read.probe and read.probe[0],
-    )
-    return any(
-        spans is not None and len(spans) > 0 and spans.lower.at(0) < floor for spans in asked
-    )

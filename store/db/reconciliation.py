@@ -36,8 +36,8 @@ from psycopg_pool import PoolTimeout
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum, most_summed
 from reconcile.summaries.buckets import TimeBuckets
-from reconcile.summaries.summary import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, SummaryView
-from reconcile.view import Spans
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, Spans
 from store.db.arrays import bigint_column, hash_column
 from store.db.buckets import (
     DAY_NS,

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from reconcile.ids import HASH_WORDS, LOWEST, SyncIds, ordered
-from reconcile.view import Spans, ViewRead
+from reconcile.view import Spans
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS
 from store.domain.view import OpenView, Reconcilable, Span, StoredIds
@@ -53,14 +53,13 @@ Sums = Mapping[Span, tuple[int, bytes]]
 
 
 async def measure_spans(view: OpenView, where: Iterable[Span]) -> Sums:
-    """Return the sums of spans, which may overlap, in their order; raises as `OpenView.answer`."""
+    """Return the sums of spans, which may overlap, in their order; raises as `OpenView.measure`."""
     spans = list(where)
     if not spans:
         return {}
     edges, places = np.unique(np.array(spans, np.int64), return_inverse=True)
     pieces = Spans(SyncIds.at_times(edges[:-1]), SyncIds.at_times(edges[1:]))
-    measured = (await view.answer(ViewRead(measure=pieces))).measured
-    assert measured is not None
+    measured = await view.measure(pieces)
     counts, prints = np.zeros(len(edges), np.int64), np.zeros((len(edges), HASH_WORDS), np.uint64)
     np.cumsum(measured.counts, out=counts[1:])
     np.bitwise_xor.accumulate(measured.fingerprints, out=prints[1:])

@@ -13,8 +13,8 @@ from typing import Protocol
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.summary import Loaded, Needs, SummaryView
-from reconcile.view import ViewAnswer, ViewRead
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Loaded, Measured, Needs, Spans, View
 from store.domain.hub import CommitRow, Place
 
 Span = tuple[int, int]
@@ -36,8 +36,15 @@ class OpenView(Protocol):
     def places(self) -> Sequence[Place]:
         """The newest commits of what it was made from, one or two; of what was read, so far."""
 
-    async def answer(self, read: ViewRead) -> ViewAnswer:
-        """Return the answers to a batch of questions about the range that was opened."""
+    @property
+    def ids(self) -> View:
+        """The IDs of the range that was opened; `load` reads what they need."""
+
+    async def load(self, needs: Needs) -> Loaded:
+        """Read what ``ids`` need; raises as `lattices`."""
+
+    async def measure(self, spans: Spans) -> Measured:
+        """Return counts and fingerprints of spans; raises as `lattices`."""
 
     @property
     def indexed(self) -> IndexView | None:
@@ -55,11 +62,7 @@ class OpenView(Protocol):
         """
 
     async def listed(self, span: Span, limit: int) -> SyncIds | None:
-        """Return the IDs of a range of time with their content digests; None: more than ``limit``.
-
-        Raises:
-            NotServingError: as `lattices`.
-        """
+        """Return a range's IDs and content digests, None over a limit; raises as `lattices`."""
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view, which ascend, with their content digests; raises as `listed`."""
@@ -98,11 +101,7 @@ class ColdView(Protocol):
         """The store's horizon at that moment."""
 
     async def load(self, needs: Needs) -> Loaded:
-        """Read what the view needs.
-
-        Raises:
-            StoreUnavailableError: the database does not serve, or the view was open for too long.
-        """
+        """Read what the view needs; raises as `OpenView.lattices`."""
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `OpenView.lattices` does."""

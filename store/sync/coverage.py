@@ -57,7 +57,7 @@ def comparison_of(
 async def measure(view: OpenView, result: Result, found: Comparison, now_ns: int) -> Sums | None:
     """Measure the spans that a session may state something about; None: there are none.
 
-    Raises as `OpenView.answer`.
+    Raises as `OpenView.measure`.
     """
     if result.refusal or result.truncated:
         return None

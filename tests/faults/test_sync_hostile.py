@@ -15,8 +15,6 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from reconcile.ids import SyncIds
-from reconcile.index import IndexView
 from reconcile.session import Role
 from store.sync.session.exchange import RECONCILE
 from storenode.client.messages import hash_of
@@ -39,6 +37,7 @@ from tests.integration.peers.hostile import (
 )
 from tests.support.fleet import NS_PER_S, Fleet, holdings, publish
 from tests.support.node import NodeProcess
+from tests.support.reconcile_pair import memory_view
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -109,16 +108,14 @@ def endless(ranges: int) -> Script:
 def promises(count: int) -> Script:
     """Return a valid reconciliation over invented IDs."""
     rng, now_ns = Random(count), time.time_ns()
-    ids = SyncIds.of(
-        sorted(
-            (now_ns - rng.randrange(60 * NS_PER_S, 9 * 86_400 * NS_PER_S), rng.randbytes(32))
-            for _ in range(count)
-        )
+    ids = sorted(
+        (now_ns - rng.randrange(60 * NS_PER_S, 9 * 86_400 * NS_PER_S), rng.randbytes(32))
+        for _ in range(count)
     )
 
     async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
         liar = Honest(Role.RESPONDER, [])
-        liar._node.view = IndexView.of(ids)
+        liar._node.view = memory_view(ids)
         session_id = SESSION_ID
         while liar.result is None:
             data = await context.read()

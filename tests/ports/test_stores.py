@@ -14,8 +14,7 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from reconcile.ids import SyncId, SyncIds
-from reconcile.summaries.summary import NeedIds
-from reconcile.view import Spans
+from reconcile.view import NeedIds, Spans
 from sim.coverage import SimStatements
 from sim.gossip import Session, UnreadSession
 from sim.index import SimFeed, SimIds

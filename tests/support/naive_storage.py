@@ -1,24 +1,17 @@
-"""The reads of a view on a sorted list, and a driver that answers a read with them."""
+"""The storage of a view on a sorted list, and a driver of computations that load from it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.summaries.buckets import TimeBuckets as Buckets
-from reconcile.summaries.summary import (
-    Loaded,
-    NeedBuckets,
-    NeedHashes,
-    NeedIds,
-    Needs,
-    SummaryView,
-    proceed,
-)
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.view import Loaded, Loading, NeedBuckets, NeedHashes, NeedIds, Needs, proceed
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -63,10 +56,10 @@ class NaiveStorage:
                 return SyncIds.of(each for each in reversed(self.ids) if each[1] in wanted)
 
 
-def answer(view: SummaryView, storage: NaiveStorage, read: Read) -> Answer:
-    """Return the result of a read."""
-    reading = view.reading(read)
-    found = proceed(reading)
-    while not isinstance(found, Answer):
-        found = proceed(reading, storage.load(found))
+def run(work: Loading[T], load: Callable[[Needs], Loaded] | None = None) -> T:
+    """Return the result of a computation; without ``load`` it must not need anything."""
+    found = proceed(work)
+    while isinstance(found, Needs):
+        assert load is not None, found
+        found = proceed(work, load(found))
     return found

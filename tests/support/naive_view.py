@@ -11,10 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from reconcile.ids import HASH_WORDS, SyncId, SyncIds
-from reconcile.view import Items, Measured, Probed, Spans
-from reconcile.view import SpanParts as Parts
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.view import Items, Loading, Measured, Probed, SpanParts, Spans
 
 NO_HASH = bytes(32)
 
@@ -69,25 +66,40 @@ class NaiveView:
         """Return the IDs from one bound to, but without, another."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
 
-    def answer(self, read: Read) -> Answer:
-        return Answer(
-            measured=None if read.measure is None else self.measure(read.measure.pairs()),
-            parts=None
-            if read.split is None
-            else self._parts(read.split[0], read.split[1].tolist()),
-            items=None if read.items is None else self._items(read.items),
-            probed=None if read.probe is None else self._probed(*read.probe),
-        )
+    @property
+    def memory(self) -> None:
+        """The absent index: compiled code cannot read a list."""
 
-    def measure(self, spans: list[tuple[SyncId, SyncId]]) -> Measured:
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        yield from ()
+        return self.measured(spans.pairs())
+
+    def split(self, spans: Spans, wanted: np.ndarray) -> Loading[SpanParts]:
+        yield from ()
+        return self._parts(spans, wanted.tolist())
+
+    def items(self, spans: Spans) -> Loading[Items]:
+        yield from ()
+        found = [self.within(*span) for span in spans.pairs()]
+        offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
+        return Items(offsets, SyncIds.of(item for ids in found for item in ids))
+
+    def probe(self, spans: Spans, hashes: np.ndarray) -> Loading[Probed]:
+        yield from ()
+        found: list[SyncId] = []
+        hit: list[bool] = []
+        for span, words in zip(spans.pairs(), hashes, strict=True):
+            matching = [item for item in self.within(*span) if item[1] == words.tobytes()]
+            hit.append(len(matching) == 1)
+            found.append(matching[0] if hit[-1] else (0, NO_HASH))
+        return Probed(SyncIds.of(found), np.array(hit, np.bool_))
+
+    def measured(self, spans: list[tuple[SyncId, SyncId]]) -> Measured:
         """Return counts and fingerprints; these spans need not ascend."""
         found = [self.within(*span) for span in spans]
-        return Measured(
-            np.array([len(ids) for ids in found], np.int64),
-            _words(fingerprint(ids) for ids in found),
-        )
+        return _sums(found)
 
-    def _parts(self, spans: Spans, wanted: list[int]) -> Parts:
+    def _parts(self, spans: Spans, wanted: list[int]) -> SpanParts:
         upper: list[SyncId] = []
         found: list[list[SyncId]] = []
         offsets = [0]
@@ -96,11 +108,9 @@ class NaiveView:
             found += [self.within(*part) for part in pairwise([lower, *bounds])]
             upper += bounds
             offsets.append(len(upper))
-        return Parts(
-            np.array(offsets, np.int64),
-            SyncIds.of(upper),
-            np.array([len(ids) for ids in found], np.int64),
-            _words(fingerprint(ids) for ids in found),
+        sums = _sums(found)
+        return SpanParts(
+            np.array(offsets, np.int64), SyncIds.of(upper), sums.counts, sums.fingerprints
         )
 
     def _bounds(self, lower: SyncId, upper: SyncId, parts: int) -> list[SyncId]:
@@ -119,20 +129,10 @@ class NaiveView:
                 bounds += steps_to(previous, target)
         return [*bounds, upper]
 
-    def _items(self, spans: Spans) -> Items:
-        found = [self.within(*span) for span in spans.pairs()]
-        offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
-        return Items(offsets, SyncIds.of(item for ids in found for item in ids))
 
-    def _probed(self, spans: Spans, wanted: np.ndarray) -> Probed:
-        found: list[SyncId] = []
-        hit: list[bool] = []
-        for span, words in zip(spans.pairs(), wanted, strict=True):
-            matching = [item for item in self.within(*span) if item[1] == words.tobytes()]
-            hit.append(len(matching) == 1)
-            found.append(matching[0] if hit[-1] else (0, NO_HASH))
-        return Probed(SyncIds.of(found), np.array(hit, np.bool_))
-
-
-def _words(hashes: Iterable[bytes]) -> np.ndarray:
-    return np.frombuffer(bytearray(b"".join(hashes)), np.uint64).reshape(-1, HASH_WORDS)
+def _sums(found: list[list[SyncId]]) -> Measured:
+    hashes = b"".join(map(fingerprint, found))
+    return Measured(
+        np.array([len(ids) for ids in found], np.int64),
+        np.frombuffer(bytearray(hashes), np.uint64).reshape(-1, HASH_WORDS),
+    )

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from reconcile.ids import LOWEST, SyncId
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.index import IndexView, MemoryView
 from reconcile.session import (
     PayloadFrame,
     Result,
     Role,
     SessionConfig,
     SessionStep,
-    SessionWork,
-    advance,
 )
 from reconcile.session import ReconcileSession as Session
-from reconcile.view import View
+from reconcile.view import Loaded, Loading, Needs, View
+from tests.support.naive_storage import run
 from tests.support.naive_view import NaiveView
 
 EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
@@ -27,29 +27,28 @@ CLUSTER, SHARDS = 1, (0, 3)
 
 @dataclass
 class Node:
-    """A session with the view that it asks; ``checks`` is off where time is measured."""
+    """A session with the view that it reads; ``checks`` is off where time is measured."""
 
     session: Session
     view: View
     checks: bool = True
+    load: Callable[[Needs], Loaded] | None = None
     results: list[Result] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     counts: list[int | None] = field(default_factory=list)
 
     def begin(self) -> PayloadFrame | None:
         """Return the initiator's first frame."""
-        return self._take(self.session.begin())
+        return self._take(self.session.begin(self.view))
 
     def give(self, frame: PayloadFrame) -> PayloadFrame | None:
-        """Take a frame, answer all reads, and return what is to be sent."""
-        return self._take(self.session.receive(frame))
+        """Take a frame, and return what is to be sent."""
+        return self._take(self.session.receive(frame, self.view))
 
-    def _take(self, work: SessionWork) -> PayloadFrame | None:
-        found = advance(work)
-        while not isinstance(found, SessionStep):
-            self._check()
-            found = advance(work, self.view.answer(found))
-        self._check()
+    def _take(self, work: Loading[SessionStep]) -> PayloadFrame | None:
+        found = run(work, self.load)
+        if self.checks:
+            self.session.check()
         if found.frame is not None:
             self.payloads.append(found.frame.payload)
             self.counts.append(found.frame.count)
@@ -58,14 +57,15 @@ class Node:
         assert self.session.ended == bool(self.results)
         return found.frame
 
-    def _check(self) -> None:
-        if self.checks:
-            self.session.check()
-
     @property
     def result(self) -> Result:
         (result,) = self.results
         return result
+
+
+def memory_view(ids: Iterable[SyncId]) -> MemoryView:
+    """Return a view of an index in memory."""
+    return MemoryView(IndexView.of(SyncIds.of(ids)))
 
 
 def initiator(

@@ -24,9 +24,7 @@ from reconcile import kernel
 from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.summaries.spans import last_cut, rank
-from reconcile.summaries.summary import NeedIds
-from reconcile.view import Spans
-from reconcile.view import ViewRead as Read
+from reconcile.view import NeedIds, Spans
 from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
 from store.domain.ports import StoreUnavailableError
@@ -371,14 +369,12 @@ async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, C
 async def _lowest_floor(cold: ColdView, floor_ns: int, room: int) -> int:
     """Return about the lowest floor with no more IDs above it than there is room for."""
     spans = Spans.of([(at(floor_ns), END)])
-    measured = (await worked_through(cold.view, Read(measure=spans), cold.load)).measured
-    assert measured is not None
+    measured = await worked_through(cold.view.measure(spans), cold.load)
     count_above = int(measured.counts[0])
     if count_above <= room:
         return floor_ns
     wanted = np.array([-(-count_above * _PARTS_OF_ROOM // room)])
-    parts = (await worked_through(cold.view, Read(split=(spans, wanted)), cold.load)).parts
-    assert parts is not None
+    parts = await worked_through(cold.view.split(spans, wanted), cold.load)
     above = count_above - np.cumsum(parts.counts)
     for bound, count in zip(parts.upper.pairs()[:-1], above.tolist(), strict=False):
         if count <= room and bound[1] == _NO_HASH:

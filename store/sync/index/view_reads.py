@@ -1,4 +1,4 @@
-"""Working through a read of a view that must load what it needs."""
+"""Running computations that read a view, which may have to load IDs from the database."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from reconcile.summaries.summary import Loaded, Needs, SummaryView, proceed
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.view import Loaded, Loading, Needs, proceed
 from store.sync.limits import THREADED_ROWS
 
 _Given = ParamSpec("_Given")
@@ -16,19 +14,24 @@ _Result = TypeVar("_Result")
 
 
 async def worked_through(
-    view: SummaryView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
-) -> Answer:
-    """Return the answer to a read, step by step; a large step in a thread.
+    work: Loading[_Result],
+    load: Callable[[Needs], Awaitable[Loaded]] | None,
+    *,
+    large: bool = False,
+) -> _Result:
+    """Return the result of a computation; a large step, such as a ``large`` first one, in a thread.
+
+    Without ``load`` it must not need anything.
 
     Raises:
-        SummaryMismatch: what was loaded contradicts itself.
+        SummaryMismatchError: what was loaded contradicts itself.
         StoreUnavailableError: ``load`` failed.
     """
-    reading = view.reading(read)
-    found = await in_thread_if(asks_much(read), proceed, reading)
-    while not isinstance(found, Answer):
+    found = await in_thread_if(large, proceed, work)
+    while isinstance(found, Needs):
+        assert load is not None, found
         loaded = await load(found)
-        found = await in_thread_if(len(loaded) >= THREADED_ROWS, proceed, reading, loaded)
+        found = await in_thread_if(len(loaded) >= THREADED_ROWS, proceed, work, loaded)
     return found
 
 
@@ -37,9 +40,3 @@ async def in_thread_if(
 ) -> _Result:
     """Return the result of work that is done here, or in a thread when it is large."""
     return await asyncio.to_thread(work, *given, **named) if large else work(*given, **named)
-
-
-def asks_much(read: Read) -> bool:
-    """Return True if a read is about so many spans that its steps are large."""
-    asked = (read.measure, read.split and read.split[0], read.items, read.probe and read.probe[0])
-    return sum(len(spans) for spans in asked if spans is not None) >= THREADED_ROWS

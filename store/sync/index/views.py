@@ -16,21 +16,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 
-from reconcile.algorithm.direct import Direct
 from reconcile.errors import SummaryMismatchError as SummaryMismatch
-from reconcile.ids import SyncId, SyncIds
-from reconcile.index import IndexView
+from reconcile.ids import END, SyncId, SyncIds
+from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.summary import NeedIds, reads_below
-from reconcile.view import Spans
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Loaded, Measured, NeedIds, Needs, Spans, View
 from store.domain.hub import Place
 from store.domain.ports import StoreBusyError, StoreUnavailableError
 from store.domain.view import ColdView, Span, StoredIds
 from store.sync.index.hot import HotIndex, HotView, at
-from store.sync.index.view_reads import asks_much, in_thread_if, worked_through
-from store.sync.limits import MAX_COLD_VIEWS, THREADED_PAYLOAD_BYTES, THREADED_ROWS, IndexLimits
+from store.sync.index.view_reads import in_thread_if, worked_through
+from store.sync.limits import MAX_COLD_VIEWS, THREADED_ROWS, IndexLimits
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
@@ -127,6 +124,11 @@ class StoredView:
         """Below it nothing is held, or kept."""
         self._hot = hot
         self._cold = cold
+        self._ids: View
+        if hot is not None:
+            self._ids = MemoryView(hot.view, hot.floor)
+        if cold is not None:
+            self._ids = self._covered(cold)
 
     @property
     def memory_start(self) -> SyncId | None:
@@ -197,32 +199,30 @@ class StoredView:
         """The time from which on every ID is in memory."""
         return MAX_TIMESTAMP_NS if self._hot is None else self._hot.floor[0]
 
-    async def answer(self, read: Read) -> Answer:
-        """Return the answers to a batch of questions.
+    @property
+    def ids(self) -> View:
+        """The IDs of the range that was opened."""
+        return self._ids
+
+    async def load(self, needs: Needs) -> Loaded:
+        """Read what the view lacks; raises as `measure`."""
+        return await (await self._opened_cold()).load(needs)
+
+    async def measure(self, spans: Spans) -> Measured:
+        """Return counts and fingerprints of spans.
 
         Raises:
-            StoreUnavailableError: the database does not serve, the view was open for too long,
-                or the summaries are wrong.
+            StoreUnavailableError: the database does not serve, the view was open for too long, or
+                the summaries are wrong.
             StoreBusyError: too many views read from the database already.
         """
-        if read.direct is not None:
-            return await self._directly(read.direct)
-        if self._hot is not None and not reads_below(read, self._hot.floor):
-            return await in_thread_if(asks_much(read), self._hot.view.answer, read)
-        cold = await self._opened_cold()
-        if self._hot is not None:
-            cold.view.cover_above(self._hot.floor, self._hot.view)
+        if len(spans) and spans.lower.at(0) < (self.memory_start or END):
+            await self._opened_cold()
+        large = len(spans) >= THREADED_ROWS
         try:
-            return await worked_through(cold.view, read, cold.load)
+            return await worked_through(self.ids.measure(spans), self.load, large=large)
         except SummaryMismatch as error:
             raise StoreUnavailableError(str(error)) from error
-
-    async def _directly(self, asked: Direct) -> Answer:
-        if self._hot is None:
-            return Answer()
-        view = self._hot.view
-        large = len(asked.data) > THREADED_PAYLOAD_BYTES or len(view) > THREADED_ROWS
-        return await in_thread_if(large, view.direct, asked, self._hot.floor[0])
 
     async def _opened_cold(self) -> ColdView:
         if self._cold is None:
@@ -231,4 +231,11 @@ class StoredView:
                 raise StoreUnavailableError(
                     "messages were dropped since the view was opened; try again"
                 )
+            self._ids = self._covered(cold)
         return self._cold
+
+    def _covered(self, cold: ColdView) -> SummaryView:
+        """Return the summaries, which answer from memory what is above its floor."""
+        if self._hot is not None:
+            cold.view.cover_above(self._hot.floor, self._hot.view)
+        return cold.view

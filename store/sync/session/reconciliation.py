@@ -47,9 +47,9 @@ from reconcile.compact.session import (
     Expected,
     FallBack,
 )
-from reconcile.errors import MalformedCompactError, PayloadLimitError
+from reconcile.errors import MalformedCompactError, PayloadLimitError, SummaryMismatchError
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds, less, ordered
-from reconcile.index import IndexView
+from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import DIGEST_BYTES
 from reconcile.limits import CodecLimits
 from reconcile.session import (
@@ -60,13 +60,12 @@ from reconcile.session import (
     Role,
     SessionConfig,
     SessionStep,
-    advance,
 )
-from reconcile.view import ViewAnswer
+from store.domain.ports import StoreUnavailableError
 from store.domain.view import OpenView, Span
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
-from store.sync.index.view_reads import in_thread_if
+from store.sync.index.view_reads import in_thread_if, worked_through
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
     MAX_RECONCILE_S,
@@ -93,6 +92,7 @@ _T = TypeVar("_T")
 VERSION: Final = 4
 GOES_ON: Final = "the peer goes on after the end of the reconciliation"
 _NOTHING: Final = PayloadFrame(b"")
+_NO_IDS: Final = MemoryView(IndexView.of(SyncIds.empty()))
 _SKIPPED: Final = SumSearch(more=True)
 _NO_EXTENSION: Final = ReconcileExtension()
 
@@ -347,19 +347,23 @@ class Reconciliation:
 
     async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
         """Take a frame of the peer, and send the answer."""
-        view, payload_bytes = self.view, 0
+        view, payload_bytes, large = self.view, 0, False
+        # A first payload of Skips only opens no view, and reads nothing.
+        ids, load = (_NO_IDS, None) if view is None else (view.ids, view.load)
         if frame is None:
-            work = self.session.begin()
+            work = self.session.begin(ids)
         else:
             payload_bytes = len(frame.ranges_data)
             refusal = shown(frame.refusal)
-            work = self.session.receive(PayloadFrame(frame.ranges_data, _count(frame), refusal))
+            received = PayloadFrame(frame.ranges_data, _count(frame), refusal)
+            work = self.session.receive(received, ids)
+            indexed = 0 if ids.memory is None else len(ids.memory[0])
+            large = payload_bytes > THREADED_PAYLOAD_BYTES or indexed > THREADED_ROWS
         async with self._turn(payload_bytes):
-            found = await in_thread_if(payload_bytes > THREADED_PAYLOAD_BYTES, advance, work)
-            while not isinstance(found, SessionStep):
-                # A first payload of Skips only opens no view, and needs no answer.
-                answer = ViewAnswer() if view is None else await view.answer(found)
-                found = await in_thread_if(_is_large(answer), advance, work, answer)
+            try:
+                found = await worked_through(work, load, large=large)
+            except SummaryMismatchError as error:
+                raise StoreUnavailableError(str(error)) from error
         if found.frame is not None:
             extension = None
             if self._own is not None and not found.frame.refusal:
@@ -676,16 +680,6 @@ def _count(frame: ReconcileFrame) -> int | None:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ProtocolBrokenError(f"the peer sends {what}: see ReconcileExtension in the schema")
-
-
-def _is_large(answer: ViewAnswer) -> bool:
-    parts = (
-        () if answer.measured is None else answer.measured.counts,
-        () if answer.parts is None else answer.parts.counts,
-        () if answer.items is None else answer.items.ids,
-        () if answer.probed is None else answer.probed.hit,
-    )
-    return sum(map(len, parts)) > THREADED_ROWS
 
 
 async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 
 from reconcile.ids import END, LOWEST, SyncIds
-from reconcile.index import IndexView
 from reconcile.session import PayloadFrame, ReconcileSession, Result, Role, SessionConfig
 from store.domain.ports import PeerAddress
 from store.sync.session.exchange import RECONCILE, TRANSFER
@@ -19,7 +18,7 @@ from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, hash_of
 from tests.integration.rpc.harness import within
-from tests.support.reconcile_pair import Node
+from tests.support.reconcile_pair import Node, memory_view
 
 METADATA = (
     ("storenode-node-id", "hostile.example"),
@@ -41,7 +40,7 @@ class Honest:
     def __init__(self, role: Role, messages: Sequence[WakuMessageAndTopic]) -> None:
         window = (LOWEST, END) if role is Role.INITIATOR else None
         session = ReconcileSession(role, SessionConfig(cluster=1, shards=(), window=window))
-        self._node = Node(session, IndexView.of(ids_of(messages)), checks=False)
+        self._node = Node(session, memory_view(ids_of(messages)), checks=False)
 
     @property
     def result(self) -> Result | None:

@@ -13,8 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from reconcile.errors import SummaryMismatchError
 from reconcile.ids import END, LOWEST, SyncIds
-from reconcile.summaries.summary import NeedBuckets, NeedIds
-from reconcile.view import Spans
+from reconcile.view import NeedBuckets, NeedIds, Spans
 from store.db import reconciliation
 from store.db.buckets import DAY_NS, HOUR_NS, fold_until
 from store.db.pool import Database
@@ -28,7 +27,7 @@ from tests.integration.storage.followers import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.support.naive_view import NaiveView
-from tests.unit.reconcile.answers import check_answer, random_read
+from tests.unit.reconcile.answers import Asked, check_answers
 from tests.unit.reconcile.worlds import random_spans
 
 EVERYTHING = Spans.of([(LOWEST, END)])
@@ -51,8 +50,10 @@ async def fold_all(node: Node) -> None:
 
 async def check(cold: SnapshotView, oracle: NaiveView, rng: random.Random) -> None:
     for count in (1, 20):
-        read = random_read(rng, oracle, random_spans(rng, oracle.ids, count))
-        check_answer(oracle, read, await worked_through(cold.view, read, cold.load))
+        asked = Asked.random(rng, oracle, random_spans(rng, oracle.ids, count))
+        works = asked.of(cold.view)
+        answers = [await worked_through(work, cold.load) for work in works]
+        check_answers(oracle, asked, answers)
 
 
 @pytest.mark.parametrize("most_hours", [10, 1_000], ids=["days", "hours"])

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from reconcile.ids import SyncId, SyncIds
+from reconcile.view import Measured, Spans
 from store.domain.coverage import (
     BLOCK_NS,
     HOUR_NS,
@@ -72,11 +73,11 @@ async def test_spans_are_measured_however_they_overlap(seed: int) -> None:
     where = [(start, rng.randrange(start + 1, 102)) for start in starts]
     naive = NaiveView(stored)
 
-    async def answer(read: Any) -> Any:  # noqa: ANN401 - of the view
-        read.measure.check()
-        return naive.answer(read)
+    async def measure(spans: Spans) -> Measured:
+        spans.check()
+        return naive.measured(spans.pairs())
 
-    view: Any = SimpleNamespace(answer=answer)
+    view: Any = SimpleNamespace(measure=measure)
     assert await measure_spans(view, where) == sums_of(stored, where)
 
 

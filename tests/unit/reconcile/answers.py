@@ -1,17 +1,18 @@
 """Checks of a view's answers, whichever bounds it chooses for parts."""
 
+from __future__ import annotations
+
 import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from reconcile import kernel
-from reconcile.view import SpanParts as Parts
-from reconcile.view import Spans
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.ids import Ints, Words
+from reconcile.view import Loading, SpanParts, Spans, View
+from tests.support.naive_storage import run
 from tests.support.naive_view import NaiveView, can_follow
 
 Result = TypeVar("Result")
@@ -24,43 +25,52 @@ def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
         return first, work()
 
 
-def random_read(rng: random.Random, oracle: NaiveView, spans: Spans) -> Read:
-    """Ask everything about some spans."""
-    wanted = np.array(rng.choices((0, 1, 2, 3, 8, 64, 10_000), k=len(spans)), np.int64)
-    hashes = []
-    for span in spans.pairs():
-        inside = oracle.within(*span)
-        known = rng.choice(inside or oracle.ids or [(0, bytes(32))])
-        hashes.append(rng.choice((known[1], rng.choice(oracle.ids or [known])[1], b"x" * 32)))
-    words = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 4)
-    return Read(measure=spans, split=(spans, wanted), items=spans, probe=(spans, words))
+@dataclass(frozen=True)
+class Asked:
+    """Questions about spans: parts that are wanted of each, and hashes that may be in them."""
+
+    spans: Spans
+    wanted: Ints
+    words: Words
+
+    @classmethod
+    def random(
+        cls, rng: random.Random, oracle: NaiveView, spans: Spans, most: int = 10_000
+    ) -> Asked:
+        """Ask everything about some spans."""
+        wanted = np.array(rng.choices((0, 1, 2, 3, 8, 64, most), k=len(spans)), np.int64)
+        hashes = []
+        for span in spans.pairs():
+            inside = oracle.within(*span)
+            known = rng.choice(inside or oracle.ids or [(0, bytes(32))])
+            hashes.append(rng.choice((known[1], rng.choice(oracle.ids or [known])[1], b"x" * 32)))
+        return cls(spans, wanted, np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 4))
+
+    def of(self, view: View) -> list[Loading[Any]]:
+        """Return the computations of all answers, about spans that no view has seen."""
+        spans = Spans(self.spans.lower, self.spans.upper)
+        return [
+            view.measure(spans),
+            view.split(spans, self.wanted),
+            view.items(spans),
+            view.probe(spans, self.words),
+        ]
 
 
-def check_answer(oracle: NaiveView, read: Read, answer: Answer) -> None:
-    """Compare an answer with the oracle's, and parts with the rules of `Parts`."""
-    expected = oracle.answer(replace(read, split=None))
-    if read.measure is not None:
-        assert answer.measured is not None
-        assert expected.measured is not None
-        assert answer.measured.counts.tolist() == expected.measured.counts.tolist()
-        assert np.array_equal(answer.measured.fingerprints, expected.measured.fingerprints)
-    if read.items is not None:
-        assert answer.items is not None
-        assert expected.items is not None
-        assert answer.items.offsets.tolist() == expected.items.offsets.tolist()
-        assert answer.items.ids == expected.items.ids
-    if read.probe is not None:
-        assert answer.probed is not None
-        assert expected.probed is not None
-        assert answer.probed.hit.tolist() == expected.probed.hit.tolist()
-        hit = answer.probed.hit
-        assert answer.probed.found[hit] == expected.probed.found[hit]
-    if read.split is not None:
-        assert answer.parts is not None
-        check_parts(oracle, *read.split, answer.parts)
+def check_answers(oracle: NaiveView, asked: Asked, answers: Sequence[Any]) -> None:
+    """Compare answers with the oracle's, and parts with the rules of `SpanParts`."""
+    measured, parts, items, probed = answers
+    wanted, _, wanted_items, wanted_probed = (run(work) for work in asked.of(oracle))
+    assert measured.counts.tolist() == wanted.counts.tolist()
+    assert np.array_equal(measured.fingerprints, wanted.fingerprints)
+    check_parts(oracle, asked.spans, asked.wanted, parts)
+    assert items.offsets.tolist() == wanted_items.offsets.tolist()
+    assert items.ids == wanted_items.ids
+    assert probed.hit.tolist() == wanted_probed.hit.tolist()
+    assert probed.found[probed.hit] == wanted_probed.found[probed.hit]
 
 
-def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: Parts) -> None:
+def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: SpanParts) -> None:
     """Check that parts tile the span, have expressible bounds and true sums, and make progress."""
     assert len(parts.offsets) == len(spans) + 1
     assert parts.offsets[0] == 0
@@ -84,7 +94,6 @@ def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: Part
             assert counts.max() <= 3 * most + 1, (counts.tolist(), most)
         elif wanted[number] <= 1:
             assert len(counts) == 1
-    measured = oracle.answer(Read(measure=Spans.of(pieces))).measured
-    assert measured is not None
+    measured = oracle.measured(pieces)
     assert parts.counts.tolist() == measured.counts.tolist()
     assert np.array_equal(parts.fingerprints, measured.fingerprints)

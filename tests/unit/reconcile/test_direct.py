@@ -6,18 +6,18 @@ Without a kernel every payload is answered by a turn, and both sides of a compar
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
-from reconcile.index import IndexView
+from reconcile.index import IndexView, MemoryView
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Result
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.summaries.summary import SummaryView
+from reconcile.view import Spans
+from tests.support.naive_storage import NaiveStorage
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import Node, initiator, join, responder
 from tests.unit.reconcile.test_kernel import chunked
@@ -27,26 +27,8 @@ YEAR = 10**16
 HEAD = 4  # bytes of a payload in front of its ranges
 
 
-@dataclass
-class Watched:
-    """A view that notes how it was asked: at once, or step by step."""
-
-    view: IndexView
-    start_ns: int = 0
-    at_once: int = 0
-    steps: list[Read] = field(default_factory=list)
-
-    def answer(self, read: Read) -> Answer:
-        if read.direct is None:
-            self.steps.append(read)
-            return self.view.answer(read)
-        answer = self.view.direct(read.direct, self.start_ns)
-        self.at_once += answer.direct is not None
-        return answer
-
-
-def stored(ids: list[SyncId]) -> Watched:
-    return Watched(chunked(sorted(ids), 300))
+def stored(ids: list[SyncId]) -> MemoryView:
+    return MemoryView(chunked(sorted(ids), 300))
 
 
 def differing(seed: int, count: int, apart: int) -> list[list[SyncId]]:
@@ -63,24 +45,28 @@ def said(nodes: tuple[Node, Node]) -> tuple[list[bytes], list[Result]]:
 
 @pytest.mark.parametrize("apart", [0, 1, 2, 30, 500, 4_000])
 @pytest.mark.parametrize("horizon", [0, YEAR // 3])
-def test_what_is_usual_takes_one_call(apart: int, horizon: int) -> None:
+def test_what_is_usual_takes_one_call(
+    monkeypatch: pytest.MonkeyPatch, apart: int, horizon: int
+) -> None:
     sets = differing(apart + horizon, 6_000, apart)
     bound = (horizon, bytes(32))
 
     def nodes() -> tuple[Node, Node]:
         return initiator(stored(sets[0])), responder(stored(sets[1]), horizon=bound)
 
-    usual = nodes()
-    payloads, results = said(usual)
+    read: list[Spans] = []
+    above = MemoryView._above
+
+    def watched(view: MemoryView, spans: Spans) -> IndexView:
+        read.append(spans)
+        return above(view, spans)
+
+    monkeypatch.setattr(MemoryView, "_above", watched)
+    usual = said(nodes())
+    # The initiator measures its window; each payload is answered by one call.
+    assert len(read) == 1 or kernel.compiled is None
     with kernel.python_only():
-        assert said(nodes()) == (payloads, results)
-    views = [node.view for node in usual]
-    for view in views:
-        assert isinstance(view, Watched)
-        if kernel.compiled is not None:
-            # The initiator measures its window; each payload that is no last word is one call.
-            assert len(view.steps) == (view is views[0])
-            assert view.at_once >= len(usual[views.index(view)].payloads) - 1
+        assert said(nodes()) == usual
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -112,11 +98,16 @@ def test_an_index_does_not_answer_for_what_it_lacks() -> None:
     sets = differing(5, 2_000, 40)
     lower = sets[0][10]
     for start_ns, answers in ((lower[0], True), (lower[0] + 1, False)):
-        first, second = stored(sets[0]), Watched(IndexView.of(SyncIds.of(sets[1])), start_ns)
+        storage = NaiveStorage(sets[1])
+        layered = SummaryView(storage.buckets(10**13), ())
+        floor = (start_ns, bytes(32))
+        layered.cover_above(floor, IndexView.of(SyncIds.of(i for i in sets[1] if i >= floor)))
         window = ((lower[0], bytes(32)), (2**63 - 1, bytes(32)))
-        whole = said((initiator(first, window=window), responder(second)))
-        assert (second.at_once > 0) == (answers and kernel.compiled is not None)
-        assert bool(second.steps) == (not second.at_once)
+        second = responder(layered)
+        second.load = storage.load
+        whole = said((initiator(stored(sets[0]), window=window), second))
+        assert not storage.needs or not answers
+        assert second.session._usual == answers
         plain = said((initiator(stored(sets[0]), window=window), responder(NaiveView(sets[1]))))
         assert whole[1][0].to_send == plain[1][0].to_send
         assert whole[1][0].to_receive == plain[1][0].to_receive
@@ -129,7 +120,7 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
     if kernel.compiled is None:
         return
     own = kernel.compiled
-    view, peer = stored(differing(1, 50, 0)[0]).view, initiator(stored(differing(2, 50, 0)[0]))
+    view, peer = chunked(differing(1, 50, 0)[0], 300), initiator(stored(differing(2, 50, 0)[0]))
     sent = peer.begin()
     assert sent is not None
     payload = sent.payload

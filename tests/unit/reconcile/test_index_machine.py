@@ -16,10 +16,11 @@ from hypothesis.stateful import (
 )
 
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
-from reconcile.index import Index, IndexView
+from reconcile.index import Index, IndexView, MemoryView
 from reconcile.view import Spans
-from reconcile.view import ViewRead as Read
+from tests.support.naive_storage import run
 from tests.support.naive_view import NaiveView
+from tests.unit.reconcile.answers import Asked, check_answers
 
 # Few values, so that IDs meet again, share a time and share the beginning of a hash.
 bytes_ = st.sampled_from([0, 1, 255])
@@ -44,25 +45,14 @@ def assert_same_answers(view: IndexView, naive: NaiveView, spans: Spans) -> None
         inside = naive.within(*span)
         if inside:
             wanted[at] = np.frombuffer(inside[at % len(inside)][1], np.uint64)
-    read = Read(measure=spans, items=spans, probe=(spans, wanted))
-    ours, theirs = view.answer(read), naive.answer(read)
-    assert ours.measured is not None
-    assert theirs.measured is not None
-    assert np.array_equal(ours.measured.counts, theirs.measured.counts)
-    assert np.array_equal(ours.measured.fingerprints, theirs.measured.fingerprints)
-    assert ours.items is not None
-    assert theirs.items is not None
-    assert np.array_equal(ours.items.offsets, theirs.items.offsets)
-    assert ours.items.ids == theirs.items.ids
-    assert ours.probed is not None
-    assert theirs.probed is not None
-    hit = theirs.probed.hit
-    assert np.array_equal(ours.probed.hit, hit)
-    assert ours.probed.found[hit] == theirs.probed.found[hit]
+    asked = Asked(spans, np.ones(len(spans), np.int64), wanted)
+    ours = MemoryView(view)
+    check_answers(naive, asked, [run(work) for work in asked.of(ours)])
+    measured = naive.measured(spans.pairs())
     for at, (lower, upper) in enumerate(spans.pairs()):
         count, fingerprint = view.fingerprint(lower, upper)
-        assert count == theirs.measured.counts[at]
-        assert np.array_equal(fingerprint, theirs.measured.fingerprints[at])
+        assert count == measured.counts[at]
+        assert np.array_equal(fingerprint, measured.fingerprints[at])
 
 
 class IndexLife(RuleBasedStateMachine):

@@ -99,7 +99,7 @@ def assert_parts(naive: NaiveView, spans: Spans, wanted: list[int], parts: Parts
     assert parts.offsets[0] == 0
     assert parts.offsets[-1] == len(parts.upper) == len(parts.counts) == len(parts.fingerprints)
     lower, upper = previous_bounds(spans, parts), parts.upper.pairs()
-    measured = naive.measure(list(zip(lower, upper, strict=True)))
+    measured = naive.measured(list(zip(lower, upper, strict=True)))
     assert np.array_equal(parts.counts, measured.counts)
     assert np.array_equal(parts.fingerprints, measured.fingerprints)
     can = expressible(SyncIds.of(lower), parts.upper)

@@ -9,19 +9,18 @@ import random
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
-from reconcile.index import Index, IndexView
-from reconcile.view import SpanParts as Parts
+from reconcile.index import Index, IndexView, MemoryView
 from reconcile.view import Spans
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from tests.support.naive_storage import run
 from tests.support.naive_view import NaiveView
-from tests.unit.reconcile.answers import on_both, random_read
+from tests.unit.reconcile.answers import Asked, check_answers, on_both
 from tests.unit.reconcile.worlds import WORLDS, random_spans
 
 
@@ -44,30 +43,6 @@ def chunked(ids: list[SyncId], chunk: int) -> IndexView:
     return index.view()
 
 
-def same_parts(first: Parts | None, second: Parts | None) -> None:
-    assert first is not None
-    assert second is not None
-    for name in ("offsets", "upper", "counts", "fingerprints"):
-        assert np.array_equal(getattr(first, name), getattr(second, name)), name
-
-
-def same_answers(first: Answer, second: Answer) -> None:
-    assert first.measured is not None
-    assert second.measured is not None
-    assert np.array_equal(first.measured.counts, second.measured.counts)
-    assert np.array_equal(first.measured.fingerprints, second.measured.fingerprints)
-    same_parts(first.parts, second.parts)
-    assert first.items is not None
-    assert second.items is not None
-    assert first.items.offsets.tolist() == second.items.offsets.tolist()
-    assert first.items.ids == second.items.ids
-    assert first.probed is not None
-    assert second.probed is not None
-    hit = first.probed.hit
-    assert hit.tolist() == second.probed.hit.tolist()
-    assert first.probed.found[hit] == second.probed.found[hit]
-
-
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_index_answers_alike(world: str) -> None:
     for seed in range(4):
@@ -76,27 +51,14 @@ def test_an_index_answers_alike(world: str) -> None:
         for view in (IndexView.of(SyncIds.of(ids)), chunked(ids, 32)):
             spans = random_spans(rng, ids, rng.choice((1, 9, 90)))
             for asked in (spans, whole_times(spans)):
-                read = random_read(rng, NaiveView(ids), asked)
-
-                same_answers(*on_both(partial(answered, view, read)))
-
-
-def answered(view: IndexView, read: Read) -> Answer:
-    """Return the answer of a view that has not found out anything about the spans yet."""
-    fresh = Read(*(_anew(part) for part in _parts_of(read)))  # type: ignore[arg-type]
-    return view.answer(fresh)
+                oracle = NaiveView(ids)
+                questions = Asked.random(rng, oracle, asked)
+                for answers in on_both(partial(answered, view, questions)):
+                    check_answers(oracle, questions, answers)
 
 
-def _parts_of(read: Read) -> tuple[object, ...]:
-    return read.measure, read.split, read.items, read.probe
-
-
-def _anew(part: object) -> object:
-    """Return a question about spans of which a view has not found out anything yet."""
-    if isinstance(part, Spans):
-        return Spans(part.lower, part.upper)
-    assert isinstance(part, tuple)
-    return (_anew(part[0]), part[1])
+def answered(view: IndexView, asked: Asked) -> list[Any]:
+    return [run(work) for work in asked.of(MemoryView(view))]
 
 
 # What holds of compiled code alone

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.index import IndexView
 from reconcile.session import PayloadFrame as Received
 from reconcile.view import View
 from tests.support.naive_view import NaiveView
@@ -23,6 +22,7 @@ from tests.support.reconcile_pair import (
     assert_exact,
     initiator,
     join,
+    memory_view,
     reconcile,
     responder,
     some_ids,
@@ -35,10 +35,6 @@ T0 = 1_700_000_000_000_000_000
 Sets = tuple[list[SyncId], list[SyncId]]
 
 
-def index_view(ids: list[SyncId]) -> View:
-    return IndexView.of(SyncIds.of(ids))
-
-
 def different(seed: int, *, count: int, differing: int, moments: int) -> Sets:
     """Return two sets with a common part; few moments make many ties."""
     rng = random.Random(seed)
@@ -47,7 +43,7 @@ def different(seed: int, *, count: int, differing: int, moments: int) -> Sets:
     return two_sets(rng, ids[differing:], ids[:ours], ids[ours:differing])
 
 
-@pytest.mark.parametrize("view", [NaiveView, index_view])
+@pytest.mark.parametrize("view", [NaiveView, memory_view])
 @pytest.mark.parametrize(
     ("moments", "count", "differing"),
     [  # every pair of values
@@ -127,7 +123,7 @@ def test_an_outage_costs_little_more_than_what_was_missed(lacking: str) -> None:
     whole = sorted(some_ids(rng, 20_000, 10**6))
     gap = whole[:9_000] + whole[10_000:]
     ours, theirs = (gap, whole) if lacking == "initiator" else (whole, gap)
-    results = reconcile(ours, theirs, index_view)
+    results = reconcile(ours, theirs, memory_view)
     assert_exact(results, ours, theirs)
     assert results[0].bytes_sent + results[0].bytes_received < 1.3 * 36 * 1000
     assert results[0].rounds <= 4
@@ -138,7 +134,7 @@ def test_differences_in_a_cluster() -> None:
     shared = some_ids(rng, 20_000, 10**6)
     minute = [(T0 + HOUR_NS // 2 + rng.randrange(10**10), rng.randbytes(32)) for _ in range(400)]
     ours, theirs = two_sets(rng, shared, minute[:200], minute[200:])
-    results = reconcile(ours, theirs, index_view)
+    results = reconcile(ours, theirs, memory_view)
     assert_exact(results, ours, theirs)
     assert results[0].rounds <= 4
 

@@ -12,8 +12,7 @@ from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import PayloadFrame as Received
 from reconcile.session import Result
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.view import Items, Loading, Spans
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import EVERYTHING, Node, initiator, join, responder, some_ids
 from tests.support.spec_peer import FINGERPRINT, ITEM_SET, SKIP, Range, SpecPeer, read, xor
@@ -291,7 +290,9 @@ def test_a_set_over_much_that_is_stored_is_answered_in_pieces() -> None:
     assert len(ended(node).to_send) <= 100
 
 
-def test_a_set_over_what_was_skipped_at_first_is_bounded_too() -> None:
+def test_a_set_over_what_was_skipped_at_first_is_bounded_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # What is stored between the ranges of a first payload was not counted.
     stored = sorted(some_ids(random.Random(9), 3_000, 10**6))
     limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=100)
@@ -304,19 +305,18 @@ def test_a_set_over_what_was_skipped_at_first_is_bounded_too() -> None:
         Range(END, FINGERPRINT, ANY_XOR),
     ]
     node.give(Received(payload(*first)))
-    largest = 0
-    answered = node.view.answer
+    read: list[int] = []
 
-    def watched(read: Read) -> Answer:
-        nonlocal largest
-        answer = answered(read)
-        if answer.items is not None:
-            largest = max(largest, len(answer.items.ids))
-        return answer
+    unwatched = node.view.items
 
-    node.view.answer = watched  # type: ignore[method-assign]
+    def watched(spans: Spans) -> Loading[Items]:
+        items = yield from unwatched(spans)
+        read.append(len(items.ids))
+        return items
+
+    monkeypatch.setattr(node.view, "items", watched)
     node.give(Received(payload(Range(early, SKIP), Range(late, ITEM_SET, items=[]))))
-    assert 0 < largest <= 200
+    assert 0 < max(read) <= 200
 
 
 @pytest.mark.parametrize("limits", [{"max_ranges": 10}, {"max_payload_bytes": 100}])

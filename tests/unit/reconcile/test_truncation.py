@@ -5,19 +5,18 @@ import random
 import pytest
 
 from reconcile.algorithm.plan import Tuning
-from reconcile.ids import SyncId, SyncIds
-from reconcile.index import IndexView
+from reconcile.ids import SyncId
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Result
-from tests.support.reconcile_pair import initiator, join, responder, some_ids
+from tests.support.reconcile_pair import initiator, join, memory_view, responder, some_ids
 
 Ids = list[SyncId]
 
 
 def reconciled(ours: Ids, theirs: Ids, limits: SessionLimits, tuning: Tuning) -> list[Result]:
     """Return both results of one session."""
-    first = initiator(IndexView.of(SyncIds.of(ours)), limits=limits, tuning=tuning)
-    second = responder(IndexView.of(SyncIds.of(theirs)), limits=limits, tuning=tuning)
+    first = initiator(memory_view(ours), limits=limits, tuning=tuning)
+    second = responder(memory_view(theirs), limits=limits, tuning=tuning)
     return list(join(first, second))
 
 

@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from reconcile.codec import encode_head
 from reconcile.compact.frames import FrameKind, PlainFrame, encode
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
-from reconcile.index import IndexView
+from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role
-from reconcile.view import ViewAnswer as Answer
-from reconcile.view import ViewRead as Read
+from reconcile.view import Loaded, Measured, Needs, Spans
 from sim.messages import CANDIDATES, forged_halves
 from store.domain.hub import START
 from store.domain.ports import PeerError
@@ -52,7 +51,7 @@ def unchanged(frame: ReconcileFrame) -> None:
     """Change nothing, as an honest sender."""
 
 
-class MemoryView:
+class SideView:
     """A view of some IDs, of which those from a time on count as being in memory."""
 
     horizon = LOWEST
@@ -63,9 +62,18 @@ class MemoryView:
         self._side = side
         self._view = side.view or IndexView.of(side.id_columns())
 
-    async def answer(self, read: Read) -> Answer:
-        """Return the answer from memory."""
-        return self._view.answer(read)
+    @property
+    def ids(self) -> MemoryView:
+        """The IDs, all of them in memory."""
+        return MemoryView(self._view)
+
+    async def load(self, needs: Needs) -> Loaded:
+        """Fail: nothing is needed."""
+        raise AssertionError(needs)
+
+    async def measure(self, spans: Spans) -> Measured:
+        """Return counts and fingerprints of spans."""
+        return self._view.measure(spans)
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of ranges of time."""
@@ -222,7 +230,7 @@ def _verifying(
     side.work = exchange.reconciliation(
         role,
         stream,
-        MemoryView(side) if has_view else None,
+        SideView(side) if has_view else None,
         side.report,
         window=window if is_initiator else None,
         session_id="" if is_initiator else "0" * 32,

@@ -18,7 +18,7 @@ from typing import Final
 
 from store.http.codec import encode
 from store.http.endpoint import Handler, Operation, Refuse
-from store.http.exchange import HttpError, HttpExchange
+from store.http.exchange import STATUS, HttpError, HttpExchange
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
@@ -38,19 +38,10 @@ _WRONG_TYPE: Final = (
     "the message must be protobuf: send the header `content-type: {}`, in Connect's library for"
     " the web by `useBinaryFormat: true`; JSON is served under /api/v1"
 )
-_STATUSES: Final = {
-    Code.INVALID_ARGUMENT: 400,
+_STATUSES: Final = STATUS | {
     Code.DEADLINE_EXCEEDED: 504,
-    Code.NOT_FOUND: 404,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.ABORTED: 409,
     Code.OUT_OF_RANGE: 400,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-    Code.UNAVAILABLE: 503,
-    Code.UNAUTHENTICATED: 401,
+    Code.RESOURCE_EXHAUSTED: 429,
 }
 """The status of each code in a unary call."""
 

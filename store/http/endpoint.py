@@ -16,11 +16,11 @@ from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from store.domain.access import CallDeniedError, Principal
-from store.http.exchange import JSON, HttpError, HttpExchange, refuse, translate
+from store.http.exchange import JSON, HttpError, HttpExchange, as_http, refuse
 from store.observe.logging import CURRENT_REQUEST, get_logger
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
-from store.serving.failure import CallerGoneError, Code, malformed
+from store.serving.failure import CallerGoneError, Code, malformed, translate
 
 _LOG = get_logger("store.http")
 _NS_PER_S: Final = 1e9
@@ -138,7 +138,8 @@ class Endpoint:
             code = _GONE
             exchange.abort()
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            failure, known = translate(error, exchange.request_id)
+            found, known = translate(error, exchange.request_id)
+            failure = as_http(found)
             code = str(failure.status)
             crash = None if known else error
             call.report(
@@ -148,7 +149,7 @@ class Endpoint:
                 exchange.abort()  # the caller does not read: it would not read the status either
             else:
                 await _fail(exchange, operation, failure)
-            del failure  # its traceback has this frame: each would keep the other
+            del found, failure  # its traceback has this frame: each would keep the other
         finally:
             if call.is_admitted:
                 call.account.end(operation.served.kind)
@@ -161,7 +162,6 @@ class Endpoint:
             _LOG.debug("request_ended", operation=operation.served.name, code=code, seconds=seconds)
 
     async def _answer(self, operation: Operation, exchange: HttpExchange, call: Call) -> None:
-        call.check_ready()
         body = b""
         if operation.method == "POST":
             if exchange.content_type != operation.content_type:

@@ -26,10 +26,8 @@ from store.serving.failure import (
     CallerGoneError,
     CallError,
     Code,
-    expected,
     malformed,
     over_limit,
-    unexpected,
 )
 from store.serving.sockets import connection_name
 
@@ -53,7 +51,7 @@ RETRY_AFTER_S: Final = 1
 """``Retry-After`` of what may succeed later."""
 
 
-_STATUS: Final = {
+STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
     Code.PERMISSION_DENIED: 403,
@@ -81,17 +79,12 @@ class HttpError(CallError):
         self.headers = headers or []
 
 
-def translate(error: Exception, request_id: str) -> tuple[HttpError, bool]:
-    """Return the status for an error, and True if the error was expected."""
-    failure = expected(error)
+def as_http(failure: CallError) -> HttpError:
+    """Return the status and the headers of a failure."""
     if isinstance(failure, HttpError):
-        return failure, True
-    return _as_status(failure or unexpected(request_id)), failure is not None
-
-
-def _as_status(failure: CallError) -> HttpError:
+        return failure
     headers: HeaderList = []
-    status = _STATUS[failure.code]
+    status = STATUS[failure.code]
     if failure.retry:
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
         status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status

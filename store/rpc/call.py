@@ -54,7 +54,7 @@ from store.serving.call import (
     is_request_id,
 )
 from store.serving.context import HealthValue, NodeContext
-from store.serving.failure import CallerGoneError, CallError, Code, expected, malformed, unexpected
+from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
@@ -66,19 +66,20 @@ if TYPE_CHECKING:
     from store.sync.schedule import Synchronizer
     from store.sync.session.exchange import Exchange
 
-_CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
-    (MalformedPayloadError, Code.INVALID_ARGUMENT),
-    (ReconcileLimit, Code.RESOURCE_EXHAUSTED),
-    (TurnedAwayError, Code.RESOURCE_EXHAUSTED),
-    (StreamSupersededError, Code.ABORTED),
-    (DriverFailedError, Code.INTERNAL),
-    (NodeStoppingError, Code.UNAVAILABLE),
-    (PeerStalledError, Code.DEADLINE_EXCEEDED),
-    (PeerError, Code.UNAVAILABLE),
-    (EmptyWindowError, Code.INVALID_ARGUMENT),
-    (UnknownPeerError, Code.INVALID_ARGUMENT),
-    (NoPeersError, Code.FAILED_PRECONDITION),
-)
+_CODES: Final = {
+    **CODES,
+    MalformedPayloadError: (Code.INVALID_ARGUMENT, False),
+    ReconcileLimit: (Code.RESOURCE_EXHAUSTED, False),
+    TurnedAwayError: (Code.RESOURCE_EXHAUSTED, False),
+    StreamSupersededError: (Code.ABORTED, False),
+    DriverFailedError: (Code.INTERNAL, False),
+    NodeStoppingError: (Code.UNAVAILABLE, False),
+    PeerStalledError: (Code.DEADLINE_EXCEEDED, False),
+    PeerError: (Code.UNAVAILABLE, False),
+    EmptyWindowError: (Code.INVALID_ARGUMENT, False),
+    UnknownPeerError: (Code.INVALID_ARGUMENT, False),
+    NoPeersError: (Code.FAILED_PRECONDITION, False),
+}
 _FAULTS: Final = {
     Fault.PROTOCOL: Code.INVALID_ARGUMENT,
     Fault.LIMIT: Code.RESOURCE_EXHAUSTED,
@@ -91,23 +92,9 @@ _FAULTS: Final = {
     Fault.REFUSED: Code.UNAVAILABLE,
 }
 
-RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
+_RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
 
 _LOG = get_logger("store.rpc")
-
-
-def translate(error: Exception, request_id: str) -> tuple[CallError, bool]:
-    """Return the failure for any error, and True if the error was expected."""
-    if (failure := expected(error)) is not None:
-        return failure, True
-    if isinstance(error, SessionFaultError):
-        is_retryable = error.fault in RETRYABLE
-        return CallError(_FAULTS[error.fault], str(error), retry=is_retryable), True
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return CallError(code, str(error)), True
-    return unexpected(request_id), False
-
 
 MAX_REFUSED_REQUESTS: Final = 16
 REFUSED_TIMEOUT_S: Final = 0.5
@@ -417,13 +404,15 @@ class CallWrapper:
                 if call.is_peer:
                     await call.begin_peer()
                 with node.drain.endless() if method.endless else _NOTHING:
-                    call.check_ready()
                     return await answer(call)
             except (asyncio.CancelledError, CallerGoneError):
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                failure, is_expected = translate(error, call.request_id)
+                if isinstance(error, SessionFaultError):
+                    is_retryable = error.fault in _RETRYABLE
+                    error = CallError(_FAULTS[error.fault], str(error), retry=is_retryable)
+                failure, is_expected = translate(error, call.request_id, _CODES)
                 try:
                     if refuse is not None and failure.retry:
                         with suppress(CallError):

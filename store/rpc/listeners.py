@@ -47,19 +47,8 @@ MIN_PING_INTERVAL_MS: Final = 10_000
 _NOT_FOUND: Final = "this listener does not serve such a method: see its reflection service"
 
 
-class ServiceHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # not generic when run
-    """The handlers of the methods of one service; ``name`` is its full name."""
-
-    def __init__(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
-        self.name = name
-        self.methods = dict(methods)
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a method by its path."""
-        service, _, method = handler_call_details.method.removeprefix("/").partition("/")
-        return self.methods.get(method) if service == self.name else None
+Services = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
+"""The handlers of methods, by the full name of their service."""
 
 
 class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
@@ -92,17 +81,15 @@ async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
         )
 
 
-def _make_server(
-    handlers: Sequence[ServiceHandler], options: Sequence[tuple[str, int]]
-) -> grpc.aio.Server:
+def _make_server(services: Services, options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
     usual = cygrpc.AioServer
     cygrpc.AioServer = _Server
     try:
         server: Any = grpc.aio.server(options=options)  # its stubs are older
     finally:
         cygrpc.AioServer = usual
-    for each in handlers:
-        server.add_registered_method_handlers(each.name, each.methods)
+    for name, methods in services.items():
+        server.add_registered_method_handlers(name, dict(methods))
     return cast("grpc.aio.Server", server)
 
 
@@ -130,7 +117,7 @@ class Listener:
 
 def bind(
     where: ListenerAddress,
-    handlers: Sequence[ServiceHandler],
+    services: Services,
     tls: TlsFiles | None = None,
     *,
     connections: int,
@@ -144,7 +131,7 @@ def bind(
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    server = _make_server(handlers, _options(connections, peers=peers))
+    server = _make_server(services, _options(connections, peers=peers))
     credentials = None if tls is None else _server_credentials(tls)
     try:
         if credentials is None:

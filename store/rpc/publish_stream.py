@@ -69,7 +69,6 @@ class _Stream:
                 if request is None:
                     return
                 call.charge(len(request), counted=False)
-                call.check_ready()
                 await self._accept(request)
         finally:
             self._answers.put_nowait(None)

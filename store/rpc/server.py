@@ -18,7 +18,7 @@ from store.domain.quota import CallKind
 from store.rpc import admin, probes
 from store.rpc.call import CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
 from store.rpc.gossip import serve_gossip
-from store.rpc.listeners import ServiceHandler
+from store.rpc.listeners import Services
 from store.rpc.publish_stream import publish_stream
 from store.serving.call import Method
 from store.serving.methods import publish, reads
@@ -47,7 +47,7 @@ WATCH: Final = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
 REFLECTION: Final = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
 
 
-def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHandler]:
+def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
     """Return the handlers of one listener.
 
     Requests and responses are bytes, so servers need no serializers. ``node`` is shared by all
@@ -84,7 +84,7 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> list[ServiceHand
     ]
     described = probes.reflect({*served, probes.REFLECTION})
     served[probes.REFLECTION] = [bidi(REFLECTION, described)]
-    return [ServiceHandler(service, dict(handlers)) for service, handlers in served.items()]
+    return {service: dict(handlers) for service, handlers in served.items()}
 
 
 async def _serve_frames(

@@ -108,6 +108,7 @@ class Call(ABC):
         """Identify the caller, and admit the call by the quotas of its caller and of the node.
 
         Raises:
+            CallError: the node serves no calls now.
             QuotaExceededError: too many calls are under way, or too many came lately.
             Exception: as `identify` does.
         """
@@ -116,6 +117,8 @@ class Call(ABC):
         account.begin(self.method.kind, now_ns)
         self.client, self.account, self.is_admitted = client, account, True
         self.max_request_bytes = min(client.limits.request_bytes, self.method.max_request_bytes)
+        if not self.method.always and (halted := self.node.health().halted) is not None:
+            raise unready(halted)
 
     @property
     def sender(self) -> AnswerSender:
@@ -145,17 +148,11 @@ class Call(ABC):
             )
         self.access = access
 
-    def check_ready(self) -> None:
-        """Raise `CallError` if the node serves no calls now."""
-        reason = None if self.method.always else self.node.health().halted
-        if reason is not None:
-            raise unready(reason)
-
     def charge(self, size_bytes: int, *, counted: bool) -> None:
         """Charge one request; ``counted``: the beginning of the call has counted it.
 
         Raises:
-            CallError: it is too large, or `check_rights` fails.
+            CallError: it is too large, `check_rights` fails, or the node serves no calls now.
             QuotaExceededError: too much was sent lately.
         """
         if self.access is not self.node.access():
@@ -168,6 +165,8 @@ class Call(ABC):
         if not counted:
             self.account.requests.take(1, now_ns)
         self.account.received.take(size_bytes, now_ns)
+        if not (counted or self.method.always) and (halted := self.node.health().halted):
+            raise unready(halted)
 
     def report(
         self, log: Logger, failure: CallError, crash: Exception | None, **fields: object

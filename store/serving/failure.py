@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -66,33 +67,32 @@ def unready(sentence: str) -> CallError:
     return CallError(Code.UNAVAILABLE, sentence, retry=True)
 
 
-_CODES: Final[tuple[tuple[type[Exception], Code], ...]] = (
-    (StoreUnavailableError, Code.UNAVAILABLE),
-    (StoreBusyError, Code.RESOURCE_EXHAUSTED),
-    (QuotaExceededError, Code.RESOURCE_EXHAUSTED),
-    (UnauthenticatedError, Code.UNAUTHENTICATED),
-    (CallDeniedError, Code.PERMISSION_DENIED),
-    (CursorOutOfRangeError, Code.OUT_OF_RANGE),
-    (CursorError, Code.INVALID_ARGUMENT),
-    (LimitError, Code.RESOURCE_EXHAUSTED),
-    (RequestError, Code.INVALID_ARGUMENT),
-)
-_RETRYABLE: Final = (StoreUnavailableError, StoreBusyError, QuotaExceededError)
+Codes = Mapping[type[Exception], tuple[Code, bool]]
+"""The code of each kind of error, and if the same call may succeed later."""
+
+CODES: Final[Codes] = {
+    StoreUnavailableError: (Code.UNAVAILABLE, True),
+    StoreBusyError: (Code.RESOURCE_EXHAUSTED, True),
+    QuotaExceededError: (Code.RESOURCE_EXHAUSTED, True),
+    UnauthenticatedError: (Code.UNAUTHENTICATED, False),
+    CallDeniedError: (Code.PERMISSION_DENIED, False),
+    CursorOutOfRangeError: (Code.OUT_OF_RANGE, False),
+    CursorError: (Code.INVALID_ARGUMENT, False),
+    LimitError: (Code.RESOURCE_EXHAUSTED, False),
+    RequestError: (Code.INVALID_ARGUMENT, False),
+}
 
 
-def expected(error: Exception) -> CallError | None:
-    """Return the failure for an error of the domain; None for one that has no code here."""
+def translate(error: Exception, request_id: str, codes: Codes = CODES) -> tuple[CallError, bool]:
+    """Return the failure for any error, and True if the error was expected.
+
+    The log has any other error by the request ID.
+    """
     if isinstance(error, CallError):
-        return error
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return CallError(code, str(error), retry=isinstance(error, _RETRYABLE))
-    return None
-
-
-def unexpected(request_id: str) -> CallError:
-    """Return the failure for any other error, which the log has by the request ID."""
-    return CallError(
-        Code.INTERNAL,
-        f"the node failed on this call: give its operator the request ID {request_id}",
-    )
+        return error, True
+    for kind in type(error).__mro__:
+        if kind in codes:
+            code, is_retryable = codes[kind]
+            return CallError(code, str(error), retry=is_retryable), True
+    sentence = f"the node failed on this call: give its operator the request ID {request_id}"
+    return CallError(Code.INTERNAL, sentence), False

@@ -92,7 +92,7 @@ class FairQueue:
         if self.fits(size):
             self.take(account, size)
             return
-        self._count(account, size)
+        self.asked[account] = self.asked.get(account, 0) + size
         turn = asyncio.get_running_loop().create_future()
         if not self.waiting:
             self._virtual_time = 0
@@ -104,8 +104,7 @@ class FairQueue:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._count(account, -size)
-                self._serve()
+                self._forget(account, size)
             elif turn.exception() is None:
                 self.release(account, size)
             raise
@@ -113,22 +112,24 @@ class FairQueue:
     def take(self, account: str, size: int) -> None:
         """Take units without waiting, although there may be none."""
         self.free -= size
-        self._count(account, size)
+        self.asked[account] = self.asked.get(account, 0) + size
 
     def release(self, account: str, size: int) -> None:
         """Return units, and let in the calls that fit now."""
         self.free += size
         assert self.free <= self.limit, "more was given back than taken"
-        self._count(account, -size)
+        left = self.asked.get(account, 0) - size
+        if left:
+            self.asked[account] = left
+        else:
+            self.asked.pop(account, None)
         if self.waiting:
             self._serve()
 
-    def _count(self, account: str, size: int) -> None:
-        asked = self.asked.get(account, 0) + size
-        if asked:
-            self.asked[account] = asked
-        else:
-            self.asked.pop(account, None)
+    def _forget(self, account: str, size: int) -> None:
+        """Take back what a call asked for and did not get."""
+        self.free -= size
+        self.release(account, size)
 
     def _serve(self) -> None:
         """Let in the calls that fit, the lightest first."""
@@ -147,7 +148,7 @@ class FairQueue:
         for call in calls:
             if not call.turn.done():
                 call.turn.set_exception(self.full(self.limit, "this node"))
-                self._count(call.account, -call.size)
+                self._forget(call.account, call.size)
         self.waiting = [each for each in self.waiting if not each.turn.done()]
         heapq.heapify(self.waiting)
         self._serve()

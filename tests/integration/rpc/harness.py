@@ -166,7 +166,10 @@ async def serve(
             peer_limits=peer_limits or ClientLimits(),
         )
         server = grpc.aio.server(
-            handlers=build_handlers(listener, context),
+            handlers=[
+                grpc.method_handlers_generic_handler(name, dict(methods))
+                for name, methods in build_handlers(listener, context).items()
+            ],
             options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
         )
         if tls is None:

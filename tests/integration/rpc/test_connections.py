@@ -25,7 +25,7 @@ CLIENT_HELLO = bytes.fromhex("16030102000100")
 async def test_stalled_handshakes_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HANDSHAKE_TIMEOUT_MS", 500)
     tls = TlsFiles(*Pki(tmp_path).issue("127.0.0.1"))
-    listener = bind(ListenerAddress("--listen", "127.0.0.1", 0), [], tls, connections=9)
+    listener = bind(ListenerAddress("--listen", "127.0.0.1", 0), {}, tls, connections=9)
     await listener.start()
     host, _, port = listener.address.rpartition(":")
     async with asyncio.timeout(PATIENCE_S):

@@ -76,14 +76,13 @@ def read(kind: type[Message] | None, call: Call, exchange: HttpExchange, body: b
     Raises:
         CallError: it is not as the schema says, or has far more parts than the limits allow.
     """
-    wanted = codec.request_type(kind)
     try:
         if exchange.method == "POST":
             _check_parts(call, body)
-            return codec.decode(wanted, body)
+            return codec.decode(kind, body)
         given = {**exchange.parameters}
         given.pop(TOKEN_PARAMETER, None)
-        return codec.from_parameters(wanted, given)
+        return codec.from_parameters(codec.request_type(kind), given)
     except ValidationError as error:
         # It may quote a name or a value that is as long as the body.
         raise malformed(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None

@@ -262,14 +262,28 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
     return field.name, kind, "" if default == b"" else default
 
 
-def decode(kind: type[Struct], body: bytes) -> Struct:
-    """Read a body.
+def decode(kind: type[Message] | None, body: bytes) -> Struct:
+    """Read a body, whose integers may be texts; as in protobuf's JSON no number is a truth value.
 
     Raises:
         msgspec.ValidationError: it is not of this type.
         msgspec.DecodeError: it is no JSON.
     """
-    return msgspec.json.decode(body, type=kind, strict=False)
+    if kind is not None:
+        msgspec.json.decode(body, type=_flags_type(cast("Descriptor", kind.DESCRIPTOR)))
+    return msgspec.json.decode(body, type=request_type(kind), strict=False)
+
+
+@cache
+def _flags_type(descriptor: Descriptor) -> type[Struct]:
+    flags: list[Any] = []
+    for _, field in _request_fields(descriptor):
+        name = NAMES.get(field.name, field.camelcase_name)
+        if field.type == FieldDescriptor.TYPE_BOOL:
+            flags.append((name, bool | None, None))
+        elif field.message_type is not None and field.is_repeated:
+            flags.append((name, list[_flags_type(field.message_type)], []))  # type: ignore[misc]
+    return msgspec.defstruct(f"{descriptor.name}Flags", flags)
 
 
 def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struct:

@@ -96,6 +96,15 @@ _RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
 
 _LOG = get_logger("store.rpc")
 
+
+def _as_call_error(error: Exception) -> Exception:
+    """Return the failure of a session with a peer by its fault, or another error as it is."""
+    if isinstance(error, SessionFaultError):
+        is_retryable = error.fault in _RETRYABLE
+        return CallError(_FAULTS[error.fault], str(error), retry=is_retryable)
+    return error
+
+
 MAX_REFUSED_REQUESTS: Final = 16
 REFUSED_TIMEOUT_S: Final = 0.5
 """Requests of refused calls that are read at one time, to name them in the answer, and how long."""
@@ -409,10 +418,7 @@ class CallWrapper:
                 code = "CANCELLED"
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                if isinstance(error, SessionFaultError):
-                    is_retryable = error.fault in _RETRYABLE
-                    error = CallError(_FAULTS[error.fault], str(error), retry=is_retryable)
-                failure, is_expected = translate(error, call.request_id, _CODES)
+                failure, is_expected = translate(_as_call_error(error), call.request_id, _CODES)
                 try:
                     if refuse is not None and failure.retry:
                         with suppress(CallError):

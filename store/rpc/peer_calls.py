@@ -85,7 +85,6 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
-_NOT_CONNECTED: Final = "failed to connect to"
 
 MAX_PEER_CURSOR_BYTES: Final = 4_096
 """A peer's cursor, which is kept until its next page."""
@@ -135,10 +134,10 @@ class PeerCall:
         self,
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
-        identify: Callable[[], Awaitable[NodeIdentity]],
+        identify: Callable[[PeerCall], Awaitable[NodeIdentity]],
     ) -> None:
         self.peer = peer
-        self._call = call
+        self.call = call
         self._identify = identify
         self._callee: NodeIdentity | None = None
         self._ending = Ending(call)
@@ -146,14 +145,36 @@ class PeerCall:
     async def identify(self) -> NodeIdentity:
         """Wait until the callee has named itself."""
         if self._callee is None:
-            self._callee = await self._identify()
+            self._callee = await self._identify(self)
         return self._callee
+
+    async def read_names(self) -> _Named:
+        """Read the metadata by which the callee names itself.
+
+        gRPC drops the initial metadata of a call whose end it learns of first.
+        """
+        try:
+            named = _parse_callee(await self.call.initial_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise _failed(self.peer, error.code(), error.details()) from None
+        if named is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    if (code := await self.call.code()) is not grpc.StatusCode.OK:
+                        raise _failed(self.peer, code, await self.call.details())
+                    named = _parse_callee(await self.call.trailing_metadata())
+        if named is None:
+            raise _refusal(
+                f"what answers at {self.peer} does not say which node it is: name the peer listener"
+                " of a store node"
+            )
+        return named
 
     async def read(self) -> bytes | None:
         """Return the next frame; None when the peer has ended the call with OK."""
         await self.identify()
         try:
-            frame = await self._call.read()
+            frame = await self.call.read()
         except grpc.aio.AioRpcError:
             frame = None
         except asyncio.CancelledError:
@@ -167,7 +188,7 @@ class PeerCall:
     async def write(self, frame: bytes) -> None:
         """Send a frame; waits while the peer does not read."""
         try:
-            await self._call.write(frame)
+            await self.call.write(frame)
         except asyncio.CancelledError:
             _reraise_own()
             raise _shut() from None
@@ -182,13 +203,13 @@ class PeerCall:
     async def half_close(self) -> None:
         """End the frames of this side; the callee then ends the call."""
         try:
-            await self._call.done_writing()
+            await self.call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._demand_ok()
 
     def cancel(self) -> None:
         """End the call at once; nothing to do when it has ended."""
-        self._call.cancel()
+        self.call.cancel()
 
     async def _demand_ok(self) -> None:
         code, details = await self._ending.status()
@@ -276,9 +297,7 @@ class PeerConnector:
             else:
                 call = channel.unary_stream(method)(request, metadata=metadata)
             try:
-                yield PeerCall(
-                    peer, call, partial(self._identify, line, call, identified, patience_s)
-                )
+                yield PeerCall(peer, call, partial(self._identify, line, identified, patience_s))
             finally:
                 call.cancel()
         finally:
@@ -288,15 +307,15 @@ class PeerConnector:
     async def _identify(
         self,
         line: _Line,
-        call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         identified: Callable[[NodeIdentity], None],
         patience_s: float | None,
+        call: PeerCall,
     ) -> NodeIdentity:
         """Identify the callee, and refuse one that this node must not call."""
         peer, own, began_ns = line.peer, self.identity, time.monotonic_ns()
         try:
             async with asyncio.timeout(patience_s):
-                named = _parse_callee(await call.initial_metadata())
+                callee, time_ns = await call.read_names()
         except TimeoutError:
             if self._lines.get(peer) is line:
                 del self._lines[peer]
@@ -305,9 +324,6 @@ class PeerConnector:
                 f"the peer at {peer} did not answer within {patience_s:.0f} s: check that "
                 "it runs and can be reached",
             ) from None
-        except grpc.aio.AioRpcError as error:
-            raise _failed(peer, error.code(), error.details()) from None
-        callee, time_ns = named or await _parse_end(peer, call)
         waited_ns = time.monotonic_ns() - began_ns
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -361,29 +377,6 @@ class PeerConnector:
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
 
 
-async def _parse_end(peer: PeerAddress, call: Any) -> _Named:  # noqa: ANN401
-    """Return the callee of a call that has ended well.
-
-    gRPC drops the initial metadata of a call whose end it learns of first.
-
-    Raises:
-        PeerCallError: it does not name itself, or the call has failed.
-    """
-    named = None
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STATUS_TIMEOUT_S):
-            code = await call.code()
-            if code is not grpc.StatusCode.OK:
-                raise _failed(peer, code, await call.details())
-            named = _parse_callee(await call.trailing_metadata())
-    if named is None:
-        raise _refusal(
-            f"what answers at {peer} does not say which node it is: name the peer listener of a "
-            "store node"
-        )
-    return named
-
-
 def _reraise_own() -> None:
     """Raise the current ``CancelledError`` again unless it was the call that was cancelled.
 
@@ -415,7 +408,7 @@ def _parse_callee(metadata: Any) -> _Named | None:  # noqa: ANN401 - grpc.aio's 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> PeerCallError:
     """Return the end of a call as the status of this node shows it."""
     text = shown((details or "").strip())
-    if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith(_NOT_CONNECTED):
+    if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith("failed to connect to"):
         cause = text.rpartition("last error: ")[2].rpartition("remote host: ")[2]
         text = (
             f"the peer at {peer} could not be reached ({cause}): check the address, that the node "
@@ -464,8 +457,7 @@ class PeerReader:
             page_size=PEER_SCAN_PAGE_MESSAGES,
         ).SerializeToString()
         last: SyncId = (start_ns, b"")
-        empty = 0
-        end: SyncId = (end_ns, b"")
+        empty, end = 0, (end_ns, b"")
         try:
             async for data in self._pages(peer, SCAN, request):
                 page, before = _decode_scan(data), last
@@ -476,8 +468,13 @@ class PeerReader:
                         "the peer sends pages without messages, over and over"
                     )
                 if page.messages:
-                    hashes = [entry.message_hash for entry in page.messages]
-                    yield ScannedPage(_join(page), hashes, page.cursor, last[0])
+                    messages = [
+                        delimited(_MESSAGE_FIELD, each.message)
+                        + delimited(_TOPIC_FIELD, each.pubsub_topic)
+                        for each in page.messages
+                    ]
+                    hashes = [each.message_hash for each in page.messages]
+                    yield ScannedPage(messages, hashes, page.cursor, last[0])
         except PeerCallError as error:
             if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
                 raise CursorOutOfRangeError(str(error)) from error
@@ -535,12 +532,11 @@ def _decode(kind: type[_M], data: bytes, messages: int) -> _M:
     Raises:
         ProtocolBrokenError: it has, or is none.
     """
-    if len(data) > COUNTED_REQUEST_BYTES:
-        most = messages + MAX_OTHER_FIELDS
-        if count_fields(data, 0, len(data), None, most)[0] < 0:
-            raise ProtocolBrokenError(
-                f"the peer sends a page of more than {messages:,} messages, or many other fields"
-            )
+    most = messages + MAX_OTHER_FIELDS
+    if len(data) > COUNTED_REQUEST_BYTES and count_fields(data, 0, len(data), None, most)[0] < 0:
+        raise ProtocolBrokenError(
+            f"the peer sends a page of more than {messages:,} messages, or many other fields"
+        )
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -586,13 +582,6 @@ def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:
     return last
 
 
-def _join(page: RawScanPage) -> list[bytes]:
-    return [
-        delimited(_MESSAGE_FIELD, entry.message) + delimited(_TOPIC_FIELD, entry.pubsub_topic)
-        for entry in page.messages
-    ]
-
-
 def _require_asked(asked: RequestedEntries, stored: WakuMessageKeyValue) -> bytes:
     """Encode a message for admission.
 
@@ -600,19 +589,18 @@ def _require_asked(asked: RequestedEntries, stored: WakuMessageKeyValue) -> byte
         ProtocolBrokenError: it was not asked for.
     """
     message = stored.message
-    if not asked.selects(message.payload, lambda: _hash_of(stored)):
+
+    def digest() -> bytes:
+        meta = message.meta if message.HasField("meta") else None
+        try:
+            return message_hash(
+                stored.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
+            )
+        except ValueError as error:
+            raise ProtocolBrokenError(f"the peer sends a message without a hash: {error}") from None
+
+    if not asked.selects(message.payload, digest):
         raise ProtocolBrokenError("the peer sends a message that was not asked for")
     return WakuMessageAndTopic(
         message=message, pubsub_topic=stored.pubsub_topic
     ).SerializeToString()
-
-
-def _hash_of(stored: WakuMessageKeyValue) -> bytes:
-    message = stored.message
-    meta = message.meta if message.HasField("meta") else None
-    try:
-        return message_hash(
-            stored.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
-        )
-    except ValueError as error:
-        raise ProtocolBrokenError(f"the peer sends a message without a hash: {error}") from None

@@ -148,20 +148,22 @@ class AnswerSender(Endable):
         """
         # No call waits until the greater part of the budget is free.
         size_bytes = min(size_bytes, self._budget.limit // LARGEST_SHARE)
-        if self._budget.fits(size_bytes):
-            self.add(size_bytes)
-        else:
+        if self._budget.waiting or size_bytes > self._budget.free:
             await self._budget.wait(self, size_bytes)
             self.taken_bytes += size_bytes
+        else:
+            self.add(size_bytes)
         return size_bytes
 
     def add(self, size_bytes: int) -> None:
         """Take without waiting, or give back."""
+        budget = self._budget
         self.taken_bytes += size_bytes
         if size_bytes > 0:
-            self._budget.take(self.connection, size_bytes)
+            budget.free -= size_bytes
+            budget.asked[self.connection] += size_bytes
         elif size_bytes:
-            self._budget.release(self.connection, -size_bytes)
+            budget.release(self.connection, -size_bytes)
 
     @asynccontextmanager
     async def sending(self, size_bytes: int) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class FairQueue:
         self.full = full
         self.now_s = now_s
         self.waiting: list[WaitingCall] = []
-        self.asked: dict[str, int] = {}
+        self.asked: defaultdict[str, int] = defaultdict(int)
         self._numbers = count()
         self._virtual_time = 0
 
@@ -59,10 +60,6 @@ class FairQueue:
     def used(self) -> int:
         """The number of units that are taken."""
         return self.limit - self.free
-
-    def fits(self, size: int) -> bool:
-        """Return True if there is room now."""
-        return not self.waiting and (size <= self.free or self.free == self.limit)
 
     @contextmanager
     def reserve(self, size: int, account: str) -> Iterator[None]:
@@ -77,7 +74,7 @@ class FairQueue:
         if self.waiting or (size > self.free and self.free < self.limit):
             raise self.full(self.limit, "this node")
         self.free -= size
-        self.asked[account] = usage + size
+        self.asked[account] += size
         try:
             yield
         finally:
@@ -89,10 +86,10 @@ class FairQueue:
         Raises:
             CallError: `refuse` was called.
         """
-        if self.fits(size):
-            self.take(account, size)
+        self.asked[account] += size
+        if not self.waiting and (size <= self.free or self.free == self.limit):
+            self.free -= size
             return
-        self.asked[account] = self.asked.get(account, 0) + size
         turn = asyncio.get_running_loop().create_future()
         if not self.waiting:
             self._virtual_time = 0
@@ -109,20 +106,13 @@ class FairQueue:
                 self.release(account, size)
             raise
 
-    def take(self, account: str, size: int) -> None:
-        """Take units without waiting, although there may be none."""
-        self.free -= size
-        self.asked[account] = self.asked.get(account, 0) + size
-
     def release(self, account: str, size: int) -> None:
         """Return units, and let in the calls that fit now."""
         self.free += size
         assert self.free <= self.limit, "more was given back than taken"
-        left = self.asked.get(account, 0) - size
-        if left:
-            self.asked[account] = left
-        else:
-            self.asked.pop(account, None)
+        self.asked[account] -= size
+        if not self.asked[account]:
+            del self.asked[account]
         if self.waiting:
             self._serve()
 

@@ -210,7 +210,7 @@ def test_texts_of_peers_are_cut_and_made_printable() -> None:
     assert cut.endswith("…")
 
 
-async def named() -> NodeIdentity:
+async def named(_call: PeerCall) -> NodeIdentity:
     return NodeIdentity("b.example", "b", "0.1.0")
 
 

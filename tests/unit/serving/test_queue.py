@@ -68,18 +68,6 @@ async def test_what_does_not_fit_is_refused_without_waiting() -> None:
     assert shared.used == 0
 
 
-async def test_no_call_overtakes_one_that_waits() -> None:
-    shared = queue()
-    await shared.acquire("a", 6)
-    waiting = ask(shared, "b", 8)
-    await settle()
-    with pytest.raises(CallError), shared.reserve(1, "c"):
-        pass
-    shared.release("a", 6)
-    await waiting
-    assert shared.used == 8
-
-
 async def test_one_that_is_larger_than_the_whole_passes_alone() -> None:
     shared = queue()
     await shared.acquire("a", 50)

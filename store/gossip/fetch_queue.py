@@ -6,9 +6,10 @@ source, or when no peer is left that announced it.
 
 A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
 a round begins with the first frame of the peer after it was asked, and anew with each body that it
-delivers. After `PATIENCE_NS` the rest of the round counts as not delivered, and is asked of others,
-or of this peer again where no other is known to have it. A peer that is silent is no liar; after
-`SILENCE_NS` another one may be asked.
+delivers. After `PATIENCE_NS` the rest of the round counts as not delivered, and is asked of others.
+Where no other is known to have a message, the peer is asked again, up to `MAX_FAILURES` times in
+all: it may be slow, but a message that it has dropped since never comes. A peer that is silent is
+no liar; after `SILENCE_NS` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
 not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
@@ -26,6 +27,7 @@ from typing import Final
 
 from store.gossip.limits import (
     MAX_DOUBTED,
+    MAX_FAILURES,
     MAX_HOLDERS,
     MAX_ROUNDS,
     PATIENCE_NS,
@@ -93,13 +95,14 @@ class _Fetch:
 
     ``peers``: those that may deliver it, each with whether that is a guess; one of them may be
     ``asked``. ``missing``: it was looked up, and is not stored. ``doubted``: it is to be looked up
-    although no peer has announced it.
+    although no peer has announced it. ``failures``: rounds that did not deliver it.
     """
 
     missing: bool = False
     doubted: bool = False
     peers: dict[str, bool] = field(default_factory=dict)
     asked: str = ""
+    failures: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -235,16 +238,11 @@ class FetchQueue:
         """Return True if a message is in a round of a peer."""
         return any(digest in round_.ids for round_ in self.sources[peer].rounds)
 
-    def note_frame(self, now_ns: int, peer: str) -> None:
-        """Note that a frame of a peer has come."""
+    def note_frame(self, now_ns: int, peer: str, *, delivers: bool = False) -> None:
+        """Start the clocks of a peer's rounds; restart them if it ``delivers`` a message."""
         for round_ in self.sources[peer].rounds:
-            if round_.talks_ns is None:
+            if delivers or round_.talks_ns is None:
                 round_.talks_ns = now_ns
-
-    def delivered(self, now_ns: int, peer: str) -> None:
-        """Restart the clock of a peer that has delivered a message."""
-        for round_ in self.sources[peer].rounds:
-            round_.talks_ns = now_ns
 
     def expire(self, now_ns: int) -> list[tuple[str, int]]:
         """Return peers that did not deliver, and how many messages of a round, without guesses."""
@@ -341,10 +339,11 @@ class FetchQueue:
         faults = 0
         for digest in round_.ids:
             want = self._wants[digest]
-            faults += not want.peers[peer]
-            if not want.peers[peer] and len(want.peers) == 1:
+            want.failures += 1
+            if not round_.guess and len(want.peers) == 1 and want.failures < MAX_FAILURES:
                 self._open(digest, want)
             else:
+                faults += not want.peers[peer]
                 self._not_from(source, want, digest, peer)
         return faults
 

@@ -48,6 +48,9 @@ MAX_UNSTORED_FRAMES: Final = 64
 MAX_ROUNDS: Final = 16
 """Rounds of one peer that are under way."""
 
+MAX_FAILURES: Final = 6
+"""Rounds without a message after which it is not asked for again of the only peer that has it."""
+
 SLOWED_ROUND_IDS: Final = 64
 """IDs that a slowed peer is asked for at once."""
 

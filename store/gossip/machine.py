@@ -609,7 +609,11 @@ class Gossip:
         while self._retries and self._retries[0][0] <= self._now_ns:
             self._retry(self._retries.popleft()[1])
         for peer, undelivered in self._fetches.expire(self._now_ns):
-            self._blame(peer, undelivered)
+            self._count(GossipCounter.UNDELIVERED, undelivered)
+            points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
+            reason = "messages that were announced are not delivered: announce what is held durably"
+            if points:
+                self._fault(peer, points, reason)
         self._announce_unread()
         self._exchange_leaves()
 
@@ -618,13 +622,6 @@ class Gossip:
             self._failing = any(each.reads for _, each in self._retries)
         else:
             self._request(request)
-
-    def _blame(self, peer: str, undelivered: int) -> None:
-        if undelivered:
-            self._count(GossipCounter.UNDELIVERED, undelivered)
-            points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
-            reason = "messages that were announced are not delivered: announce what is held durably"
-            self._fault(peer, points, reason)
 
     def _announce_unread(self) -> None:
         due_ns = self._unread.due_ns
@@ -805,7 +802,7 @@ class Gossip:
                 holders = self._resolve(digest, content) | peer.store.bit
                 self._pending[digest] = _Pending(holders, content, {peer.key: None})
         if asked:
-            self._fetches.delivered(self._now_ns, peer.key)
+            self._fetches.note_frame(self._now_ns, peer.key, delivers=True)
         if repeated:
             self._count(GossipCounter.BODIES_REPEATED, repeated)
             reason = "messages are sent again that were received before: send each once"

@@ -10,6 +10,7 @@ from typing import Any
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerError
+from store.gossip import fetch_queue, scores
 from store.gossip.driver import database as database_module
 from store.gossip.driver import driver as driver_module
 from store.gossip.driver import streams
@@ -42,7 +43,7 @@ LOST = "acknowledged .* does not hold it"
 
 _STEP, _INIT, _CHECK = Gossip.step, Gossip.__init__, Gossip.check
 _RECEIVE, _LOOKED_UP = Gossip.receive, Gossip.looked_up
-_BLAME, _CONFIRM = Gossip._blame, UnreadEvents.confirm
+_CONFIRM = UnreadEvents.confirm
 _ANSWER, _NUMBERS = database_module.answer, count()
 
 
@@ -114,11 +115,8 @@ MACHINE_MUTANTS = {
     "takes silence for a lie": Mutant(
         together(
             _step(_take_silence_for_a_lie),
-            replace_with(
-                Gossip,
-                "_blame",
-                lambda self, peer, undelivered: _BLAME(self, peer, 1_000 * undelivered),
-            ),
+            replace_with(fetch_queue, "MAX_FAILURES", 1),
+            replace_with(scores, "UNDELIVERED_POINTS", 1_000 * scores.UNDELIVERED_POINTS),
         ),
         "accuses an honest peer",
     ),

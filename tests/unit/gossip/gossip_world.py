@@ -32,6 +32,7 @@ from storenode.sds.codec import SdsMetadata
 _E = TypeVar("_E", bound=Effect)
 _P = ParamSpec("_P")
 
+Request = PersistBatch | LoadBodies | LookUp
 Input = Callable[[Gossip], None]
 """A method of a machine, with its arguments."""
 
@@ -119,32 +120,33 @@ class Single:
 
         Returns all effects, the given ones too.
         """
-        known, done = set(stored), list(effects)
+        known, done = dict.fromkeys(stored), list(effects)
         waiting = deque(effects)
         while waiting:
-            given = self._answer(waiting.popleft(), known)
-            if given is not None:
-                more = self.step(given)
-                waiting += more
-                done += more
+            effect = waiting.popleft()
+            more: list[Effect] = []
+            if isinstance(effect, Request):
+                more = self.step(answer_of(effect, known))
+            elif isinstance(effect, WriteFrame):
+                more = self.step(Gossip.sent, effect.peer)
+            waiting += more
+            done += more
         return done
 
-    @staticmethod
-    def _answer(effect: Effect, stored: set[bytes]) -> Input | None:
-        match effect:
-            case PersistBatch():
-                new = [digest not in stored for digest in effect.batch.hashes]
-                stored.update(effect.batch.hashes)
-                return lambda machine: machine.persisted(effect.token, new)
-            case LoadBodies():
-                found = [each if each in stored else None for each in effect.ids]
-                return lambda machine: machine.loaded(effect.token, found)
-            case LookUp():
-                is_stored = [each in stored for each in effect.ids]
-                return lambda machine: machine.looked_up(effect.token, is_stored)
-            case WriteFrame():
-                return lambda machine: machine.sent(effect.peer)
-        return None
+
+def answer_of(request: Request, stored: dict[bytes, None]) -> Input:
+    """Return the answer of a database that holds these, and stores what it is given."""
+    match request:
+        case PersistBatch():
+            new = [digest not in stored for digest in request.batch.hashes]
+            stored.update(dict.fromkeys(request.batch.hashes))
+            return lambda machine: machine.persisted(request.token, new)
+        case LoadBodies():
+            found = [each if each in stored else None for each in request.ids]
+            return lambda machine: machine.loaded(request.token, found)
+        case LookUp():
+            is_stored = [each in stored for each in request.ids]
+            return lambda machine: machine.looked_up(request.token, is_stored)
 
 
 def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
@@ -201,21 +203,11 @@ class Member:
             case CutOff():
                 self.cut.append(effect)
 
-    def _answer(self, effect: PersistBatch | LoadBodies | LookUp) -> None:
+    def _answer(self, request: Request) -> None:
         if self.fails():
-            self.step(Gossip.failed, effect.token)
-            return
-        match effect:
-            case PersistBatch():
-                new = [digest not in self.stored for digest in effect.batch.hashes]
-                self.stored.update(dict.fromkeys(effect.batch.hashes))
-                self.step(Gossip.persisted, effect.token, new)
-            case LoadBodies():
-                found = [each if each in self.stored else None for each in effect.ids]
-                self.step(Gossip.loaded, effect.token, found)
-            case LookUp():
-                is_stored = [each in self.stored for each in effect.ids]
-                self.step(Gossip.looked_up, effect.token, is_stored)
+            self.step(Gossip.failed, request.token)
+        else:
+            self.step(answer_of(request, self.stored))
 
 
 class Fleet:

@@ -21,7 +21,7 @@ from store.gossip.events import (
 from store.gossip.graph import graph_events
 from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
-from tests.unit.gossip.gossip_world import Input, S, ids, records
+from tests.unit.gossip.gossip_world import Input, Request, S, ids, records
 
 PEERS = "vwxyz"
 NAMES = ids(60)
@@ -52,7 +52,7 @@ class Anything:
         self.rng = random.Random(seed)
         self.machine = Gossip("own", 1, SMALL)
         self.now_ns = S
-        self._asked: list[PersistBatch | LoadBodies | LookUp] = []
+        self._asked: list[Request] = []
         self._writing: set[str] = set()
 
     def step(self) -> None:

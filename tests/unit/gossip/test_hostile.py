@@ -19,7 +19,7 @@ from store.gossip.events import (
     PersistBatch,
     SyncLeaves,
 )
-from store.gossip.limits import MAX_TRIES, PATIENCE_NS
+from store.gossip.limits import MAX_FAILURES, MAX_TRIES, PATIENCE_NS
 from store.gossip.machine import Gossip, GossipStateError
 from tests.unit.gossip.gossip_world import (
     Input,
@@ -97,15 +97,23 @@ def test_who_is_silent_is_no_liar() -> None:
     assert not counted(single.after(0), GossipCounter.UNDELIVERED)
 
 
-def test_what_one_slow_peer_alone_has_is_asked_of_it_again() -> None:
+def test_what_one_peer_alone_has_is_asked_of_it_again_though_not_for_ever() -> None:
     single, messages = Single(), ids(3)
     single.answer(single.join("x"))
     single.answer(single.receive("x", Inventory(messages)))
+    wanted = messages
+    for _ in range(MAX_FAILURES - 1):
+        single.receive("x", Inventory(()))
+        effects = single.answer(single.after(PATIENCE_NS))
+        assert frames(effects, "x") == [GetEvents(wanted)]
+        assert not counted(effects, GossipCounter.UNDELIVERED)
+        if wanted is messages:
+            single.answer(single.receive("x", bodies(messages[:1])))
+            wanted = messages[1:]
     single.receive("x", Inventory(()))
-    effects = single.answer(single.after(PATIENCE_NS))
-    assert counted(effects, GossipCounter.UNDELIVERED) == 3
-    assert frames(effects, "x") == [GetEvents(messages)]
-    assert of(PersistBatch, single.receive("x", bodies(messages)))
+    effects = single.after(PATIENCE_NS)
+    assert counted(effects, GossipCounter.UNDELIVERED) == 2
+    assert entries(single, "fetches") == 0
 
 
 def test_bodies_that_come_again_and_again_cut_off() -> None:

@@ -146,7 +146,7 @@ POLL_INTERVAL_S: Final = 0.02
 OUTPUT_DRAIN_S: Final = 5.0
 """The longest wait for the last process of a dead server, which ends its output."""
 
-_BY_FORCE: Final = ((signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+BY_FORCE: Final = ((signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """The steps after an orderly shutdown, and how long each may take, in seconds."""
 
 _READY = "ready"
@@ -225,7 +225,7 @@ class ServerProcess:
 
     def end_by_force(self) -> None:
         """Cut the shutdown short, at last by SIGKILL; another thread may be in `wait`."""
-        for number, patience_s in _BY_FORCE:
+        for number, patience_s in BY_FORCE:
             self.send(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(patience_s)
@@ -295,7 +295,7 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
 
 def _stop_predecessor(data: DataDir, pid: int, timeout_s: float) -> None:
     """Stop a process that is not a child of this one, at last by force."""
-    for number, patience_s in ((signal.SIGINT, timeout_s), *_BY_FORCE):
+    for number, patience_s in ((signal.SIGINT, timeout_s), *BY_FORCE):
         deadline_s = time.monotonic() + patience_s
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -54,7 +54,7 @@ def suspended(data_dir: Path) -> Iterator[psutil.Process]:
 def test_a_server_that_outlived_its_node_is_stopped_first(
     data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "BY_FORCE", ((signal.SIGQUIT, 0), (signal.SIGKILL, 10)))
     events = Events()
     with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
         assert events.wait_for("waiting")["pid"] == suspended.pid
@@ -112,7 +112,7 @@ def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> N
 def test_a_server_that_hangs_is_stopped_by_force(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "QUIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervisor_module, "BY_FORCE", ((signal.SIGQUIT, 0), (signal.SIGKILL, 10)))
     server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2))
     server.start()
     assert server.pid is not None

@@ -267,9 +267,9 @@ class DatabaseFeed:
         self,
         database: Database,
         *,
-        on_lost: Callable[[Place, Place], None] | None = None,
-        on_failed: Callable[[Exception], None] | None = None,
-        on_commits: Callable[[Sequence[CommitRow]], None] | None = None,
+        on_lost: Callable[[Place, Place], None] = lambda _reached, _left: None,
+        on_failed: Callable[[Exception], None] = lambda _error: None,
+        on_commits: Callable[[Sequence[CommitRow]], None] = lambda _commits: None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
         read_only: bool = False,
     ) -> None:
@@ -348,8 +348,7 @@ class DatabaseFeed:
                 self._dispatch_own(each)
             except Exception as error:  # noqa: BLE001 - what is stored has not failed
                 self._news.set()
-                if self._on_failed is not None:
-                    self._on_failed(error)
+                self._on_failed(error)
                 return
 
     def _dispatch_own(self, part: CommitPart) -> None:
@@ -362,8 +361,7 @@ class DatabaseFeed:
             max_ts=max(batch.timestamps),
             topics=None if topics is None else tuple(topics),
         )
-        if self._on_commits is not None:
-            self._on_commits([commit])
+        self._on_commits([commit])
         rows: list[Row] = []
         if len(self._hub):
             self._hub.learn(batch.topics)
@@ -386,8 +384,7 @@ class DatabaseFeed:
             except (psycopg.Error, StoreUnavailableError, TimeoutError):
                 pass
             except Exception as error:  # noqa: BLE001 - followers would wait without a word
-                if self._on_failed is not None:
-                    self._on_failed(error)
+                self._on_failed(error)
             if self._tails_well:
                 self._tails_well = False
                 backoff.reset()
@@ -404,7 +401,7 @@ class DatabaseFeed:
         left = reached if served else await newest(connection)
         self._encounters += 1
         self._hub.rebase(left, reached if served else START)
-        if not served and self._on_lost is not None:
+        if not served:
             self._on_lost(reached, left)
 
     async def _tail_on(self, connection: Connection) -> None:
@@ -415,8 +412,7 @@ class DatabaseFeed:
             commits = await commits_between(
                 connection, self._hub.head[0] + 1, MAX_POSITION, None, _COMMITS_AT_ONCE
             )
-            if self._on_commits is not None:
-                self._on_commits(commits)
+            self._on_commits(commits)
             left = commits
             while left:
                 some = at_most(left, _MESSAGES_AT_ONCE)

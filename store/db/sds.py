@@ -31,7 +31,7 @@ Messages older than the horizon count nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import Any, Final
@@ -100,6 +100,9 @@ _MISSING_OVERHEAD_BYTES: Final = 16
 
 _Frames = list[bytes | None]
 """Frames of a portion, None where there is none."""
+
+_Entry = bytes | HistoryEntry
+"""An encoded message of a page, or what is missing."""
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -355,16 +358,11 @@ class DatabaseSdsReader:
         room = await outlet.room(HANDY_PAGE_BYTES)
         async with self._lookups.turn(outlet.caller, outlet.connection):
             lookup = await self._look_up(request)
-        pages = SdsPages(self._page_bytes)
         _fit(room, len(lookup.messages))
-        async with aclosing(self._send(iter(lookup.messages), pages)) as sent:
-            async for full in sent:
-                yield full
-        for entry in lookup.missing:
-            for page in pages.add_missing(entry):
+        entries = self._entries(iter(lookup.messages), _portions(lookup.missing))
+        async with aclosing(self._pages(entries, truncated=lookup.truncated)) as pages:
+            async for page in pages:
                 yield page
-        for page in pages.finish(truncated=lookup.truncated):
-            yield page
 
     async def causal_history(
         self, request: CausalRequest, outlet: Outlet
@@ -375,16 +373,11 @@ class DatabaseSdsReader:
         async with self._walks.turn(outlet.caller, outlet.connection):
             walk = await _walk(reader, request)
         _fit(room, len(walk.taken))
-        pages = SdsPages(self._page_bytes)
         ordered = map(walk.taken.__getitem__, walk.parents_first())
-        async with aclosing(self._send(ordered, pages)) as sent:
-            async for full in sent:
-                yield full
-        async for entry in _read_missing(walk, reader, request.heads):
-            for page in pages.add_missing(entry):
+        entries = self._entries(ordered, _read_missing(walk, reader, request.heads))
+        async with aclosing(self._pages(entries, truncated=walk.truncated)) as pages:
+            async for page in pages:
                 yield page
-        for page in pages.finish(truncated=walk.truncated):
-            yield page
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request)
@@ -395,13 +388,49 @@ class DatabaseSdsReader:
             query = lookup.step(await reader.answer(query))
         return lookup
 
-    async def _send(
-        self, wanted: Iterator[Claim], pages: SdsPages
-    ) -> AsyncGenerator[SdsPage, None]:
+    async def _entries(
+        self, wanted: Iterator[Claim], missing: AsyncIterator[Sequence[HistoryEntry]]
+    ) -> AsyncGenerator[Iterable[_Entry], None]:
+        """Yield entries in portions: messages in their order, and what is missing."""
         async with aclosing(_read_portions(self._database, wanted)) as portions:
             async for portion, frames in portions:
-                for page in pages.add(portion, frames):
-                    yield page
+                yield (
+                    HistoryEntry(found[3], found[2])
+                    if frame is None
+                    else sds_stored_message(found[3], found[2], frame)
+                    for found, frame in zip(portion, frames, strict=True)
+                )
+        async for some in missing:
+            yield some
+
+    async def _pages(
+        self, entries: AsyncGenerator[Iterable[_Entry], None], *, truncated: bool
+    ) -> AsyncGenerator[SdsPage, None]:
+        """Yield entries in pages, as these fill up; the last says if the answer is truncated."""
+        most = min(self._page_bytes, HANDY_PAGE_BYTES)
+        parts, missing, size = list[bytes](), list[HistoryEntry](), 0
+        async with aclosing(entries):
+            async for portion in entries:
+                for entry in portion:
+                    added = len(entry) if isinstance(entry, bytes) else _missing_bytes(entry)
+                    if size and size + added > most:
+                        yield SdsPage(b"".join(parts), len(parts), tuple(missing), truncated=False)
+                        parts, missing, size = [], [], 0
+                    size += added
+                    if isinstance(entry, bytes):
+                        parts.append(entry)
+                    else:
+                        missing.append(entry)
+        if size or truncated:
+            yield SdsPage(b"".join(parts), len(parts), tuple(missing), truncated)
+
+
+def _missing_bytes(entry: HistoryEntry) -> int:
+    return len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
+
+
+async def _portions(entries: Sequence[HistoryEntry]) -> AsyncIterator[Sequence[HistoryEntry]]:
+    yield entries
 
 
 def _fit(room: Room, messages: int) -> None:
@@ -426,21 +455,18 @@ async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
 
 async def _read_missing(
     walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
-) -> AsyncIterator[HistoryEntry]:
+) -> AsyncIterator[Sequence[HistoryEntry]]:
     """Yield the references for which the walk found nothing, as they were made."""
     origins = list(walk.missing.values())
-    for origin in origins:
-        if origin.is_head:
-            yield heads[origin.slot]
+    yield [heads[origin.slot] for origin in origins if origin.is_head]
     places: list[ParentPlace] = [
         (walk.taken[origin.node][:3], origin.slot) for origin in origins if not origin.is_head
     ]
     for start in range(0, len(places), _MISSING_CHILDREN):
         portion = places[start : start + _MISSING_CHILDREN]
         parents = await reader.parents_of(portion)
-        for child, slot in portion:
-            if (child[2], slot) in parents:
-                yield parents[child[2], slot]
+        named = [(child[2], slot) for child, slot in portion]
+        yield [parents[place] for place in named if place in parents]
 
 
 async def _read_portions(
@@ -470,48 +496,6 @@ async def _read_portions(
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-
-
-class SdsPages:
-    """A collector of entries that returns pages as they fill up."""
-
-    def __init__(self, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
-        self._page_bytes = min(page_bytes, HANDY_PAGE_BYTES)
-        self._parts: list[bytes] = []
-        self._count = 0
-        self._missing: list[HistoryEntry] = []
-        self._bytes = 0
-
-    def add(self, portion: Sequence[Claim], frames: Sequence[bytes | None]) -> Iterator[SdsPage]:
-        """Add messages with their frames; those without one are missing."""
-        for (_, _, digest, message_id, *_), frame in zip(portion, frames, strict=True):
-            if frame is None:
-                yield from self.add_missing(HistoryEntry(message_id, digest))
-                continue
-            entry = sds_stored_message(message_id, digest, frame)
-            if self._bytes + len(entry) > self._page_bytes and self._bytes:
-                yield self._cut(truncated=False)
-            self._bytes += len(entry)
-            self._count += 1
-            self._parts.append(entry)
-
-    def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
-        """Add an entry that is not stored."""
-        size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
-        if self._bytes + size > self._page_bytes and self._bytes:
-            yield self._cut(truncated=False)
-        self._bytes += size
-        self._missing.append(entry)
-
-    def finish(self, *, truncated: bool) -> Iterator[SdsPage]:
-        """Yield the last page, unless it is empty and the answer is not truncated."""
-        if self._bytes or truncated:
-            yield self._cut(truncated=truncated)
-
-    def _cut(self, *, truncated: bool) -> SdsPage:
-        page = SdsPage(b"".join(self._parts), self._count, tuple(self._missing), truncated)
-        self._parts, self._count, self._missing, self._bytes = [], 0, [], 0
-        return page
 
 
 MAX_COUNTED: Final = 100_000

@@ -17,7 +17,7 @@ from store.db import sds as db_claims
 from store.db import writer as writer_module
 from store.db.connection import Connection
 from store.db.retention import prune
-from store.db.sds import DatabaseSdsReader, SdsPages
+from store.db.sds import DatabaseSdsReader
 from store.domain import causal
 from store.domain.claims import ClaimQuery
 from store.domain.ports import (
@@ -29,7 +29,6 @@ from store.domain.ports import (
     TopicRights,
 )
 from store.domain.retention import RetentionPolicy
-from store.messages.frames import sds_stored_message
 from storenode.sds.codec import decode, sds_key
 from tests.integration.sds.channel import (
     OTHER,
@@ -46,7 +45,7 @@ from tests.integration.storage.test_plans import Explained
 from tests.integration.storage.world import DAY, NOW
 from tests.support.outlet import WideOutlet
 from tests.support.sds_claims import claiming, genuine, genuine_id
-from tests.unit.domain.causal_world import CHANNEL, Parent, digest, request
+from tests.unit.domain.causal_world import CHANNEL, Parent, request
 
 NAME = CHANNEL.decode()
 
@@ -432,16 +431,3 @@ async def test_unread_walks_take_no_place_from_others_and_give_their_connections
     for pages in unread:
         await pages.aclose()
     assert len((await walk_from(reader, head_of(channel))).ids) == 100
-
-
-@pytest.mark.parametrize("id_bytes", [1, 90, 91, 92, 127, 128, 256])
-def test_entries_are_encoded_as_frames_are_spliced(id_bytes: int) -> None:
-    pages = SdsPages()
-    frames = {digest(size): b"\x0a" + bytes(size) for size in (1, 20, 127, 16_000, 16_400)}
-    portion = [(b"key", 1, each, b"i" * id_bytes, b"", b"", False) for each in frames]
-    assert not list(pages.add(portion, list(frames.values())))
-    (page,) = pages.finish(truncated=False)
-    assert page.messages == b"".join(
-        sds_stored_message(b"i" * id_bytes, each, frame) for each, frame in frames.items()
-    )
-    assert page.count == len(frames)

@@ -396,17 +396,12 @@ async def _fold_next(connection: Connection, most_commits: int, most_bytes: int)
     if len(minutes):
         levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
         sums = await late_sums(connection, before, position, *levels[1:])
-        await _add(connection, levels)
+        numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
+        await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])
         await write_sums(connection, sums)
     await connection.execute(SQL.stores.set_folded, (position,))
     is_last = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
     return None if is_last else position
-
-
-async def _add(connection: Connection, levels: Sequence[TimeBuckets]) -> None:
-    """Add buckets of every level to those that are kept."""
-    numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
-    await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])
 
 
 # Making summaries anew

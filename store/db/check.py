@@ -366,35 +366,32 @@ class _DatabaseCheck:
     async def _chunks(
         self, table: str, bounds: Bounds, share: float | None, more: Sequence[object]
     ) -> AsyncIterator[list[Any]]:
-        keys, casts, after, look_up = _ROW_TABLES[table]
+        keys, casts, _, look_up = _ROW_TABLES[table]
+        arrays = ", ".join(f"%s::{cast}[]" for cast in casts)
+        given = SQL.messages.check_given.format(arrays=arrays, keys=keys)
+        async for chunk in self._keys(table, bounds, share):
+            given_keys = [list(column) for column in zip(*chunk, strict=True)]
+            statement = f"with k as materialized ({given}) {look_up}"
+            yield await self._rows(statement, [*given_keys, *more])
+
+    async def _keys(
+        self, table: str, bounds: Bounds, share: float | None
+    ) -> AsyncIterator[Sequence[Any]]:
+        """Yield the keys of a partition, or of a share of its pages, in chunks."""
+        keys, casts, after, _ = _ROW_TABLES[table]
         size = MESSAGE_CHUNK_ROWS if table == FINE_TABLE else INDEX_CHUNK_ROWS
-        condition = bounds.condition("ts")
-        with_keys = f"with k as materialized ({{}}) {look_up}"
+        parts = {"keys": keys, "table": table, "bounds": bounds.condition("ts")}
         if share is not None:
-            statement = SQL.messages.check_sample.format(
-                keys=keys, table=table, percent=100 * share, bounds=condition
-            )
+            statement = SQL.messages.check_sample.format(percent=100 * share, **parts)
             sample = sorted(await self._rows(statement))
-            arrays = ", ".join(f"%s::{cast}[]" for cast in casts)
-            given = with_keys.format(SQL.messages.check_given.format(arrays=arrays, keys=keys))
             for start in range(0, len(sample), size):
-                chunk = zip(*sample[start : start + size], strict=True)
-                yield await self._rows(given, [*map(list, chunk), *more])
+                yield sample[start : start + size]
             return
-        following = with_keys.format(
-            SQL.messages.check_following.format(
-                keys=keys,
-                table=table,
-                bounds=condition,
-                after=", ".join(f"%s::{cast}" for cast in casts),
-                rows=size,
-            )
-        )
-        while rows := await self._rows(following, (*after, *more)):
+        start_at = ", ".join(f"%s::{cast}" for cast in casts)
+        statement = SQL.messages.check_following.format(after=start_at, rows=size, **parts)
+        while rows := await self._rows(statement, after):
             yield rows
-            if len(rows) < size:
-                return
-            after = rows[-1][: len(casts)]
+            after = rows[-1]
 
     async def _compare_messages(self, rows: Sequence[Any]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}

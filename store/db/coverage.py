@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
-from store.db.connection import Connection, fetch_row
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import COVERAGE
 from store.db.pool import Database
 from store.db.statements import SQL
@@ -84,36 +84,22 @@ class DatabaseStatements:
         """
         rows = await self._database.rows(SQL.stores.read_coverage, (start_ns, end_ns, MAX_READ))
         by_store = groupby(rows, lambda row: str(row[0]))
-        return {store: [_statement(row[1:]) for row in found] for store, found in by_store}
+        return {store: [Statement(*row[1:]) for row in found] for store, found in by_store}
 
 
 async def _note(
     connection: Connection, store_id: str, statements: Sequence[Statement], now_ns: int
 ) -> None:
     await connection.execute(SQL.partitions.lock, (COVERAGE,))
-    await _replace(connection, store_id, statements, now_ns)
-    await connection.execute(SQL.stores.prune_coverage, {"store": store_id, "rows": MAX_ROWS})
-    await connection.execute(SQL.stores.forget_stores, (MAX_STORES,))
-
-
-async def _replace(
-    connection: Connection, store_id: str, statements: Sequence[Statement], now_ns: int
-) -> None:
     given = store_id, statements[0].start_ns, statements[-1].end_ns
-    cursor = await connection.execute(SQL.stores.read_coverage_of, given, binary=True)
-    old = [_statement(row) for row in await cursor.fetchall()]
+    rows = await fetch_rows(connection, SQL.stores.read_coverage_of, given)
+    old = [Statement(*row) for row in rows]
     gone, made = updated(old, statements, now_ns)
     starts, ends = [each.start_ns for each in gone], [each.end_ns for each in gone]
     await connection.execute(SQL.stores.delete_coverage, (starts, ends, store_id))
     if made:
-        await connection.execute(SQL.stores.insert_coverage, (store_id, *_columns(made)))
-
-
-def _statement(row: Sequence[Any]) -> Statement:
-    start_ns, end_ns, compared_ns, keyed, here, there, count, fingerprint = row
-    return Statement(start_ns, end_ns, compared_ns, keyed, here, there, count, bytes(fingerprint))
-
-
-def _columns(statements: Sequence[Statement]) -> list[list[Any]]:
-    names = SQL.stores.coverage_columns.split(", ")
-    return [[getattr(each, name) for each in statements] for name in names]
+        names = SQL.stores.coverage_columns.split(", ")
+        columns = [[getattr(each, name) for each in made] for name in names]
+        await connection.execute(SQL.stores.insert_coverage, (store_id, *columns))
+    await connection.execute(SQL.stores.prune_coverage, {"store": store_id, "rows": MAX_ROWS})
+    await connection.execute(SQL.stores.forget_stores, (MAX_STORES,))

@@ -171,16 +171,14 @@ def reasons(error: BaseException) -> list[str]:
     hosts = [found for line in lines if (found := _HOST.match(line))]
     if not hosts:
         return lines[:1]
-    return sorted((_reason_of(*each.groups()) for each in hosts), key=_urgency)
+    replies = (each.groups() for each in hosts)
+    texts = [f"{host}:{port}: {_CONNECTING.sub('', text)}" for host, port, text in replies]
+    return sorted(texts, key=_urgency)
 
 
 def sentence(error: BaseException) -> str:
     """Return the message of the server or the driver, in one line."""
     return "; ".join(reasons(error))
-
-
-def _reason_of(host: str, port: str, text: str) -> str:
-    return f"{host}:{port}: {_CONNECTING.sub('', text)}"
 
 
 def _urgency(reason: str) -> int:

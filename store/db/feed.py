@@ -97,13 +97,6 @@ async def newest(connection: Connection) -> Place:
     return START if row is None else _place(row[0], row[1])
 
 
-async def _first_from(connection: Connection, position: int) -> Place:
-    """Return the place of the first commit from a position on; there must be one."""
-    row = await fetch_row(connection, SQL.commits.read_first_from, (position,))
-    assert row is not None, "the newest commit is there"
-    return _place(row[0], row[1])
-
-
 async def is_served(connection: Connection, place: Place) -> bool:
     """Return True if a place is this database's own: its commit is there, or was pruned since.
 
@@ -174,7 +167,9 @@ async def read_feed_page(
     if first > head[0] or topics == ():
         return page(max(reached, head))
     if head[0] - first > MAX_POSITIONS:
-        head = await _first_from(connection, first + MAX_POSITIONS)
+        row = await fetch_row(connection, SQL.commits.read_first_from, (first + MAX_POSITIONS,))
+        assert row is not None, "the newest commit is there"
+        head = _place(*row)
     commits = await commits_between(connection, first, head[0], topics)
     some = at_most(commits, MAX_PAGE_MESSAGES)
     complete = len(some) == len(commits) < _MAX_COMMITS

@@ -79,9 +79,7 @@ Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
 
 
-def _track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
-    """Return the parameters of the statement ``track``."""
-    rows = sorted(wanted)
+def _track_parameters(rows: Sequence[Wanted]) -> dict[str, object]:
     return {
         "u_hash": fixed_bytes([row[0] for row in rows], HASH_BYTES),
         "u_ts": bigints([row[1] for row in rows]),
@@ -212,7 +210,7 @@ class ConfirmationTracker:
             if part.new.hashes:
                 self._keep(part, needed)
         try:
-            yield _track_parameters(wanted) if wanted else None
+            yield _track_parameters(sorted(wanted)) if wanted else None
         except BaseException:
             self._unread.count -= len(wanted)
             self.forget(fresh)

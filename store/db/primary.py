@@ -381,8 +381,17 @@ class PrimaryGuard:
 
     async def _fittest(self, fit: list[Probe]) -> Probe | None:
         for one in fit:
-            others = [other for other in fit if other is not one]
-            if all([await _is_newer(one, other) for other in others]):
+            newer = [
+                is_newer(
+                    one.server,
+                    other.server,
+                    holds_its_head=await is_served(one.connection, other.server.place),
+                    is_in_it=await is_served(other.connection, one.server.place),
+                )
+                for other in fit
+                if other is not one
+            ]
+            if all(newer):
                 return one
         current = self._current.identity if self._current else None
         tied = [one for one in fit if one.server.identity == current]
@@ -438,15 +447,6 @@ def _beside(
     if other.server.store_id != probe.server.store_id:
         return OTHER_STORE.format(host=host)
     return (REPLACED if best else UNDECIDED).format(host=host, other=other.server.host)
-
-
-async def _is_newer(one: Probe, other: Probe) -> bool:
-    return is_newer(
-        one.server,
-        other.server,
-        holds_its_head=await is_served(one.connection, other.server.place),
-        is_in_it=await is_served(other.connection, one.server.place),
-    )
 
 
 def _break(connection: Connection) -> None:

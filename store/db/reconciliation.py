@@ -377,7 +377,9 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     await connection.execute(_BEGIN, prepare=False)
     ((position, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
     minutes = await _unfolded(connection, position)
-    length_ns = await _top_length(connection)
+    most = (MAX_TOP_BUCKETS + 1,)
+    is_many = await fetch_row(connection, SQL.buckets.count_hours, most) == most
+    length_ns = DAY_NS if is_many else HOUR_NS
     level = {"level": LEVELS_NS.index(length_ns)}
     folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
     top = TimeBuckets.join(length_ns, [folded, minutes])
@@ -406,12 +408,6 @@ async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
             total = TimeBuckets.join(MINUTE_NS, [total, some])
         if len(rows) < _DELTAS_AT_ONCE:
             return total
-
-
-async def _top_length(connection: Connection) -> int:
-    most = (MAX_TOP_BUCKETS + 1,)
-    is_many = await fetch_row(connection, SQL.buckets.count_hours, most) == most
-    return DAY_NS if is_many else HOUR_NS
 
 
 async def _read_buckets(

@@ -56,7 +56,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
         "It asks peers of other operators; deploy/prometheus/tests plays its series.",
     ),
     "certificate-expiring": "Its commands are those of certificate-ending.",
-    "certificate-ending": "Files are replaced by hand; test_tls renews one while the node runs.",
+    "certificate-ending": "Files are replaced by hand; test_certificates renews one.",
     "token-file-broken": "A file is edited by hand; the tests of tokens do it.",
 }
 """Pages that are not carried out here, and why."""

@@ -11,9 +11,8 @@ from storenode.client.messages import new_message, new_request
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.deploy.runbooks.scene import World, database_url, environment, execute, metric, superuser
-from tests.integration.peers.test_forged import forged_at
 from tests.integration.peers.test_gossip_hostile import stream
-from tests.integration.peers.test_processes import events
+from tests.integration.peers.test_processes import events, forged_at
 from tests.support.credentials import Pki
 from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess

@@ -47,11 +47,6 @@ class World:
     topic: str
     log: Callable[[], list[str]]
 
-    @property
-    def tls(self) -> TlsIdentity:
-        """The authority of the secured node."""
-        return self.authority("ca")
-
     def authority(self, name: str) -> TlsIdentity:
         """Return an authority by the name of its file."""
         return TlsIdentity(ca=(self.secured.files / f"{name}.pem").read_bytes())
@@ -120,72 +115,61 @@ def _without_await(world: World) -> None:
 
 Make = Callable[[World], object]
 
+
+def at(node: Make, **options: Make) -> tuple[Make, Make]:
+    """Return a call of a client and one of a participant at a node."""
+
+    def made_with(world: World) -> dict[str, Any]:
+        return {name: option(world) for name, option in options.items()}
+
+    def client(world: World) -> None:
+        world.client(node(world), **made_with(world))
+
+    def channel(world: World) -> None:
+        address: Any = node(world)
+        world.channel(StoreNode(address, **made_with(world)) if options else address)
+
+    return client, channel
+
+
+def _clear(world: World) -> str:
+    return world.clear.listen
+
+
+def _secured(world: World) -> str:
+    return world.secured.node.listen
+
+
+def _tls(world: World) -> TlsIdentity:
+    return world.authority("ca")
+
+
 MISTAKES: Final[list[tuple[str, Make | None, Make | None]]] = [
     (
         "no node at the address",
         lambda w: w.client(ReservedPort().address),
         lambda w: w.channel(ReservedPort().address, w.until_logged),
     ),
-    (
-        "the port of an HTTP server",
-        lambda w: w.client(w.clear.metrics),
-        lambda w: w.channel(w.clear.metrics),
-    ),
-    (
-        "the port of another listener of the node",
-        lambda w: w.client(w.clear.admin),
-        lambda w: w.channel(w.clear.admin),
-    ),
-    (
-        "a URL for an address",
-        lambda w: w.client("http://127.0.0.1:7420"),
-        lambda w: w.channel("http://127.0.0.1:7420"),
-    ),
-    ("no node named", lambda w: w.client([]), lambda w: w.channel([])),
-    (
-        "no TLS where the node demands it",
-        lambda w: w.client(w.secured.node.listen),
-        lambda w: w.channel(w.secured.node.listen),
-    ),
-    (
-        "TLS where the node has none",
-        lambda w: w.client(w.clear.listen, tls=w.tls),
-        lambda w: w.channel(StoreNode(w.clear.listen, tls=w.tls)),
-    ),
-    (
-        "the wrong authority",
-        lambda w: w.client(w.secured.node.listen, tls=w.authority("stranger")),
-        lambda w: w.channel(StoreNode(w.secured.node.listen, tls=w.authority("stranger"))),
-    ),
-    (
-        "`tls=True`",
-        lambda w: w.client(w.clear.listen, tls=True),
-        lambda w: w.channel(StoreNode(w.clear.listen, tls=True)),  # type: ignore[arg-type]
-    ),
-    (
-        "no token",
-        lambda w: w.client(w.secured.node.listen, tls=w.tls),
-        lambda w: w.channel(StoreNode(w.secured.node.listen, tls=w.tls)),
-    ),
-    (
-        "a wrong token",
-        lambda w: w.client(w.secured.node.listen, tls=w.tls, token="none"),
-        lambda w: w.channel(StoreNode(w.secured.node.listen, "none", w.tls)),
-    ),
-    (
-        "a token in clear text",
-        lambda w: w.client("10.0.0.1:7420", token="secret"),
-        lambda w: w.channel(StoreNode("10.0.0.1:7420", "secret")),
-    ),
+    ("the port of an HTTP server", *at(lambda w: w.clear.metrics)),
+    ("the port of another listener of the node", *at(lambda w: w.clear.admin)),
+    ("a URL for an address", *at(lambda _: "http://127.0.0.1:7420")),
+    ("no node named", *at(lambda _: [])),
+    ("no TLS where the node demands it", *at(_secured)),
+    ("TLS where the node has none", *at(_clear, tls=_tls)),
+    ("the wrong authority", *at(_secured, tls=lambda w: w.authority("stranger"))),
+    ("`tls=True`", *at(_clear, tls=lambda _: True)),
+    ("no token", *at(_secured, tls=_tls)),
+    ("a wrong token", *at(_secured, token=lambda _: "none", tls=_tls)),
+    ("a token in clear text", *at(lambda _: "10.0.0.1:7420", token=lambda _: "secret")),
     (
         "a token without the right",
         lambda w: w.client(
             w.secured.node.listen,
             lambda client: client.publish(Message(b"hello", TOPIC)),
-            tls=w.tls,
+            tls=_tls(w),
             token=w.token("reader"),
         ),
-        lambda w: w.channel(StoreNode(w.secured.node.listen, w.token("reader"), w.tls), w.sent),
+        lambda w: w.channel(StoreNode(w.secured.node.listen, w.token("reader"), _tls(w)), w.sent),
     ),
     (
         "text for bytes",

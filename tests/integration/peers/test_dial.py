@@ -78,49 +78,32 @@ async def test_nodes_that_know_each_other_synchronize(
         assert await node.hashes() == await callee.hashes()
 
 
-async def test_a_caller_that_is_not_allowed(
-    new_database: Callable[[], str], pki: Pki, callee: PeerNode
-) -> None:
-    async with caller(new_database, files(pki, "c.example"), "c.example") as node:
-        outcome = await tried(node, named(callee))
-        assert "--allow-peer" in outcome.error
-        assert "PERMISSION_DENIED" in outcome.error
-    async with caller(new_database, files(pki, "c.example"), "a.example") as node:
-        outcome = await tried(node, named(callee))
-        assert "does not name c.example" in outcome.error
-    assert callee.observer.sessions == []
-
-
-async def test_a_callee_with_another_name(
-    new_database: Callable[[], str], pki: Pki, callee: PeerNode
-) -> None:
-    async with caller(new_database, files(pki, "a.example")) as node:
-        outcome = await tried(node, replace(callee.address, node_id="c.example"))
-        assert "could not be reached" in outcome.error
-        assert "Hostname Verification" in outcome.error
-
-
-async def test_a_certificate_of_a_stranger(
-    new_database: Callable[[], str], pki: Pki, callee: PeerNode
-) -> None:
-    stranger = files(pki, "a.example", authority=trustme.CA())
-    async with caller(new_database, stranger) as node:
-        outcome = await tried(node, named(callee))
-        assert "PERMISSION_DENIED" not in outcome.error
-        assert outcome.error
-    async with caller(new_database, None) as node:
-        assert "could not be reached" in (await tried(node, named(callee))).error
-    assert callee.observer.sessions == []
-
-
-async def test_without_an_id_the_host_is_the_name_of_the_callee(
-    new_database: Callable[[], str], pki: Pki, callee: PeerNode
-) -> None:
+STRANGER = "of another authority"
+WRONG: list[tuple[str | None, str, str, tuple[str, ...]]] = [
+    ("c.example", "c.example", "b.example", ("--allow-peer", "PERMISSION_DENIED")),
+    ("c.example", "a.example", "b.example", ("does not name c.example",)),
+    (STRANGER, "a.example", "b.example", ()),
+    (None, "a.example", "b.example", ("could not be reached",)),
+    ("a.example", "a.example", "c.example", ("could not be reached", "Hostname Verification")),
     # It would pass for any node else: the certificate was verified for the host alone.
-    async with caller(new_database, files(pki, "a.example")) as node:
-        outcome = await tried(node, callee.address)
-        assert "is b.example instead of 127.0.0.1" in outcome.error
-        assert not node.observer.sessions[-1].in_sync
+    ("a.example", "a.example", "", ("is b.example instead of 127.0.0.1",)),
+]
+"""The certificate and the name of a caller, the name of its callee, and the error."""
+
+
+async def test_callers_and_callees_with_other_names_or_certificates_are_refused(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    for shown, name, node_id, words in WRONG:
+        authority = trustme.CA() if shown == STRANGER else None
+        own = "a.example" if shown == STRANGER else shown
+        identity = None if own is None else files(pki, own, authority=authority)
+        async with caller(new_database, identity, name) as node:
+            outcome = await tried(node, replace(callee.address, node_id=node_id))
+        assert (bool(outcome.error), outcome.in_sync) == (True, False), (shown, name)
+        assert all(word in outcome.error for word in words), outcome.error
+        assert shown != STRANGER or "PERMISSION_DENIED" not in outcome.error
+        assert callee.observer.sessions == [] or node_id != "b.example"
 
 
 async def test_a_renewed_certificate_is_shown_without_a_restart(

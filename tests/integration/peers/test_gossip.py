@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.integration.run.helpers import get
+from tests.integration.run.helpers import sampled
 from tests.support.command import Command, Ended
 from tests.support.fleet import CONTENT, Fleet, exchanging, holdings, status
 from tests.support.node import COMMAND, NodeProcess, clean_environment
@@ -57,13 +57,6 @@ def settle(node: NodeProcess) -> None:
             return connection.execute(UNREAD_OF_TWO).fetchone() is None
 
     assert eventually(look)
-
-
-def metric(node: NodeProcess, name: str) -> float:
-    text = get(node.metrics, "/metrics")[1]
-    return sum(
-        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
-    )
 
 
 def publish(node: NodeProcess, text: str, *arguments: str) -> tuple[Ended, dict[str, Any]]:
@@ -136,8 +129,8 @@ async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(
     assert "of 2 stores confirmed" in result["reason"]
     assert gossip(first)["unread"] == before + 1
     # What the database holds is read for the metrics now and then.
-    assert eventually(lambda: metric(first, "storenode_unread_events") == before + 1)
-    assert metric(first, "storenode_unread_oldest_seconds") > 0
+    assert eventually(lambda: sampled(first.metrics, "storenode_unread_events") == before + 1)
+    assert sampled(first.metrics, "storenode_unread_oldest_seconds") > 0
     assert "unread, the oldest for" in Command.of(first).ok("status").out
     first.kill()
     first.start()

@@ -1,16 +1,36 @@
-"""Nodes that run as processes of their own and are peers: sync, resume, schedule, reports."""
+"""Nodes that run as processes of their own and are peers: sync, resume, schedule, conflicts."""
 
 from __future__ import annotations
 
 import json
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sim.messages import CANDIDATES, forged_halves
+from store.sync.limits import COMPACT_FROM_IDS
+from storenode.client import AsyncClient
+from storenode.client.messages import hash_of, new_message
+from storenode.client.node import connect
+from storenode.client.sds_messages import sds_payload
+from storenode.client.types import PublishResult
+from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.store_pb2 import StoreCoverage
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.run.helpers import get
-from tests.support.command import Command
+from tests.integration.peers.test_gossip import ON
+from tests.integration.run.helpers import get, sampled
+from tests.support.command import Command, Ended
+from tests.support.credentials import Pki
 from tests.support.fleet import (
+    CONTENT,
+    NS_PER_S,
+    PUBSUB,
     Fleet,
+    exchanging,
     finished_resume,
     hashes,
     holdings,
@@ -21,7 +41,8 @@ from tests.support.fleet import (
     synchronize,
 )
 from tests.support.node import NodeProcess
-from tests.support.polling import eventually
+from tests.support.polling import eventually, until
+from tests.support.sds_claims import claiming, genuine, genuine_id
 
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9
@@ -177,3 +198,273 @@ async def test_peers_reconcile_by_themselves_and_report_one_that_is_away(fleet: 
     assert wrong.code == 2
     unreachable = Command({"STORENODE_ADMIN": "127.0.0.1:1"})("sync")
     assert unreachable.code == 3
+
+
+MINUTE_NS = 60 * 10**9
+SHARED = 200
+
+
+async def forged_at(
+    first: NodeProcess,
+    second: NodeProcess,
+    span_s: float,
+    ago_ns: int = MINUTE_NS,
+    tls: TlsIdentity | None = None,
+) -> list[WakuMessageAndTopic]:
+    """Publish `SHARED` messages at both, and at each one half of a forged set."""
+    newest_ns = time.time_ns() - ago_ns
+    shared = made(SHARED, newest_ns, seed=1)
+    candidates = made(CANDIDATES, newest_ns, span_s, seed=2)
+    halves = forged_halves([hash_of(each) for each in candidates])
+    messages = [[candidates[place] for place in half] for half in halves]
+    for node, own in zip((first, second), messages, strict=True):
+        await publish(node, [*shared, *own], tls)
+    return [*shared, *messages[0], *messages[1]]
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+async def test_forged_sets_are_found_in_clear_text(fleet: Fleet, *, is_in_memory: bool) -> None:
+    # In the index, or in several hours of two days, long before it begins.
+    own = () if is_in_memory else ("--sync-range", "1m")
+    first = fleet.start(*own)
+    second = fleet.start(*own, peers=[first.peer])
+    span_s, ago_ns = (600.0, MINUTE_NS) if is_in_memory else (30 * 3_600, 50 * 60 * MINUTE_NS)
+    everything = await forged_at(first, second, span_s, ago_ns)
+    differences = len(everything) - SHARED
+    assert differences > 100
+    window = () if is_in_memory else ("--from", "0")
+
+    ended, report = synchronize(second, *window)
+
+    assert ended.code == 0, ended
+    assert holdings(first) == holdings(second) == hashes(everything)
+    assert (report["in_sync"], report["equality"]) == (True, "keyed")
+    assert report["hidden"] == report["missing_here"] + report["missing_there"] == differences
+    assert any("hidden from the fingerprints of WAKU-SYNC" in note for note in report["notes"])
+    forged = hashes(everything[SHARED:])
+    for node in (first, second):
+        (said,) = events(node, "fingerprint_forged")
+        assert said["differences"] == differences
+        assert 0 < len(said["hashes"]) <= 16
+        assert {bytes.fromhex(each) for each in said["hashes"]} <= forged
+        sample = f"storenode_sync_hidden_differences_total {float(differences)}"
+        assert sample in get(node.metrics, "/metrics")[1]
+
+    _, report = synchronize(second, *window)
+    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "keyed", 0)
+    assert report["round_trips"] == 1
+
+
+async def test_two_contents_of_one_hash_are_a_conflict_and_not_in_sync(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first.peer])
+    # Long enough ago that its whole minute is compared.
+    at_ns = time.time_ns() - 2 * MINUTE_NS
+    one, other = (
+        WakuMessageAndTopic(
+            pubsub_topic="/waku/2/rs/1/0",
+            message=WakuMessage(payload=payload, content_topic=topic, timestamp=at_ns),
+        )
+        for payload, topic in (
+            (b"transfer 10 to bob/al", "pha/1/x/proto"),
+            (b"transfer 10 to bob", "/alpha/1/x/proto"),
+        )
+    )
+    assert hash_of(one) == hash_of(other)
+    shared = made(SHARED, at_ns, seed=1)
+    await publish(first, [*shared, one])
+    await publish(second, [*shared, other])
+
+    for _ in range(2):
+        ended, report = synchronize(second)
+
+        assert ended.code == 1, ended
+        assert not report["in_sync"]
+        assert (report["missing_here"], report["missing_there"], report["hidden"]) == (0, 0, 0)
+        assert report["conflicts"] == 1
+        (conflict,) = report["shown_conflicts"]
+        assert conflict["own_digest"] != conflict["peer_digest"]
+        assert "different contents under one hash" in report["notes"][0]
+    for node in (first, second):
+        said = events(node, "content_conflict")[0]
+        assert said["hash"] == hash_of(one).hex()
+        assert said["own_digest"] != said["peer_digest"]
+    left = 'storenode_peer_differences{peer="' + first.peer + '",window="recent"} 1.0'
+    assert left in get(second.metrics, "/metrics")[1]
+
+    async def differs() -> bool:
+        async with AsyncClient(second.listen) as client:
+            steps = [each async for each in client.coverage(start=at_ns, end=at_ns + 1)]
+        states = [each.state for step in steps for each in step.stores]
+        return states == [StoreCoverage.DIFFERS]
+
+    await until(differs)  # statements of a session are written after its report
+
+
+async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
+    pki = Pki(tmp_path)
+    first = fleet.start(*pki.peer("a.example", "--allow-peer", "b.example"))
+    second = fleet.start(
+        *pki.peer("b.example", "--allow-peer", "a.example"), peers=[f"a.example@{first.peer}"]
+    )
+    identity = TlsIdentity(pki.authority.cert_pem.bytes())
+    newest_ns = time.time_ns() - MINUTE_NS
+    messages = made(COMPACT_FROM_IDS + 40, newest_ns, seed=3)
+    for node, own in ((first, messages[:-20]), (second, messages[20:])):
+        await publish(node, own, identity)
+
+    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
+
+    assert ended.code == 0, ended
+    assert holdings(first) == holdings(second) == hashes(messages)
+    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
+    assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (20, 20, 2)
+    assert 'storenode_sync_modes_total{mode="compact"} 1.0' in get(first.metrics, "/metrics")[1]
+    again = Command.of(second).ok("sync", "--tls-ca", str(pki.ca)).out
+    assert "mode      compact\n" in again
+    _, report = synchronize(second, "--tls-ca", str(pki.ca))
+    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", False)
+
+
+NOW = time.time_ns() - 60 * NS_PER_S
+FIRST = new_message(b"transfer 10 to bob/al", "pha/1/x/proto", PUBSUB, NOW)
+OTHER = new_message(b"transfer 10 to bob", "/alpha/1/x/proto", PUBSUB, NOW)
+SENTENCE = "another message has this hash; change its timestamp"
+CONFLICTS = "storenode_conflicts_total"
+
+
+def _has_gossip_conflict(node: NodeProcess) -> bool:
+    return sampled(node.metrics, f'{CONFLICTS}{{source="gossip"}}') == 1
+
+
+async def test_a_node_rejects_the_second_message_of_a_hash_and_stores_confirm_neither(
+    fleet: Fleet,
+) -> None:
+    assert hash_of(FIRST) == hash_of(OTHER)
+    first = fleet.start(*ON)
+    async with connect(first.listen) as client:
+        for outcome in (PublishResult.STORED, PublishResult.DUPLICATE):
+            kept, refused = await client.publish([FIRST, OTHER])
+            assert kept.outcome == outcome
+            assert (refused.outcome, refused.reason) == (PublishResult.REJECTED, SENTENCE)
+        (answer,) = await client.publish([OTHER], min_confirms=1, confirm_timeout_s=60)
+        assert (answer.outcome, answer.reason) == (PublishResult.REJECTED, SENTENCE)
+    assert sampled(first.metrics, f'{CONFLICTS}{{source="client"}}') == 3
+    assert status(first)["conflicts"] == 3
+    first.kill()
+    other = fleet.start(*ON, peers=[first])
+    await publish(other, [OTHER])
+    first.start()
+    exchanging(other, 1)
+    for node in (first, other):
+        assert eventually(partial(_has_gossip_conflict, node))
+    for node, message in ((first, FIRST), (other, OTHER)):
+        async with connect(node.listen) as client:
+            (answer,) = await client.publish([message], min_confirms=1, confirm_timeout_s=1)
+            assert answer.outcome == PublishResult.UNCONFIRMED
+            fresh = new_message(b"fresh", "/alpha/1/x/proto", PUBSUB, time.time_ns())
+            (answer,) = await client.publish([fresh], min_confirms=1, confirm_timeout_s=60)
+            assert answer.outcome == PublishResult.STORED
+
+
+async def test_a_resume_keeps_the_own_message(fleet: Fleet) -> None:
+    peer = fleet.start()
+    await publish(peer, [OTHER])
+    node = fleet.start(peers=[peer])
+    await publish(node, [FIRST])
+    node.kill()
+    pretend_last_online(node, NOW - 600 * NS_PER_S)
+    node.start()
+    assert eventually(lambda: finished_resume(node) is not None)
+    assert sampled(node.metrics, f'{CONFLICTS}{{source="resume"}}') == 1
+    async with connect(node.listen) as client:
+        (answer,) = await client.publish([FIRST])
+        assert answer.outcome == PublishResult.DUPLICATE
+
+
+HOUR_NS = 3_600_000_000_000
+
+
+def said(number: int, *, channel: str = "room", at: int | None = None) -> WakuMessageAndTopic:
+    payload = sds_payload(channel, f"id-{number}", b"content", lamport=number)
+    return new_message(payload, CONTENT, PUBSUB, at or time.time_ns() - HOUR_NS + number)
+
+
+def encrypted(number: int) -> WakuMessageAndTopic:
+    return new_message(b"\0sealed%d" % number, CONTENT, PUBSUB, time.time_ns() - HOUR_NS + number)
+
+
+def wanted(name: str, hint: bytes | None = None, channel: str = "room") -> dict[str, str]:
+    given = {"channel": channel, "message_id": name}
+    return given if hint is None else {**given, "hint": hint.hex()}
+
+
+def write(path: Path, lines: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return path
+
+
+def fetch(node: NodeProcess, path: Path, *arguments: str) -> tuple[Ended, list[Any], Any]:
+    """Return how it ended, what it says of IDs that did not come, and its summary."""
+    ended = Command.of(node)("sync", "--json", "--ids", str(path), *arguments)
+    assert ended.objects, ended
+    return ended, ended.objects[:-1], ended.objects[-1]
+
+
+async def test_exactly_the_listed_messages_come(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = fleet.start(), fleet.start()
+    asking = fleet.start(peers=[first, second])
+    everything = [said(number) for number in range(1_200)]
+    sealed = encrypted(1)
+    await publish(first, [each for number, each in enumerate(everything) if number % 2])
+    await publish(second, [*everything[::4], sealed])
+    await publish(asking, [everything[8]])
+    ids = [wanted(f"id-{number}") for number in range(4, 1_200)]
+    hidden = [wanted("sealed", hash_of(sealed)), wanted("lost", bytes(32)), wanted("long" * 100)]
+    path = write(tmp_path / "ids", [*ids, *hidden])
+
+    ended, left, summary = fetch(asking, path)
+    numbers = [number for number in range(4, 1_200) if number % 2 or number % 4 == 0]
+    assert holdings(asking) == hashes([everything[number] for number in numbers]) | {
+        hash_of(sealed)
+    }
+    absent = [wanted(f"id-{number}") for number in range(6, 1_200, 4)]
+    assert sorted(map(str, left)) == sorted(
+        str({**line, "outcome": "missing"}) for line in [*absent, *hidden[1:]]
+    )
+    assert ended.code == 1
+    assert summary["held"] == 1
+    assert summary["found"] == {first.peer: 598, second.peer: 299}
+    assert (summary["missing"], summary["refused"], summary["unasked"]) == (len(left), 0, 0)
+    assert summary["messages_stored"] == 897
+
+    ended, left, again = fetch(asking, path, "--peer", second.peer)
+    assert (again["held"], again["messages_stored"], again["found"]) == (898, 0, {})
+    assert len(left) == summary["missing"]
+
+    known = write(tmp_path / "known", ids[:1])
+    assert fetch(asking, known)[0].code == 0
+    reported = Command.of(asking)("sync", "--ids", str(path))
+    assert reported.code == 1
+    assert "missing: id-6 of room\n" in reported.out
+
+
+async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first = fleet.start()
+    asking = fleet.start(peers=[first])
+    name, then = genuine_id("room", b"genuine"), time.time_ns() - HOUR_NS
+    payloads = [claiming("room", name, b"forged %d" % number) for number in range(20)]
+    *forged, real = (
+        new_message(payload, CONTENT, PUBSUB, then + number)
+        for number, payload in enumerate([*payloads, genuine("room", b"genuine")])
+    )
+    await publish(first, [*forged[1:], real])
+    await publish(asking, forged[:1])
+    path = write(tmp_path / "ids", [wanted(name)])
+    ended, left, summary = fetch(asking, path)
+    assert (ended.code, left, summary["held"]) == (0, [], 1)
+    assert hash_of(real) in holdings(asking)
+    # Now that what is held is proven, nobody is asked.
+    assert fetch(asking, path)[2]["messages_stored"] == 0

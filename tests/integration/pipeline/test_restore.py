@@ -1,13 +1,16 @@
-"""RestoreJob: an archive gives back what retention dropped, and nodes that serve see it at once."""
+"""Restores of what retention dropped, and exact comparisons of archives and databases."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +24,7 @@ from store.domain.retention import RetentionPolicy
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
-from store.pipeline.message_sets import DatabaseMessages
+from store.pipeline.message_sets import LEVELS_NS, DatabaseMessages, fingerprint, recorded_in
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
 from store.pipeline.spark import TERMINATED
 from storenode.client.messages import new_message
@@ -30,6 +33,7 @@ from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_verify import by_size, rewrite, tampered
 from tests.integration.pipeline.world import (
     DAY,
+    HOUR,
     NOW,
     TODAY,
     archived_from,
@@ -37,13 +41,16 @@ from tests.integration.pipeline.world import (
     is_locked,
     messages_in,
     more,
+    plain,
     rows,
     stored_ids,
     verified,
 )
 from tests.support.command import Command
 from tests.support.node import running_node
+from tests.support.pages import ROOT
 from tests.support.polling import until
+from tests.support.reconcile_pair import reconcile
 from tests.support.spark import PATIENCE_S, wait_for
 
 
@@ -192,3 +199,79 @@ def waiting(url: str) -> bool:
             " and l.locktype = 'advisory' and a.datname = current_database()",
         )
     )
+
+
+Ids = list[tuple[int, bytes]]
+_TYPES = {"BIGINT": "long", "BLOB": "binary"}
+_PAGE = (ROOT / "docs" / "pipeline-analysis.md").read_text(encoding="utf-8")
+(_ROW,) = re.findall(r"^\| `lacks=first`.* \| (.*) \|$", _PAGE, re.MULTILINE)
+DOCUMENTED = re.findall(r"`(\w+)` (\w+)", _ROW)
+
+
+def lacking(output: Path, side: str) -> Ids:
+    files = [str(path) for path in output.glob(f"lacks={side}/*.parquet")]
+    if not files:
+        return []
+    with duckdb.connect() as connection:
+        table = connection.read_parquet(files, hive_partitioning=False)
+        columns = zip(table.columns, map(str, table.types), strict=True)
+        assert [(name, _TYPES[kind]) for name, kind in columns] == DOCUMENTED
+        return table.project("ts, hash").order("ts, hash").fetchall()
+
+
+def test_what_an_archive_lacks_of_a_database_is_what_two_nodes_would_find(
+    spark: SparkSession, url: str, archived: Path, tmp_path: Path
+) -> None:
+    lake = messages_in(spark, archived)
+    same = diff(spark, lake, DatabaseMessages(spark, url))
+    assert (same.sound, same.hours_differing) == (True, 0)
+    new = [plain(90_000 + number, TODAY - DAY + number * HOUR // 7) for number in range(20)]
+    more(url, *new, plain(3, TODAY - 30 * DAY))
+    output = tmp_path / "o{u}t*"
+    result = diff(spark, lake, DatabaseMessages(spark, url), output=str(output))
+    online, _ = reconcile(in_lake(archived), sorted(stored_ids(url)))
+    assert lacking(output, "first") == online.to_receive.pairs()
+    assert lacking(output, "second") == online.to_send.pairs() == []
+    assert (result.first_lacks, result.second_lacks, result.hours_differing) == (21, 0, 4)
+
+
+def test_two_archives_that_both_lack_something(
+    spark: SparkSession,
+    url: str,
+    lake_path: Path,
+    tmp_path: Path,
+    new_database: Callable[[], str],
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(lake_path, other)
+    more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(5)))
+    archived_from(spark, url, lake_path)
+    second = new_database()
+    more(second, *(plain(91_000 + number, TODAY - DAY + number * HOUR) for number in range(7)))
+    archived_from(spark, second, other)
+    output = tmp_path / "o{u}t*"
+    sides = [messages_in(spark, each) for each in (lake_path, other)]
+    result = diff(spark, *sides, output=str(output))
+    online, _ = reconcile(in_lake(lake_path), in_lake(other))
+    assert lacking(output, "first") == online.to_receive.pairs()
+    assert lacking(output, "second") == online.to_send.pairs()
+    assert (result.first_lacks, result.second_lacks) == (7, 5)
+    bounded = diff(spark, *sides, bounds=(TODAY - DAY + 3, TODAY - DAY + 3 * HOUR + 1))
+    assert (bounded.first_lacks, bounded.second_lacks) == (3, 2)
+
+
+def test_an_archive_and_its_database_have_the_same_fingerprints(
+    spark: SparkSession, url: str, archived: Path
+) -> None:
+    hours, ids = recorded_in(DeltaArchive(str(archived)).open()), stored_ids(url)
+    assert hours == DatabaseMessages(spark, url).hours
+    wanted = 0
+    for _, digest in ids:
+        wanted ^= int.from_bytes(digest, "big")
+    for level, length_ns in LEVELS_NS.items():
+        found = fingerprint("it", level, hours)
+        assert (found.messages, found.xor) == (len(ids), f"{wanted:064x}")
+        assert len(found.slices) == len({ts // length_ns for ts, _ in ids})
+        part = fingerprint("it", level, hours, TODAY - DAY, NOW)
+        assert 0 < part.messages < found.messages
+        assert part.lines()[-1].endswith(part.xor)

@@ -1,10 +1,15 @@
+"""Tokens, rights and rates over gRPC, and peers that read without a token."""
+
+from __future__ import annotations
+
 import asyncio
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
+from store.rpc.identity import PeerRules
 from storenode.message.rules import Policy
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -53,11 +58,6 @@ def bearer(name: str) -> Metadata:
     return (("authorization", f"Bearer token-of-{name}"),)
 
 
-async def publish(node: Node, name: str, *messages: WakuMessageAndTopic) -> PublishResponse:
-    request = PublishRequest(messages=messages).SerializeToString()
-    return PublishResponse.FromString(await node.unary(STORE + "Publish", request, bearer(name)))
-
-
 async def test_old_messages_take_the_right_to_backfill(database_url: str) -> None:
     rules = Rules(policy=Policy(max_drift_ns=20 * 10**9), access=access_of(**CLIENTS))
     async with serve(database_url, rules=rules) as node:
@@ -95,26 +95,19 @@ async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: st
         assert "messages per second" in sentence
 
 
-async def test_a_revoked_token_ends_the_streams_that_it_has_begun(database_url: str) -> None:
+async def test_a_revoked_token_ends_a_stream_of_batches(database_url: str) -> None:
     async with serve(database_url, rules=Rules(access_of(**CLIENTS))) as node:
-        everything = bearer("everything")
-        following = node.channel.unary_stream(STORE + "Follow")(b"", metadata=everything)
-        publishing = node.channel.stream_stream(STORE + "PublishStream")(metadata=everything)
-        await within(following.read())
-        await publish_on(publishing, item(b"before"))
-        assert await within(following.read())
+        stream = node.channel.stream_stream(STORE + "PublishStream")(metadata=bearer("everything"))
+
+        async def publish_on(message: WakuMessageAndTopic) -> None:
+            with suppress(asyncio.InvalidStateError):  # its end is read below
+                await within(stream.write(PublishRequest(messages=[message]).SerializeToString()))
+            assert PublishResponse.FromString(await within(stream.read())).results
+
+        await publish_on(item(b"before"))
         node.rules.access = access_of(publisher=CLIENTS["publisher"])
-        assert len((await publish(node, "publisher", item(b"after"))).results) == 1
-        for stream in (following.read(), publish_on(publishing, item(b"too late"))):
-            code, _ = await failure(stream)
-            assert code is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def publish_on(stream: Any, message: WakuMessageAndTopic) -> None:  # noqa: ANN401 - grpc.aio's
-    """Publish a message on a stream, and wait for the answer."""
-    with suppress(asyncio.InvalidStateError):  # its end is read below
-        await within(stream.write(PublishRequest(messages=[message]).SerializeToString()))
-    assert PublishResponse.FromString(await within(stream.read())).results
+        code, _ = await failure(publish_on(item(b"too late")))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_stream_of_batches_needs_the_right_to_publish(database_url: str) -> None:
@@ -156,3 +149,76 @@ async def test_only_the_open_admin_listener_serves_everybody(database_url: str) 
         code, sentence = await failure(get_status(node))
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert "token file" in sentence
+
+
+# Peers
+
+READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory", "Follow")
+CHANNEL = b"\x0a\x01c"
+
+
+async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
+    """Make a call with a small request, of a stream until its first page."""
+    if method in ("Query", "Publish"):
+        await node.unary(STORE + method, b"", metadata)
+    elif method == "Follow":
+        stream = node.channel.unary_stream(STORE + method)(b"", metadata=metadata)
+        await within(stream.read())
+        stream.cancel()
+    elif method == "PublishStream":
+        stream = node.channel.stream_stream(STORE + method)(iter([b""]), metadata=metadata)
+        await within(stream.read())
+    else:
+        await node.stream(STORE + method, b"" if method == "Scan" else CHANNEL, metadata)
+
+
+PEER: Metadata = (
+    ("storenode-node-id", "node-b"),
+    ("storenode-store-id", "store-b"),
+    ("storenode-version", "1.0"),
+)
+
+
+async def test_a_peer_reads_without_a_token_and_learns_who_answers(database_url: str) -> None:
+    rules = Rules(access=access_of(a='rights = ["read"]'))
+    async with serve(database_url, rules=rules, peers=PeerRules()) as node:
+        for method in READS:
+            await call(node, method, PEER)
+        answering = node.channel.unary_unary(STORE + "Query")(b"", metadata=PEER)
+        metadata = dict(await answering.initial_metadata())
+        assert metadata["storenode-node-id"] == "node-a"
+        assert metadata["storenode-store-id"] == "store-a"
+        assert metadata["storenode-version"] == "1.2.3"
+        for method in ("Publish", "PublishStream"):
+            code, _ = await failure(call(node, method, PEER))
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_client_listener_without_peers_accepts_no_name(database_url: str) -> None:
+    async with serve(database_url, rules=Rules(access=access_of(a='rights = ["read"]'))) as node:
+        code, _ = await failure(call(node, "Query", PEER))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_malformed_metadata_of_a_peer(database_url: str) -> None:
+    no_version, node_id_alone, twice = PEER[:2], PEER[:1], (*PEER, PEER[0])
+    malformed = (*PEER[1:], ("storenode-node-id", "a b"))
+    async with serve(database_url, peers=PeerRules()) as node:
+        for metadata in (no_version, node_id_alone, malformed, twice):
+            code, sentence = await failure(call(node, "Query", metadata))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, metadata
+            assert "storenode-" in sentence
+
+
+async def test_a_peer_listener_serves_reads_to_peers_only(database_url: str) -> None:
+    peers = PeerRules(allowed=frozenset({"node-b"}))
+    async with serve(database_url, listener="peer", peers=peers) as node:
+        await call(node, "Query", PEER)
+        code, _ = await failure(call(node, "Query"))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        other = (("storenode-node-id", "node-c"), *PEER[1:])
+        code, sentence = await failure(call(node, "Query", other))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "--allow-peer" in sentence
+        code, _ = await failure(call(node, "Publish", PEER))
+        assert code is grpc.StatusCode.UNIMPLEMENTED

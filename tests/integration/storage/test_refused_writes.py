@@ -1,4 +1,4 @@
-"""A database that answers and refuses writes: the results for publishers, readers and probes."""
+"""A database that refuses writes or has no connection left, for publishers and readers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import psycopg
 import pytest
 from psycopg import conninfo, sql
+from psycopg_pool import AsyncConnectionPool
 
+from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
 from store.db.partitions import ensure_ahead
 from store.db.pool import PoolSettings
-from store.domain.ports import PageRequest, StoreUnavailableError, TopicFilter
+from store.domain.ports import PageRequest, ScanRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
-from tests.integration.storage.node import Node, running
+from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import NOW, random_batch
+from tests.support.outlet import WideOutlet
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer
 
@@ -142,3 +146,53 @@ async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
             assert watched.node.database.write_failure is None
             assert (await watched.node.reader.query(REQUEST)).count == 1
             holder.rollback()
+
+
+ONE_FOR_SCANS = replace(SETTINGS, bulk_connections=1)
+
+
+async def test_scans_without_a_connection_fail_and_delay_no_other_call(
+    database_url: str,
+) -> None:
+    wanted = ScanRequest(TopicFilter(), 0, NOW + 1, None, include_data=True, page_size=0)
+    async with running(database_url, ONE_FOR_SCANS) as node:
+        batch = random_batch(random.Random(1), 20, [NOW])
+        async with node.database.bulk_pool.connection():
+            with node.impatient(), pytest.raises(StoreUnavailableError, match="became free"):
+                await anext(node.reader.scan(wanted, WideOutlet()))
+            assert all(await node.store(batch))
+            request = PageRequest(
+                TopicFilter(), None, 0, NOW + 1, None, forward=True, limit=100, include_data=True
+            )
+            assert (await node.reader.query(request)).count == len(batch)
+        assert len((await anext(node.reader.scan(wanted, WideOutlet()))).timestamps) == len(batch)
+
+
+async def until_one_waits(pool: AsyncConnectionPool[Connection]) -> None:
+    while not pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110 - tells nobody
+        await asyncio.sleep(0)
+
+
+async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it_back(
+    database_url: str,
+) -> None:
+    async with running(database_url, ONE_FOR_SCANS) as node:
+        database, pool = node.database, node.database.bulk_pool
+
+        async def never_done(_: Connection) -> None:
+            await asyncio.Event().wait()
+
+        # The pool needs a few turns of the event loop to hand a connection over: the cancellation
+        # comes in each of them once.
+        for turns in range(12):
+            lent = await pool.getconn()
+            waiting = asyncio.create_task(database.read(never_done, pool=pool))
+            await until_one_waits(pool)
+            await pool.putconn(lent)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=60)
+            assert waiting.cancelled(), f"after {turns} turns"
+        async with asyncio.timeout(60), database.connection(pool) as connection:
+            assert await (await connection.execute("select 1")).fetchone() == (1,)

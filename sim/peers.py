@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.session import Bounds, Result, Role, SessionStep
+from reconcile.session import Result, Role, SessionStep
 from sim.calls import Status
 from sim.coverage import SimStatements
 from sim.index import JudgedView, JudgedViews
@@ -30,13 +30,12 @@ from store.domain.ports import (
     Source,
     TopicFilter,
 )
-from store.domain.view import OpenView
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError, decode_message
 from store.sync.errors import Fault, ProtocolBrokenError
-from store.sync.peers import FrameStream, ScannedPage
+from store.sync.peers import ScannedPage
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, in_time
@@ -45,6 +44,7 @@ from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Windo
 from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 CLUSTER: Final = 7
 SHARDS: Final = ()
@@ -105,8 +105,19 @@ class SimStore:
         del interval
 
 
+class JudgedReconciliation(Reconciliation):
+    """The shipped reconciliation, which is checked after each step."""
+
+    async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
+        found = await super()._step(frame)
+        self.session.check()
+        return found
+
+
 class JudgedExchange(shipped.Exchange):
     """The shipped exchange; the judge checks what it finds, and how sessions end."""
+
+    reconciliation = JudgedReconciliation
 
     def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario
@@ -134,29 +145,6 @@ class JudgedExchange(shipped.Exchange):
                 statements=self._statements,
             )
         )
-
-    def reconciliation(
-        self,
-        role: Role,
-        stream: FrameStream,
-        view: OpenView | None,
-        report: SessionReport,
-        *,
-        window: Bounds | None = None,
-        session_id: str = "",
-    ) -> Reconciliation:
-        """Return a reconciliation that is checked after each step."""
-        given = role, stream, view, report
-        work = super().reconciliation(*given, window=window, session_id=session_id)
-        step = work._step
-
-        async def checked(*frame: Any) -> SessionStep:  # noqa: ANN401 - as the method's
-            found = await step(*frame)
-            work.session.check()
-            return found
-
-        work._step = checked  # type: ignore[method-assign, assignment]
-        return work
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """Compare the results of both sides."""

@@ -151,9 +151,8 @@ class IndexLimits:
         ids_at_once: IDs of commits that are inserted together.
         inline_ids: so many are inserted on the event loop's thread; more in another one.
         warm_up_ids: IDs that the warm-up reads at a time.
-        lowest_ns: the lowest floor.
-        patience_s: how long a view waits until the index has a commit.
-        cold_patience_s: how long a view waits until it may read from the database.
+        patience_s: how long a view waits until the index has a commit, or until it may read from
+            the database.
         gather_s: how long commits wait for others, unless a view waits for them.
         settle_s: how often the index is compared with the database.
         backoff_s: the first pause after a failure.
@@ -165,9 +164,7 @@ class IndexLimits:
     ids_at_once: int = 16_384
     inline_ids: int = 2_000
     warm_up_ids: int = 65_536
-    lowest_ns: int = 0
     patience_s: float = 5.0
-    cold_patience_s: float = 5.0
     gather_s: float = 0.02
     settle_s: float = 60.0
     backoff_s: float = 1.0

@@ -25,8 +25,8 @@ from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Sessions
 from store.sync.session.report import SessionReport
 from store.sync.session.sum_search import Search
+from store.sync.transfer.halves import Accepted, Receiving
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.receive_half import Accepted, Receiving
 from store.sync.transfer.transfer import Transfer
 from tests.sim.mutant import Mutant, asyncio_with, edit, replace_with, sleep_not, together
 
@@ -212,7 +212,7 @@ SESSIONS = {
     "waits for a silent peer for ever": Mutant(
         together(
             *(
-                edit(module, "in_time", "asyncio.timeout(silence_s)", "asyncio.timeout(None)")
+                edit(module, "in_time", "asyncio.timeout(limit_s)", "asyncio.timeout(None)")
                 for module in (reconciliation, exchange)
             )
         ),
@@ -342,7 +342,7 @@ OTHERS = {
     ),
     "passes over a commit that it could not read": Mutant(
         in_index(
-            "_insert_all",
+            "_follow",
             "await asyncio.sleep(self._limits.backoff_s)",
             "self._place = self._waiting.popleft().place",
         ),
@@ -350,7 +350,7 @@ OTHERS = {
         29,
     ),
     "prunes its index and leaves the floor": Mutant(
-        in_index("_make_room", "self._floor_ns = max(self._floor_ns, floor_ns)", "pass"),
+        in_index("_insert", "self._floor_ns = max(self._floor_ns, floor_ns)", "pass"),
         f"{LACKS}|{UNEQUAL}",
         first_seed=1,
     ),
@@ -393,8 +393,7 @@ OTHERS = {
         in_lookup(
             "fetch",
             "async for page in pages:",
-            "async for page in pages:\n                    if stored:\n"
-            "                        break",
+            "async for page in pages:\n                if stored:\n                    break",
         ),
         "misses .* SDS messages",
     ),

@@ -108,7 +108,8 @@ class HotIndex:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._drop()
+        self._index = None
+        self._waiting.clear()
 
     # Called by the feed
 
@@ -145,11 +146,9 @@ class HotIndex:
         """
         if self._place[0] < place[0]:
             self._hurried.set()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.patience_s), self.moved:
                 await self.moved.wait_for(lambda: self._index is None or self._place[0] >= place[0])
-        except TimeoutError:
-            return None
         async with self._changing:
             if self._index is None or self._place[0] < place[0]:
                 return None
@@ -163,12 +162,15 @@ class HotIndex:
         `FRESH_NS` before.
         """
         async with self._changing:
-            index, reported_ns = self._index, self._last_report_ns
+            index, written = self._index, self._written_ids
+            reported_ns = self._last_report_ns
             if index is None or reported_ns is None or self._floor_ns or self._waiting:
                 return None
-            if self._steady_ns() - reported_ns > FRESH_NS or not self._has_own_writes():
-                return None
-            return self._view(index)
+            has_own_writes = (
+                written.dropped == self._known_dropped and written.tokens <= self._stale_offers
+            )
+            is_fresh = self._steady_ns() - reported_ns <= FRESH_NS
+            return self._view(index) if is_fresh and has_own_writes else None
 
     def check(self) -> None:
         """Verify the index and its bounds.
@@ -187,10 +189,6 @@ class HotIndex:
     def _view(self, index: Index) -> HotView:
         return HotView(index.view(), at(self._floor_ns), self._place, self._horizon_ns)
 
-    def _has_own_writes(self) -> bool:
-        written = self._written_ids
-        return written.dropped == self._known_dropped and written.tokens <= self._stale_offers
-
     # The task
 
     async def _run(self) -> None:
@@ -205,7 +203,8 @@ class HotIndex:
             except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
                 reason = str(error).strip().partition("\n")[0] or repr(error)
                 self._log.warning("index_failed", reason=reason, retry_s=backoff.pause_s)
-                self._drop()
+                self._index = None
+                self._waiting.clear()
                 await self._notify()
                 await asyncio.sleep(backoff.take())
 
@@ -232,25 +231,18 @@ class HotIndex:
                     await self._woken.wait()
             self._woken.clear()
             if self._waiting:
-                await self._gather()
-            await self._insert_all()
+                # To insert one commit costs about as much as to insert a hundred.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._limits.gather_s):
+                        await self._hurried.wait()
+                self._hurried.clear()
+            while self._waiting and not self._lost.is_set():
+                try:
+                    await self._insert()
+                except StoreUnavailableError:
+                    await asyncio.sleep(self._limits.backoff_s)
             await self._compare()
             await self._notify()
-
-    async def _gather(self) -> None:
-        """Wait for more commits: to insert one costs about as much as to insert a hundred."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.gather_s):
-                await self._hurried.wait()
-        self._hurried.clear()
-
-    async def _insert_all(self) -> None:
-        """Insert what waits; try again where the database does not serve."""
-        while self._waiting and not self._lost.is_set():
-            try:
-                await self._insert()
-            except StoreUnavailableError:
-                await asyncio.sleep(self._limits.backoff_s)
 
     async def _insert(self) -> None:
         """Insert the IDs of the commits that have waited longest."""
@@ -270,7 +262,10 @@ class HotIndex:
             for _ in some:
                 self._waiting.popleft()
             self._place = max(self._place, some[-1].place)
-            self._make_room(index)
+            if len(index) > self._limits.entries:
+                floor_ns = _raised_floor(index, int(FULL_SHARE * self._limits.entries))
+                self._floor_ns = max(self._floor_ns, floor_ns)
+                index.prune(at(floor_ns))
         await self._notify()
 
     async def _ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
@@ -301,11 +296,9 @@ class HotIndex:
         except StoreUnavailableError:
             return
         async with self._changing:
-            if self._index is None or not newest.served:
-                self.lost()
-                return
-            if newest.horizon_ns < self._horizon_ns:
-                # An operator has lowered it, and what was restored below it may be missing here.
+            # A lower horizon is an operator's: what was restored below it may be missing here.
+            is_lowered = newest.horizon_ns < self._horizon_ns
+            if self._index is None or not newest.served or is_lowered:
                 self.lost()
                 return
             self._raise_horizon(self._index, newest.horizon_ns)
@@ -320,16 +313,6 @@ class HotIndex:
             index.prune(at(horizon_ns))
             if self._floor_ns:
                 self._floor_ns = max(self._floor_ns, horizon_ns)
-
-    def _make_room(self, index: Index) -> None:
-        if len(index) > self._limits.entries:
-            floor_ns = _raised_floor(index, int(FULL_SHARE * self._limits.entries))
-            self._floor_ns = max(self._floor_ns, floor_ns)
-            index.prune(at(floor_ns))
-
-    def _drop(self) -> None:
-        self._index = None
-        self._waiting.clear()
 
     async def _notify(self) -> None:
         async with self.moved:
@@ -352,7 +335,7 @@ async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, C
     """
     async with stored.open_cold() as cold:
         room = int(FULL_SHARE * limits.entries)
-        floor_ns = await _lowest_floor(cold, limits.lowest_ns, room)
+        floor_ns = await _lowest_floor(cold, room)
         index = Index(min_chunk_ids=limits.chunk_ids)
         lower = at(floor_ns)
         while True:
@@ -366,13 +349,13 @@ async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, C
             await asyncio.to_thread(index.insert, ids[: rank(ids, lower)])
 
 
-async def _lowest_floor(cold: ColdView, floor_ns: int, room: int) -> int:
+async def _lowest_floor(cold: ColdView, room: int) -> int:
     """Return about the lowest floor with no more IDs above it than there is room for."""
-    spans = Spans.of([(at(floor_ns), END)])
+    spans = Spans.of([(at(0), END)])
     measured = await worked_through(cold.view.measure(spans), cold.load)
     count_above = int(measured.counts[0])
     if count_above <= room:
-        return floor_ns
+        return 0
     wanted = np.array([-(-count_above * _PARTS_OF_ROOM // room)])
     parts = await worked_through(cold.view.split(spans, wanted), cold.load)
     above = count_above - np.cumsum(parts.counts)

@@ -37,7 +37,7 @@ class IndexedReconcilable:
     def __init__(self, stored: StoredIds, hot: HotIndex, limits: IndexLimits | None = None) -> None:
         self._stored = stored
         self._hot = hot
-        self._patience_s = (limits or IndexLimits()).cold_patience_s
+        self._patience_s = (limits or IndexLimits()).patience_s
         self._free = asyncio.Semaphore(MAX_COLD_VIEWS)
 
     @property

@@ -55,8 +55,8 @@ from store.sync.limits import (
     MAX_NOTED_PEERS,
     MAX_OPENING_CALLS,
     MAX_OPENING_CALLS_OF_PEER,
+    MAX_RECONCILE_S,
     MAX_SESSIONS,
-    MAX_SHOWN_HIDDEN,
     MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
     SESSION_ID_CHARS,
@@ -66,10 +66,10 @@ from store.sync.limits import (
 from store.sync.peers import Connector, FrameStream, Named
 from store.sync.session.reconciliation import (
     GOES_ON,
+    TOO_LONG,
     Reconciliation,
     asked_range,
     in_time,
-    time_limit,
 )
 from store.sync.session.registry import PeerSession, Sessions, SessionState
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
@@ -155,6 +155,8 @@ class PeerNotes:
 class Exchange:
     """The sessions of one node; all on the event loop's thread."""
 
+    reconciliation = Reconciliation
+
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         self.environment: Environment = work.transfer.environment
@@ -192,7 +194,8 @@ class Exchange:
         try:
             session = self.sessions.begin(report.began_ns, peer.target, report)
             with self.driving(session):
-                measured = await self._find_differences(connector, peer, session)
+                found = self._find_differences(connector, peer, session)
+                measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
                 if session.state is SessionState.TRANSFERRING:
                     async with connector.call(peer, TRANSFER, require_same) as stream:
                         await (await self.transfer(session)).run(stream)
@@ -221,11 +224,13 @@ class Exchange:
         def identify(callee: Named) -> None:
             self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
 
-        async with time_limit(), connector.call(peer, RECONCILE, identify) as stream:
+        async with connector.call(peer, RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()
             async with work.reconcilable.open_view(*bounds, recent=True) as view:
                 report.asked_from, report.horizon = bounds[0], work.horizon(view)
-                side = self.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)
+                side = self.reconciliation(
+                    self, Role.INITIATOR, stream, view, report, window=bounds
+                )
                 result = await side.initiate()
                 self.concluded(report, side, result)
                 measured = await self._measure(report, side, result, view)
@@ -304,8 +309,9 @@ class Exchange:
             await in_time(stream.write(refused), self.work.silence_s)
             return
         with self._reporting(report), self.driving(session):
-            async with time_limit():
-                result = await self._answer(session, self._watched(stream, session), frame)
+            watched = SessionStream(stream, session, steady_ns)
+            answered = self._answer(session, watched, frame)
+            result = await in_time(answered, MAX_RECONCILE_S, TOO_LONG)
             if result.refusal:
                 report.ending, report.error = SyncEnding.REFUSED, result.refusal
             else:
@@ -324,7 +330,8 @@ class Exchange:
                     "a transfer begins with a frame that names its session: send it"
                 )
             session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
-        report, watched = session.report, self._watched(stream, session, frame)
+        report = session.report
+        watched = SessionStream(stream, session, self.environment.steady_ns, frame)
         del frame
         if session.state is SessionState.ENDED:
             # Source: the contract, "Transfer after a session without differences".
@@ -351,16 +358,11 @@ class Exchange:
                 view = await stack.enter_async_context(opening)
                 report.asked_from, report.horizon = asked[0], work.horizon(view)
             side = self.reconciliation(
-                Role.RESPONDER, stream, view, report, session_id=session.session_id
+                self, Role.RESPONDER, stream, view, report, session_id=session.session_id
             )
             result = await side.respond(frame)
             self.concluded(report, side, result)
             return result
-
-    def _watched(
-        self, stream: FrameStream, session: PeerSession, first: bytes | None = None
-    ) -> FrameStream:
-        return SessionStream(stream, session, self.environment.steady_ns, first)
 
     @contextmanager
     def _reporting(self, report: SessionReport) -> Iterator[None]:
@@ -381,21 +383,6 @@ class Exchange:
 
     # Reconciliation
 
-    def reconciliation(
-        self,
-        role: Role,
-        stream: FrameStream,
-        view: OpenView | None,
-        report: SessionReport,
-        *,
-        window: Bounds | None = None,
-        session_id: str = "",
-    ) -> Reconciliation:
-        """Return a `Reconciliation` of this node."""
-        return Reconciliation(
-            self, role, stream, view, report, window=window, session_id=session_id
-        )
-
     def notes_of(self, node_id: str) -> PeerNotes:
         """Return the findings of the last session with a peer."""
         if node_id not in self._notes:
@@ -406,10 +393,7 @@ class Exchange:
         """Note what a reconciliation came to."""
         if result.refusal:
             return
-        report.conclude(result)
-        report.note_hidden(work.hidden)
-        report.found_conflicts = len(work.conflicts)
-        report.shown_conflicts = list(work.conflicts[:MAX_SHOWN_HIDDEN])
+        report.conclude(result, work.hidden, work.conflicts)
         notes = self.notes_of(report.node_id)
         if report.role is SyncRole.INITIATOR:
             notes.equal = not report.differences

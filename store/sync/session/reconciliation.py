@@ -25,8 +25,7 @@ session. Source: docs/spec/compact.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -90,6 +89,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 VERSION: Final = 4
+TOO_LONG: Final = (
+    f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter window"
+)
 GOES_ON: Final = "the peer goes on after the end of the reconciliation"
 _NOTHING: Final = PayloadFrame(b"")
 _NO_IDS: Final = MemoryView(IndexView.of(SyncIds.empty()))
@@ -693,34 +695,20 @@ async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, Sync
     return asked_about((await in_thread_if(large, decode, payload, limits)).ranges)
 
 
-@asynccontextmanager
-async def time_limit() -> AsyncIterator[None]:
-    """Limit the time of a whole reconciliation."""
+async def in_time(work: Awaitable[_T], limit_s: float, sentence: str = "") -> _T:
+    """Wait for a frame to come, or to be taken, or for work that a sentence is about.
+
+    Raises:
+        SessionFaultError: it does not happen in so many seconds.
+    """
     try:
-        async with asyncio.timeout(MAX_RECONCILE_S) as scope:
-            yield
+        async with asyncio.timeout(limit_s) as scope:
+            return await work
     except TimeoutError:
         if not scope.expired():
             raise
-        raise SessionFaultError(
-            Fault.SILENCE,
-            f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter "
-            "window",
-        ) from None
-
-
-async def in_time(work: Awaitable[_T], silence_s: float) -> _T:
-    """Wait for a frame to come, or to be taken, for so many seconds.
-
-    Raises:
-        SessionFaultError: neither happens.
-    """
-    try:
-        async with asyncio.timeout(silence_s):
-            return await work
-    except TimeoutError:
-        raise SessionFaultError(
-            Fault.SILENCE,
-            f"the peer has said nothing for {silence_s:.0f} s: see what keeps it, or give "
-            "--peer-silence on both nodes if it needs longer for an answer",
-        ) from None
+        said_nothing = (
+            f"the peer has said nothing for {limit_s:.0f} s: see what keeps it, or give "
+            "--peer-silence on both nodes if it needs longer for an answer"
+        )
+        raise SessionFaultError(Fault.SILENCE, sentence or said_nothing) from None

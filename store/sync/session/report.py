@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -214,8 +214,19 @@ class SessionReport:
         """True if both sides hold all that one of them lacked."""
         return self.compared and not self.left_over and self.moved_all
 
-    def conclude(self, result: Result) -> None:
-        """Take in what the reconciliation came to."""
+    def conclude(
+        self, result: Result, hidden: SyncIds, conflicts: Sequence[ContentConflict]
+    ) -> None:
+        """Take in what the reconciliation came to.
+
+        ``hidden``: ascending differences that fingerprints did not show.
+        """
+        self.found_conflicts = len(conflicts)
+        self.shown_conflicts = list(conflicts[:MAX_SHOWN_HIDDEN])
+        if len(hidden):
+            hashes = tuple(digest for _, digest in hidden[:MAX_SHOWN_HIDDEN].pairs())
+            first_ns, last_ns = int(hidden.timestamps[0]), int(hidden.timestamps[-1])
+            self.hidden = Hidden(len(hidden), first_ns, last_ns, hashes)
         self.compared = True
         self.round_trips, self.left_over = result.rounds, result.truncated
         self.own_count, self.peer_count = result.own_count, result.peer_count
@@ -229,13 +240,6 @@ class SessionReport:
             pair = result.to_send.timestamps, result.to_receive.timestamps
             timestamps, middle = np.concatenate(pair), self.differences // 2
             self.middle_ns = int(np.partition(timestamps, middle)[middle])
-
-    def note_hidden(self, ids: SyncIds) -> None:
-        """Take in ascending differences that fingerprints did not show."""
-        if len(ids):
-            hashes = tuple(digest for _, digest in ids[:MAX_SHOWN_HIDDEN].pairs())
-            first_ns, last_ns = int(ids.timestamps[0]), int(ids.timestamps[-1])
-            self.hidden = Hidden(len(ids), first_ns, last_ns, hashes)
 
     def show_conflict(self, conflict: ContentConflict) -> None:
         """Keep a conflict if there is room."""

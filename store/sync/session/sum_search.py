@@ -19,7 +19,6 @@ own, a side comes to the sum of the peer, which cannot be forged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Final
@@ -54,22 +53,20 @@ _STEPS_NS: Final = (
 """The lengths of parts: each is at most 64 times the next one."""
 
 
-@dataclass(frozen=True, slots=True)
+def _with_digests(ids: SyncIds, digests: bytes) -> SyncIds:
+    rows = np.frombuffer(digests, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+    return SyncIds(ids.timestamps, ids.hashes, rows)
+
+
 class KnownConflicts:
     """Conflicts with one peer, ascending: the IDs with the digests of each side."""
 
-    conflicts: tuple[ContentConflict, ...] = ()
-    _own: SyncIds = field(default_factory=SyncIds.empty)
-    _peer: SyncIds = field(default_factory=SyncIds.empty)
-
-    @classmethod
-    def of(cls, conflicts: Iterable[ContentConflict]) -> KnownConflicts:
-        """Return conflicts in the order of their IDs."""
+    def __init__(self, conflicts: Iterable[ContentConflict] = ()) -> None:
         ascending = sorted(conflicts, key=lambda each: (each.timestamp, each.message_hash))
+        self.conflicts = tuple(ascending)
         ids = SyncIds.of([(each.timestamp, each.message_hash) for each in ascending])
-        own = b"".join(each.own_digest for each in ascending)
-        peer = b"".join(each.peer_digest for each in ascending)
-        return cls(tuple(ascending), _with_digests(ids, own), _with_digests(ids, peer))
+        self._own = _with_digests(ids, b"".join(each.own_digest for each in ascending))
+        self._peer = _with_digests(ids, b"".join(each.peer_digest for each in ascending))
 
     def within(self, span: Span) -> tuple[ContentConflict, ...]:
         """Return the conflicts in a span of time."""
@@ -98,7 +95,7 @@ class ConflictMemory:
         """Return what is known of one peer at a time of a monotonic clock."""
         entries = self._peers.get(peer, {})
         conflicts = [each for until_ns, each in entries.values() if now_ns < until_ns]
-        return KnownConflicts.of(conflicts) if conflicts else NO_CONFLICTS
+        return KnownConflicts(conflicts)
 
     def update(
         self, peer: str, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]
@@ -121,11 +118,6 @@ class ConflictMemory:
             self._peers[peer] = entries
         else:
             self._peers.pop(peer, None)
-
-
-def _with_digests(ids: SyncIds, digests: bytes) -> SyncIds:
-    rows = np.frombuffer(digests, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
-    return SyncIds(ids.timestamps, ids.hashes, rows)
 
 
 class Search:

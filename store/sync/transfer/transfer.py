@@ -64,9 +64,8 @@ from store.sync.limits import (
 )
 from store.sync.peers import FrameStream
 from store.sync.session.report import SessionReport, SyncObserver
+from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
 from store.sync.transfer.policy_memory import PolicyMemory, Side
-from store.sync.transfer.receive_half import Accepted, Receiving
-from store.sync.transfer.send_half import Answer, Sending
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 from storenode.message.rules import Policy

@@ -22,8 +22,8 @@ from store.sync.errors import Fault
 from store.sync.limits import CALLER_GRACE_NS, SILENCE_NS, TRANSFER_TICK_S, TransferLimits
 from store.sync.session.report import SessionReport, SyncRole
 from store.sync.transfer import policy_memory
+from store.sync.transfer.halves import Receiving
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.receive_half import Receiving
 from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from tests.support.virtual_time import virtual_time

@@ -18,10 +18,16 @@ from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.node import system_environment
 from store.sync.errors import Fault, SessionFaultError
-from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
+from store.sync.limits import (
+    MAX_HORIZON_STEP_NS,
+    MAX_RECONCILE_S,
+    RANDOM_CUTS,
+    SILENCE_NS,
+    TransferLimits,
+)
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
-from store.sync.session.reconciliation import Reconciliation, in_time, time_limit
+from store.sync.session.reconciliation import TOO_LONG, Reconciliation, in_time
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.transfer import TransferReads, TransferWork
@@ -129,8 +135,7 @@ async def test_a_driver_that_gives_way_ends(world: World) -> None:
 @virtual_time
 async def test_a_reconciliation_and_a_silent_peer_have_limits_of_time() -> None:
     with pytest.raises(SessionFaultError, match="not done within 600 s"):
-        async with time_limit():
-            await asyncio.Event().wait()
+        await in_time(asyncio.Event().wait(), MAX_RECONCILE_S, TOO_LONG)
     with pytest.raises(SessionFaultError, match=r"said nothing for 5 s: .*--peer-silence"):
         await in_time(asyncio.Event().wait(), 5.0)
 
@@ -221,7 +226,8 @@ def cuts_of(world: World) -> tuple[SyncId, ...]:
     """Return where a session with peer b divides its window."""
     report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
     report.horizon = (1_000_000, bytes(32))
-    work = world.exchange.reconciliation(
+    work = Reconciliation(
+        world.exchange,
         Role.INITIATOR,
         cast("FrameStream", None),
         cast("OpenView", _Empty()),
@@ -263,4 +269,4 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
 def offering(exchange: Exchange, report: SessionReport) -> Reconciliation:
     bounds = (10, bytes(32)), (20, bytes(32))
     stream, view = cast("FrameStream", None), cast("OpenView", _Empty())
-    return exchange.reconciliation(Role.INITIATOR, stream, view, report, window=bounds)
+    return Reconciliation(exchange, Role.INITIATOR, stream, view, report, window=bounds)

@@ -227,7 +227,8 @@ def _verifying(
     is_initiator = role is Role.INITIATOR
     side.report.node_id, side.report.horizon = PEER, side.horizon
     side.report.asked_from = window[0]
-    side.work = exchange.reconciliation(
+    side.work = Reconciliation(
+        exchange,
         role,
         stream,
         SideView(side) if has_view else None,

@@ -44,7 +44,6 @@ from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Windo
 from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 CLUSTER: Final = 7
 SHARDS: Final = ()
@@ -105,19 +104,24 @@ class SimStore:
         del interval
 
 
-class JudgedReconciliation(Reconciliation):
-    """The shipped reconciliation, which is checked after each step."""
+def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as its class
+    """Return a reconciliation that is checked after each step."""
+    work = Reconciliation(*given, **named)
+    step = work._step
 
-    async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
-        found = await super()._step(frame)
-        self.session.check()
+    async def checked(*frame: Any) -> SessionStep:  # noqa: ANN401 - as the method's
+        found = await step(*frame)
+        work.session.check()
         return found
+
+    work._step = checked  # type: ignore[method-assign, assignment]
+    return work
 
 
 class JudgedExchange(shipped.Exchange):
     """The shipped exchange; the judge checks what it finds, and how sessions end."""
 
-    reconciliation = JudgedReconciliation
+    reconciliation = staticmethod(judged)
 
     def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario

@@ -155,7 +155,7 @@ class PeerNotes:
 class Exchange:
     """The sessions of one node; all on the event loop's thread."""
 
-    reconciliation = Reconciliation
+    reconciliation: Callable[..., Reconciliation] = Reconciliation
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work

@@ -379,6 +379,12 @@ def test_a_message_that_no_participant_names_is_reported_after_the_grace_and_fou
     assert (me.lacks.at_least(), me.lacks.peers) == (0, {})
 
 
+def test_filters_are_not_compared_where_that_is_off() -> None:
+    me = channel(behind_after_ms=None)
+    take(me, wire("a"), shown(["a", "hidden"]))
+    assert of(Behind, later(me, 10, 20)) == []
+
+
 def test_what_is_missing_or_lost_by_name_is_known() -> None:
     me = channel(lost_after_ms=15_000)
     take(me, wire("b", after=["a"]), shown(["a", "b"]))

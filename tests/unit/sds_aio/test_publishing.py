@@ -38,11 +38,11 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Recall, Sent
-from storenode.sds.log import MessageLog
+from storenode.sds.limits import MAX_PUBLISH_MESSAGES
 from tests.support.bus import Bus, BusLink, BusTransport
 from tests.support.virtual_time import run_virtually
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, config, make_rng, of, take, wire
-from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing, config_of, has, joined
+from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing, joined
 
 S = 1_000_000_000
 CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=3_600_000)
@@ -301,32 +301,18 @@ async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
         )
 
 
-async def test_messages_that_left_memory_are_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_refused_cursor_is_forgotten_and_the_channel_goes_on(
+    tmp_path: Path,
 ) -> None:
-    # Bob asks for the oldest message, which only Alice's file has.
-    monkeypatch.setattr(MessageLog.__init__, "__defaults__", (10,))
-    bus, path = Bus(remembers=False), tmp_path / "alice.db"
-    transport = bus.transport("alice")
-    patient: dict[str, Any] = {"repair": RepairConfig(50, 200), "resend_ms": 60_000}
-    patient |= {"resend_possible_ms": 60_000, "behind_after_ms": None}
-    alices, bobs = config_of("alice", **patient), config_of("bob", lost_after_ms=None, **patient)
-    async with joined(transport, "alice", state=path, config=alices) as alice:
-        sent = await alice.send_all([b"%d" % number for number in range(600)])
-    async with (
-        joined(transport, "alice", state=path, config=alices) as alice,
-        joined(bus.transport("bob"), "bob", config=bobs) as bob,
-    ):
-        log = alice._participant.core.log
-        assert sent[0] in log
-        assert log.recent(sent[0]) is None
-        await bob.wait_for(lambda status: status.live)
-        # As a message of somebody who has them names it.
-        asked = bob._participant.core
-        asked.incoming.want(Entry(sent[0]), bob._participant.now_ms(), "alice")
-        await has(bob, 1)
-        (message,) = await bob.log()
-        assert (message.message_id, message.content) == (sent[0], b"0")
+    transport, state = Bus(remembers=False).transport(), tmp_path / "alice.db"
+    for count in (MAX_PUBLISH_MESSAGES + 1, 1):
+        async with (
+            joined(transport, "alice", state=state, config=CONFIG) as alice,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            await alice.wait_for(lambda status: status.live)
+            await alice.send_all([b"%d" % number for number in range(count)])
+            await alice.wait_for(lambda status: not status.unpublished)
 
 
 # Scans for messages that were missed: wanted until one node was read to its end

@@ -12,8 +12,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.ids import Ints, Words
 from reconcile.view import Loading, SpanParts, Spans, View
-from tests.support.naive_storage import run
-from tests.support.naive_view import NaiveView, can_follow
+from tests.support.naive_view import NaiveView, can_follow, run
 
 Result = TypeVar("Result")
 

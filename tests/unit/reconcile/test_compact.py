@@ -15,8 +15,7 @@ from reconcile.compact.session import CompactResult, FallBack
 from reconcile.compact.table import NOWHERE, SEVERAL, ShortIdTable, TableShape, find, shape_for
 from reconcile.ids import SyncId, SyncIds, Words
 from reconcile.index import Index, IndexView
-from tests.support.compact_pair import Joined, compact_pair, reconcile_compactly
-from tests.support.reconcile_pair import some_ids
+from tests.support.reconcile_pair import Joined, compact_pair, reconcile_compactly, some_ids
 
 SOME = settings(max_examples=80, deadline=None)
 KEYS = SessionKeys.derive(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES)

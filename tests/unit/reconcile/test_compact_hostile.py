@@ -41,7 +41,7 @@ from reconcile.errors import MalformedCompactError, PayloadLimitError
 from reconcile.ids import Bools, SyncId, SyncIds
 from reconcile.index import IndexView
 from storenode.message.varint import varint
-from tests.support.compact_pair import EVERYTHING, NONCES, Joined, compact_pair
+from tests.support.reconcile_pair import EVERYTHING, NONCES, Joined, compact_pair
 from tests.unit.reconcile.test_compact import SOME, sets_of
 
 XOR = np.arange(4, dtype=np.uint64)

@@ -24,8 +24,7 @@ from reconcile.ids import Ints, SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.index.chunk import chunk_of
 from storenode.message.limits import MAX_TIMESTAMP_NS
-from tests.support.compact_pair import EVERYTHING, compact_pair
-from tests.support.reconcile_pair import some_ids
+from tests.support.reconcile_pair import EVERYTHING, compact_pair, some_ids
 from tests.unit.reconcile.test_kernel import chunked
 
 SOME = settings(max_examples=80, deadline=None)

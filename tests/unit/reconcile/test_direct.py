@@ -17,8 +17,7 @@ from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Result
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Spans
-from tests.support.naive_storage import NaiveStorage
-from tests.support.naive_view import NaiveView
+from tests.support.naive_view import NaiveStorage, NaiveView
 from tests.support.reconcile_pair import Node, initiator, join, responder
 from tests.unit.reconcile.test_kernel import chunked
 from tests.unit.reconcile.worlds import WORLDS

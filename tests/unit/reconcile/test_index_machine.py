@@ -18,8 +18,7 @@ from hypothesis.stateful import (
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView, MemoryView
 from reconcile.view import Spans
-from tests.support.naive_storage import run
-from tests.support.naive_view import NaiveView
+from tests.support.naive_view import NaiveView, run
 from tests.unit.reconcile.answers import Asked, check_answers
 
 # Few values, so that IDs meet again, share a time and share the beginning of a hash.

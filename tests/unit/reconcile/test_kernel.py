@@ -18,8 +18,7 @@ from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView, MemoryView
 from reconcile.view import Spans
-from tests.support.naive_storage import run
-from tests.support.naive_view import NaiveView
+from tests.support.naive_view import NaiveView, run
 from tests.unit.reconcile.answers import Asked, check_answers, on_both
 from tests.unit.reconcile.worlds import WORLDS, random_spans
 

@@ -22,8 +22,7 @@ from reconcile.view import (
     Spans,
     proceed,
 )
-from tests.support.naive_storage import NaiveStorage, run
-from tests.support.naive_view import NaiveView
+from tests.support.naive_view import NaiveStorage, NaiveView, run
 from tests.unit.reconcile.answers import Asked, check_answers
 from tests.unit.reconcile.worlds import (
     BASE,

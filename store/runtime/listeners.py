@@ -76,7 +76,7 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         TlsError: A certificate cannot be used.
     """
     _warn_of_locked_out_peers(config)
-    _warn_of_few_descriptors(config)
+    connections = _connections(config)
     rules = _peer_rules(config)
     shared = not config.separate_peer_listener
 
@@ -89,7 +89,7 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
             _where(option, address),
             build_handlers(kind, context),
             _peer_tls(config) if kind == "peer" else tls_files(config, config.client_ca),
-            connections=_connections(config),
+            connections=connections,
             peers=serves_peers,
         )
 
@@ -99,10 +99,10 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         peer = bound("peer", "--peer-listen", config.peer_listen)
     is_open = config.admin_listen.loopback
     admin = bound("admin", "--admin-listen", config.admin_listen, open_admin=is_open)
-    return Listeners(client, peer, admin, _bind_http(config, base))
+    return Listeners(client, peer, admin, _bind_http(config, base, connections))
 
 
-def _bind_http(config: NodeConfig, context: NodeContext) -> HttpListener | None:
+def _bind_http(config: NodeConfig, context: NodeContext, most: int) -> HttpListener | None:
     if config.http_listen is None:
         return None
     # Its libraries take 20 MB, which a node without this listener does without.
@@ -111,7 +111,7 @@ def _bind_http(config: NodeConfig, context: NodeContext) -> HttpListener | None:
     from store.http.connections import OpenConnections  # noqa: PLC0415
     from store.http.sites import Sites  # noqa: PLC0415
 
-    connections = OpenConnections(_connections(config), context.metrics)
+    connections = OpenConnections(most, context.metrics)
     sites = Sites(config.http_allow_origin, config.http_hosts)
     app = build_app(context, sites=sites, with_page=True)
     where = _where("--http-listen", config.http_listen)
@@ -129,19 +129,14 @@ def _connections(config: NodeConfig) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == unlimited or soft >= wanted:
         return config.max_connections
-    return max(1, (soft - RESERVED_DESCRIPTORS) // listeners)
-
-
-def _warn_of_few_descriptors(config: NodeConfig) -> None:
-    most = _connections(config)
-    if most < config.max_connections:
-        _LOG.warning(
-            "connections_reduced",
-            to=most,
-            reason=f"the limit of open files is too low for --max-connections"
-            f" {config.max_connections} on each listener: raise it (LimitNOFILE), or lower the"
-            " option",
-        )
+    most = max(1, (soft - RESERVED_DESCRIPTORS) // listeners)
+    _LOG.warning(
+        "connections_reduced",
+        to=most,
+        reason=f"the limit of open files is too low for --max-connections"
+        f" {config.max_connections} on each listener: raise it (LimitNOFILE), or lower the option",
+    )
+    return most
 
 
 def _warn_of_locked_out_peers(config: NodeConfig) -> None:

@@ -34,7 +34,7 @@ class _Stream:
     def __init__(self, call: RpcCall) -> None:
         self._call = call
         self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
-        self._window = memory_queue(STREAM_WINDOW_BYTES, "requests")
+        self._window = memory_queue(STREAM_WINDOW_BYTES)
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
 
     async def run(self) -> None:

@@ -21,7 +21,6 @@ from store.observe.problems import Problem
 from store.serving.answers import UnsentBudget
 from store.serving.arrivals import Arrivals
 from store.serving.drain import Drain
-from store.serving.failure import CallError, busy
 from store.serving.queue import FairQueue, memory_queue
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.rules import Policy
@@ -131,13 +130,6 @@ class ServedDatabase:
     oldest_unarchived_ns: int
 
 
-def _too_many_topics(limit: int, owner: str) -> CallError:
-    return busy(
-        f"limit of {limit:,} bytes for the topics of all followers of {owner} is reached: follow"
-        " fewer topics, or by pubsub topic alone"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class NodeContext:
     """The parts of a node that client calls use, over any protocol.
@@ -177,12 +169,14 @@ class NodeContext:
     unstored: BoundedDict[bytes, int] = field(
         default_factory=lambda: BoundedDict(MAX_UNSTORED_MESSAGES)
     )
-    in_flight: FairQueue = field(
-        default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES, "requests")
-    )
+    in_flight: FairQueue = field(default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES))
     large_reads: FairQueue = field(
-        default_factory=lambda: memory_queue(MAX_LARGE_READ_BYTES, "large requests")
+        default_factory=lambda: memory_queue(MAX_LARGE_READ_BYTES, "large requests under way")
     )
     followed: FairQueue = field(
-        default_factory=lambda: FairQueue(MAX_FOLLOWED_BYTES, _too_many_topics)
+        default_factory=lambda: memory_queue(
+            MAX_FOLLOWED_BYTES,
+            "followed topics",
+            "follow fewer topics, or by pubsub topic alone",
+        )
     )

@@ -144,13 +144,12 @@ class FairQueue:
         self._serve()
 
 
-def memory_queue(limit_bytes: int, what: str) -> FairQueue:
-    """Return a queue for the bytes of requests under way, which ``what`` names in errors."""
+def memory_queue(
+    limit_bytes: int, what: str = "requests under way", advice: str = "retry with backoff"
+) -> FairQueue:
+    """Return a queue for bytes; ``what`` and ``advice`` are for the error of a refused call."""
 
     def full(limit: int, owner: str) -> CallError:
-        return busy(
-            f"limit of {limit:,} bytes of {what} under way on {owner} is reached: retry with"
-            " backoff"
-        )
+        return busy(f"limit of {limit:,} bytes of {what} on {owner} is reached: {advice}")
 
     return FairQueue(limit_bytes, full)

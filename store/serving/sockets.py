@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,19 +113,17 @@ class AcceptedSocket(NamedTuple):
 
 def accepted_sockets() -> list[AcceptedSocket]:
     """Return the connections over IP."""
-    return list(_inspect([int(each.name) for each in _DESCRIPTORS.iterdir()]))
-
-
-def _inspect(descriptors: Iterable[int]) -> Iterator[AcceptedSocket]:
-    for descriptor in descriptors:
+    found = []
+    for descriptor in [int(each.name) for each in _DESCRIPTORS.iterdir()]:
         with suppress(OSError):
             opened = socket.socket(fileno=descriptor)
             try:
                 if opened.family in (socket.AF_INET, socket.AF_INET6):
                     port, caller = opened.getsockname()[1], opened.getpeername()[:2]
-                    yield AcceptedSocket(descriptor, port, caller)
+                    found.append(AcceptedSocket(descriptor, port, caller))
             finally:
                 opened.detach()
+    return found
 
 
 def hang_up(names: Iterable[str]) -> int:

@@ -42,7 +42,6 @@ SHARED_FRAMES: Final = 256
 MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024
 """Pages that are kept as JSON, since many followers are sent the same, and their largest size."""
 
-
 LINES: Final = b"application/x-ndjson"
 EVENTS: Final = b"text/event-stream"
 UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]

@@ -37,19 +37,16 @@ if TYPE_CHECKING:
 MAX_PARAMETERS: Final = 64
 """Parameters of a URL; a list of more entries goes into a body."""
 
+PART_BYTES: Final = 256 * 1024
+"""A body is kept in parts of this size until it has come."""
+
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
 connections that are silent for longer."""
 
-
 JSON: Final = b"application/json"
-_NO_STORE: Final = (b"cache-control", b"no-store")
-_NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
-
-
-RETRY_AFTER_S: Final = 1
-"""``Retry-After`` of what may succeed later."""
-
+_RETRY_AFTER: Final = (b"retry-after", b"1")
+_OWN_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,
@@ -86,7 +83,7 @@ def as_http(failure: CallError) -> HttpError:
     headers: HeaderList = []
     status = STATUS[failure.code]
     if failure.retry:
-        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        headers.append(_RETRY_AFTER)
         status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -139,18 +136,22 @@ class HttpExchange:
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > largest_bytes:
             raise _too_large(int(declared), largest_bytes)
-        body = bytearray()
+        size, parts, last = 0, list[bytes](), bytearray()
         with AwaitedRequest(arrivals, self.caller, owner, is_measured=False) as block:
-            while True:
-                event = await self._receive()
-                if event["type"] == "http.disconnect":
-                    raise CallerGoneError
-                body += event.get("body", b"")
-                block.connection.unread_bytes = len(body)
-                if len(body) > largest_bytes:
-                    raise _too_large(len(body), largest_bytes)
+            while (event := await self._receive())["type"] != "http.disconnect":
+                chunk = event.get("body", b"")
+                size += len(chunk)
+                if size > largest_bytes:
+                    raise _too_large(size, largest_bytes)
+                block.came(len(chunk))
+                last += chunk
                 if not event.get("more_body", False):
-                    return bytes(body)
+                    return b"".join((*parts, last))
+                if len(last) > PART_BYTES:
+                    # One array that grows would leave as much again in pieces.
+                    parts.append(bytes(last))
+                    last.clear()
+        raise CallerGoneError
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -196,7 +197,7 @@ class HttpExchange:
     ) -> None:
         """Send the status and the headers."""
         self.started = True
-        own = [_NO_STORE, _NO_SNIFF, (b"x-request-id", self.request_id.encode())]
+        own = [*_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
         is_receiving = self._connection.is_receiving
         if is_receiving:
             own.append((b"connection", b"close"))

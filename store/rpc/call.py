@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import grpc
@@ -172,7 +171,6 @@ Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 _GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
 _NOTHING: Final = nullcontext()
-_CACHED_HOSTS: Final = 512
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
@@ -227,7 +225,7 @@ class RpcCall(Call):
         """Return the client that calls: a peer, or the bearer of the token, where one is needed."""
         method, node = self.method, self.node
         if method.right is None:
-            return _open_client(self.remote.name)
+            return Principal(self.remote.name, frozenset())
         if self.is_peer and node.peers is not None:
             return identify_peer(self.fields, self.context, node.peers, node.peer_limits)
         if self._repeated:
@@ -449,8 +447,3 @@ class CallWrapper:
                     _LOG.debug("call_ended", method=method.name, code=code, seconds=seconds)
 
         return serve
-
-
-@lru_cache(maxsize=_CACHED_HOSTS)
-def _open_client(host: str) -> Principal:
-    return Principal(host, frozenset())

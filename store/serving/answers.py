@@ -90,18 +90,6 @@ class AnswerSender(Endable):
     ``sending_s``: since when the caller has not taken what is sent.
     """
 
-    __slots__ = (
-        "_budget",
-        "_left_bytes",
-        "_most_bytes",
-        "_page_bytes",
-        "caller",
-        "connection",
-        "ended_s",
-        "sending_s",
-        "taken_bytes",
-    )
-
     def __init__(self, budget: UnsentBudget, caller: str, connection: str) -> None:
         """Begin to count a call; `close` must follow when gRPC has done with it."""
         self._is_over = True  # until it is entered

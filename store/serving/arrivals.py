@@ -33,7 +33,7 @@ from store.serving.sockets import ReceivedBytes
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
 MAX_INCOMPLETE_BYTES: Final = 128 * 1024 * 1024
-MAX_STRANGER_BYTES: Final = 32 * 1024 * 1024
+MAX_STRANGER_BYTES: Final = 16 * 1024 * 1024
 """Bytes of requests that have not come in full, of all callers, and of those of health checks."""
 
 SILENT_BYTES: Final = 64 * 1024
@@ -111,8 +111,8 @@ class AwaitedRequest(Endable):
     """A block in which a request of a connection comes, whose caller is ``owner``.
 
     It ends with a `CallError` if the request is late, or gives way to others. ``is_first``: of a
-    call, and may be late. ``is_measured``: by the kernel's counts; else the edge counts. The block
-    is to be entered at once.
+    call, and may be late. ``is_measured``: by the kernel's counts; else by `came`. The block is to
+    be entered at once.
     """
 
     __slots__ = ("_arrivals", "begun", "connection", "late_s")
@@ -146,6 +146,14 @@ class AwaitedRequest(Endable):
             pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
             arrivals.alarm = loop.call_later(pause_s, arrivals.wake)
 
+    def came(self, size_bytes: int) -> None:
+        """Count a part of the request that has come."""
+        arrivals = self._arrivals
+        self.connection.unread_bytes += size_bytes
+        arrivals.counted_bytes += size_bytes
+        if arrivals.counted_bytes > arrivals.limit_bytes:
+            arrivals.enforce()
+
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Await it no longer.
 
@@ -157,6 +165,7 @@ class AwaitedRequest(Endable):
         arrivals.first.pop(self, None)
         connection.awaited.discard(self)
         if not connection.is_measured:
+            arrivals.counted_bytes -= connection.unread_bytes
             arrivals.connections.pop(connection.name, None)
         super().__exit__(kind, *error)
 
@@ -165,6 +174,7 @@ class Arrivals:
     """The requests of all callers that are awaited, and their bounds, which `run` keeps to.
 
     ``first``: those of calls, the oldest first. ``round``: the number of measurements.
+    ``counted_bytes``: of all that the edge counts.
     """
 
     def __init__(
@@ -174,9 +184,9 @@ class Arrivals:
     ) -> None:
         self.connections: dict[str, ArrivingRequests] = {}
         self.first: dict[AwaitedRequest, None] = {}
-        self.awaited = self.round = 0
+        self.awaited = self.round = self.counted_bytes = 0
         self.alarm: asyncio.TimerHandle | None = None
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._count = count or ReceivedBytes().count
         self._forget_at = FORGET_BEYOND
         self._is_filling = self._has_grown = False
@@ -197,12 +207,14 @@ class Arrivals:
                     async with asyncio.timeout(MAX_PAUSE_S if self.awaited else None):
                         await self._active.wait()
             self._active.clear()
+            if self._is_filling:
+                least_s = FILLING_PAUSE_S
+            elif self._has_grown:
+                least_s = max(least_s, PAUSE_S)
             await asyncio.sleep(least_s)
             began_s = loop.time()
             await self.measure()
             least_s = (loop.time() - began_s) * PAUSE_ROUNDS
-            if self._has_grown:
-                least_s = max(least_s, FILLING_PAUSE_S if self._is_filling else PAUSE_S)
 
     async def measure(self) -> None:
         """Measure, and end calls that are late, or beyond the bounds."""
@@ -222,12 +234,17 @@ class Arrivals:
             elif not each.is_measured:
                 each.grew, each.came_bytes = each.unread_bytes > each.came_bytes, each.unread_bytes
         growing = [each.unread_bytes for each in waiting if each.grew]
-        self._is_filling = sum(growing) > self._limit_bytes // FILLING_SHARE
+        self._is_filling = sum(growing) > self.limit_bytes // FILLING_SHARE
         self._has_grown = bool(growing)
-        silent = Counter(each.connection for each in self.first if each.begun < last)
+        self.enforce(last)
+
+    def enforce(self, last_round: int = 0) -> None:
+        """End the calls that are beyond the bounds."""
+        silent = Counter(each.connection for each in self.first if each.begun < last_round)
+        waiting = [each for each in self.connections.values() if each.awaited]
         usage = {each: each.unread_bytes + silent[each] * SILENT_BYTES for each in waiting}
         self._end_excess([each for each in waiting if each.is_stranger], usage, MAX_STRANGER_BYTES)
-        self._end_excess(waiting, usage, self._limit_bytes)
+        self._end_excess(waiting, usage, self.limit_bytes)
 
     def _end_late(self) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -272,6 +289,9 @@ class Arrivals:
             if excess > 0 and usage[each]:
                 excess -= usage[each]
                 usage[each] = 0
+                if not each.is_measured:
+                    self.counted_bytes -= each.unread_bytes
+                    each.unread_bytes = 0
                 each.end(
                     f"requests that have not come in full hold more than {limit_bytes:,} bytes of"
                     " this node, and that of this call had not come: make the call again, and send"

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from store.serving.failure import CallError, Code, busy
+from store.serving.failure import CallError, busy
 from store.serving.queue import FairQueue
 
 
@@ -55,17 +55,6 @@ async def test_a_heavy_connection_waits_for_a_bounded_number_of_lighter_calls() 
         if not light.done():
             light.cancel()
     assert all(task.done() for task in heavy)
-
-
-async def test_what_does_not_fit_is_refused_without_waiting() -> None:
-    shared = queue()
-    with shared.reserve(6, "a"):
-        with pytest.raises(CallError) as refused, shared.reserve(5, "b"):
-            pass
-        assert (refused.value.code, refused.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
-        with shared.reserve(4, "b"):
-            assert shared.free == 0
-    assert shared.used == 0
 
 
 async def test_one_that_is_larger_than_the_whole_passes_alone() -> None:

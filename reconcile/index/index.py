@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
 from reconcile.ids import (
     END,
     LOWEST,
@@ -92,6 +91,9 @@ class IndexView:
 
     def measure(self, spans: Spans) -> Measured:
         """Return counts and fingerprints of spans."""
+        if len(spans) == 1:  # a whole window, as of most sessions
+            count, fingerprint = self.rows.measure(spans.lower.at(0), spans.upper.at(0))
+            return Measured(np.array([count]), fingerprint.reshape(1, -1))
         low, high = self._places(spans)
         return Measured(high - low, self.rows.fingerprints(low, high))
 
@@ -137,11 +139,6 @@ class IndexView:
     def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
         """Return the places of spans; a bound that two of them share is looked for once."""
         lower, upper = spans.lower, spans.upper
-        if kernel.compiled is not None:
-            low, high = np.empty(len(spans), np.int64), np.empty(len(spans), np.int64)
-            bounds = lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
-            if kernel.compiled.places(self.rows.handle, *bounds, low, high):
-                return low, high
         high = self.rows.ranks(upper)
         begins = np.ones(len(high), np.bool_)
         np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])

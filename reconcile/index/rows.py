@@ -229,10 +229,6 @@ class IndexRows:
         """
         if not len(low):
             return np.empty((0, HASH_WORDS), np.uint64)
-        if kernel.compiled is not None:
-            prints = np.empty((len(low), HASH_WORDS), np.uint64)
-            kernel.compiled.fingerprints(self.handle, low, high, prints)
-            return prints
         edges = np.empty(2 * len(low), np.int64)
         edges[::2] = low
         edges[1::2] = high

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 23
+#define KERNEL_VERSION 24
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -190,7 +190,7 @@ typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 
 function kernel_survey, kernel_parse, kernel_reply;
 function kernel_encode, kernel_match;
-function kernel_places, kernel_probe, kernel_fingerprints;
+function kernel_probe;
 function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;
 function kernel_survey_slices;

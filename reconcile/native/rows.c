@@ -1,6 +1,6 @@
-/* Reading an index: fingerprints of ranges.
+/* Opening an index, and calls with one.
  *
- * An index is `reconcile.index.rows.Rows`: ascending IDs in chunks, each with its timestamps and
+ * An index is `reconcile.index.rows.IndexRows`: ascending IDs in chunks, each with its timestamps and
  * the running XOR of its hashes. A place is the number of IDs before something.
  */
 
@@ -108,41 +108,3 @@ PyObject *call(const char *name, PyObject *const *arguments, Py_ssize_t given, b
         close_rows(&rows);
     return found;
 }
-
-/* ---- fingerprints ------------------------------------------------------------------------ */
-
-/* Fingerprints of ascending, disjoint intervals of places; false: they are none. */
-static bool fingerprints(const rows_t *rows, const uint8_t *low, const uint8_t *high,
-                         uint8_t *prints, Py_ssize_t count)
-{
-    Py_ssize_t chunk = 0;
-    int64_t before = 0;
-    if (!rows->count)
-        memset(prints, 0, (size_t)count * HASH_BYTES);
-    for (Py_ssize_t row = 0; row < count; row++) {
-        int64_t from = load(low, row), to = load(high, row);
-        if (row + AHEAD < count)
-            expect_running(rows, load(high, row + AHEAD));
-        if (from < before || to < from || to > rows->length)
-            return false;
-        before = to;
-        if (!rows->count)
-            continue;
-        hash_t lower = running(rows, &chunk, (Py_ssize_t)from);
-        store_hash(prints, row, xored(lower, running(rows, &chunk, (Py_ssize_t)to)));
-    }
-    return true;
-}
-
-/* fingerprints(index, low, high, fingerprints) -> None; intervals of places ascend. */
-static PyObject *work_fingerprints(const rows_t *rows, columns *held)
-{
-    if (held->rows[0] != held->rows[1] || held->rows[0] != held->rows[2])
-        return NULL;
-    PyThreadState *state = let_go(held->rows[0] * HASH_BYTES);
-    bool fits = fingerprints(rows, held->at[0], held->at[1], held->at[2], held->rows[0]);
-    take_back(state);
-    return none_if(fits);
-}
-
-CALL(fingerprints, INDEXED, READ(8), READ(8), WRITTEN(32))

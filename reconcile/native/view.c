@@ -1,49 +1,6 @@
-/* What a view answers beyond fingerprints and IDs: places of bounds, single hashes. */
+/* Looking for single hashes in an index. */
 
 #include "rows.h"
-
-/* ---- places ------------------------------------------------------------------------------ */
-
-enum { P_LOWER, P_LOWER_HASHES, P_UPPER, P_UPPER_HASHES, P_LOW, P_HIGH };
-
-static void find_places(const rows_t *rows, const columns *held)
-{
-    Py_ssize_t count = held->rows[P_LOWER];
-    finger_t finger = {0, 0, 1 + rows->length / (2 * count + 1)};
-    int64_t before = 0;
-    Py_ssize_t place = 0;
-    for (Py_ssize_t row = 0; row < count; row++) {
-        int64_t lower = load(held->at[P_LOWER], row), upper = load(held->at[P_UPPER], row);
-        if (!row || lower != before)
-            place = rank(rows, &finger, lower);
-        store(held->at[P_LOW], row, place);
-        place = rank(rows, &finger, upper);
-        store(held->at[P_HIGH], row, place);
-        before = upper;
-    }
-}
-
-/* places(index, lower times, lower hashes, upper times, upper hashes, low, high)
- *   -> whether that is all: False if a bound has a hash, and nothing was written. Spans ascend.
- */
-static PyObject *work_places(const rows_t *rows, columns *held)
-{
-    for (int i = P_LOWER_HASHES; i <= P_HIGH; i++)
-        if (held->rows[i] != held->rows[P_LOWER])
-            return NULL;
-    bool plain = all_zero(held->at[P_LOWER_HASHES], held->rows[P_LOWER]) &&
-                 all_zero(held->at[P_UPPER_HASHES], held->rows[P_LOWER]);
-    if (plain) {
-        PyThreadState *state = let_go(held->rows[P_LOWER] * HASH_BYTES);
-        find_places(rows, held);
-        take_back(state);
-    }
-    return PyBool_FromLong(plain);
-}
-
-CALL(places, INDEXED, READ(8), READ(32), READ(8), READ(32), WRITTEN(8), WRITTEN(8))
-
-/* ---- probe ------------------------------------------------------------------------------- */
 
 enum { B_LOW, B_HIGH, B_WANTED, B_TIMES, B_HASHES, B_HIT };
 

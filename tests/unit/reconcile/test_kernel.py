@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -63,11 +62,6 @@ def answered(view: IndexView, asked: Asked) -> list[Any]:
 # What holds of compiled code alone
 
 
-def compiled_parts() -> list[ModuleType]:
-    """Return the kernel, if there is one."""
-    return [] if kernel.compiled is None else [kernel.compiled]
-
-
 def test_columns_that_do_not_fit_are_refused() -> None:
     ids = SyncIds.of([(1, bytes(32)), (2, bytes(32))])
     handle = IndexView.of(ids).rows.handle
@@ -75,31 +69,35 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     hashes, far = np.zeros((2, 32), np.uint8), np.array([0, 3])
     frozen = np.zeros(2, np.int64)
     frozen.flags.writeable = False
-    seven = np.zeros(7, np.int64)
+    seven, flags = np.zeros(7, np.int64), np.zeros(2, np.bool_)
 
     def no_plan(_stored: int, _sample: bytes) -> tuple[kernel.Column, ...]:
         return ()
 
-    for own in compiled_parts():
-        refused: list[Callable[[], object]] = [
-            partial(own.parse, b"\1\0", 0, *[two] * 8),
-            partial(own.parse, b"\1\0", 3, *[one] * 8),
-            partial(own.survey, b"\1\0", 0, -1, 1),
-            partial(own.fingerprints, handle, two, far, hashes),
-            partial(own.fingerprints, handle, far, two, hashes),
-            partial(own.fingerprints, handle, two, one, hashes),
-            partial(own.fingerprints, (handle[0], handle[1], two, handle[3]), two, two, hashes),
-            partial(own.match, two, hashes, two, hashes, one, two),
-            partial(own.encode, b"", two, hashes, one, hashes, one, one, two, hashes),
-            partial(own.reply, handle, b"\1\0", 2, one, no_plan),
-            partial(own.reply, handle, b"\1\0", 3, seven, no_plan),
-            partial(own.reply, handle, b"\1\0", 2, seven - 1, no_plan),
-            partial(
-                own.reply, (handle[0], handle[1], one, handle[3]), b"\1\0", 2, seven + 1, no_plan
-            ),
-        ]
-        for call in refused:
-            with pytest.raises(ValueError, match=r"fit|whole rows|negative"):
-                call()
-        with pytest.raises((ValueError, BufferError), match=r"read-only|not writable|writeable"):
-            own.match(two, hashes, two, hashes, frozen, np.zeros(2, np.bool_))
+    own = kernel.compiled
+    if own is None:
+        return
+    refused: list[Callable[[], object]] = [
+        partial(own.parse, b"\1\0", 0, *[two] * 8),
+        partial(own.parse, b"\1\0", 3, *[one] * 8),
+        partial(own.survey, b"\1\0", 0, -1, 1),
+        partial(own.probe, handle, two, far, hashes, two, hashes, flags),
+        partial(own.probe, handle, far, two, hashes, two, hashes, flags),
+        partial(own.probe, handle, two, one, hashes, two, hashes, flags),
+        partial(
+            own.probe,
+            (handle[0], handle[1], two, handle[3]),
+            *(two, two, hashes, two, hashes, flags),
+        ),
+        partial(own.match, two, hashes, two, hashes, one, two),
+        partial(own.encode, b"", two, hashes, one, hashes, one, one, two, hashes),
+        partial(own.reply, handle, b"\1\0", 2, one, no_plan),
+        partial(own.reply, handle, b"\1\0", 3, seven, no_plan),
+        partial(own.reply, handle, b"\1\0", 2, seven - 1, no_plan),
+        partial(own.reply, (handle[0], handle[1], one, handle[3]), b"\1\0", 2, seven + 1, no_plan),
+    ]
+    for call in refused:
+        with pytest.raises(ValueError, match=r"fit|whole rows|negative"):
+            call()
+    with pytest.raises((ValueError, BufferError), match=r"read-only|not writable|writeable"):
+        own.match(two, hashes, two, hashes, frozen, np.zeros(2, np.bool_))

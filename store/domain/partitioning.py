@@ -115,8 +115,7 @@ class Cover:
 
     def spans(self, first: int, last: int) -> bool:
         """Return True if every key from ``first`` to ``last``, both included, has a partition."""
-        place = bisect_right(self._run_lows, first) - 1
-        return place >= 0 and last < self._runs[place].high
+        return self.reaches(first) > last
 
     def reaches(self, first: int) -> int:
         """Return the first key from ``first`` on, itself included, that has no partition."""

@@ -196,11 +196,6 @@ class Quota:
         self._shared: Account | None = None
         self._swept_ns: int | None = None
 
-    @property
-    def accounts(self) -> int:
-        """The number of separate accounts."""
-        return len(self._named) + len(self._strangers)
-
     def account(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
         """Return the account of ``key``, under ``limits`` from now on.
 

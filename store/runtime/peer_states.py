@@ -145,22 +145,13 @@ class PeerStates:
             refusals.set(0)
         if report.ending is SyncEnding.DONE:
             window = "recent" if report.window.time_start_ns else "whole"
-            left = self._metrics.peer_differences.labels(str(peer), window)
-            left.set(_differences_left(report))
+            moved = report.messages_received + report.messages_sent
+            # What policy keeps different does not count.
+            left = 0 if report.in_sync else report.conflicts + max(0, report.differences - moved)
+            self._metrics.peer_differences.labels(str(peer), window).set(left)
 
     def _id_of(self, peer: PeerAddress) -> str:
         return peer.node_id if self._connections is None else self._connections.node_id(peer)
-
-
-def _differences_left(report: SessionReport) -> int:
-    """Return how many messages one side still lacks, or holds with another content.
-
-    What policy keeps different does not count.
-    """
-    if report.in_sync:
-        return 0
-    moved = report.messages_received + report.messages_sent
-    return report.conflicts + max(0, report.differences - moved)
 
 
 def _write(report: SessionReport) -> None:

@@ -13,8 +13,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from store.rpc.call import RpcCall
-from store.serving.methods.encode import publish_response
-from store.serving.methods.publish import PublishBatch, admit, confirm, store
+from store.serving.methods.publish import (
+    PublishBatch,
+    admit,
+    confirm,
+    publish_response,
+    store,
+)
 from store.serving.queue import FairQueue, memory_queue
 
 STREAM_WINDOW_REQUESTS: Final = 32

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from store.domain.access import Right
-from store.domain.admission import Admission, Admitted
+from store.domain.admission import Admission, Admitted, Verdict
 from store.domain.ports import Source
 from store.domain.quota import CallKind
 from store.domain.unread import Confirmation
@@ -18,10 +18,11 @@ from store.messages.record import RecordBatch
 from store.serving.call import Call, Method
 from store.serving.failure import over_limit, unready
 from store.serving.methods.decode import decode_head
-from store.serving.methods.encode import publish_response
-from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
+from storenode.message.limits import HASH_BYTES, MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason
+from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1 import publish_raw_pb2
+from storenode.wire.storenode.v1 import store_pb2
 
 PUBLISH: Final = Method(
     "Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
@@ -42,6 +43,17 @@ ABANDONED_NS: Final = 1_000_000_000
 """A caller that hangs up after so long has waited for the database in vain."""
 
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
+
+_Result = store_pb2.PublishResult
+_FIELD_1: Final = b"\x0a"
+_FIELD_3: Final = b"\x1a"
+_OUTCOME: Final = b"\x10"
+_CONFIRMS: Final = b"\x20"
+_HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
+_SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
+_STORED: Final = _OUTCOME + varint(_Result.STORED)
+_DUPLICATE: Final = _OUTCOME + varint(_Result.DUPLICATE)
+_EPHEMERAL: Final = _OUTCOME + varint(_Result.EPHEMERAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +183,65 @@ async def confirm(call: Call, batch: PublishBatch, stored: StoreResult) -> Seque
     )
     confirmations = dict(zip(positions, found, strict=True))
     return [confirmations.get(index, Confirmation(0)) for index in range(len(stored))]
+
+
+def publish_response(
+    published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation] = ()
+) -> bytes:
+    """Encode a ``PublishResponse``, without an object per message.
+
+    ``stored`` says of each record of the batch whether it was new, ``confirmations`` how many
+    stores confirmed it, where that was asked for.
+    """
+    batch = published.batch
+    if not confirmations and len(batch.hashes) == len(published.verdicts) and all(stored):
+        # The usual request: everything in it is new.
+        return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
+    if confirmations:
+        results, again = _confirmed(published, stored, confirmations)
+    else:
+        results, again = [], []
+        for digest, new in zip(batch.hashes, stored, strict=True):
+            duplicate = _SHORT + digest + _DUPLICATE
+            again.append(duplicate)
+            results.append(_SHORT + digest + _STORED if new else duplicate)
+    if len(results) == len(published.verdicts) and not published.refusals:
+        return b"".join(results)
+    return b"".join(_results(published, results, again))
+
+
+def _confirmed(
+    published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation]
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the results of the first copies in a request, and those of further ones."""
+    results, again = [], []
+    for digest, new, found in zip(published.batch.hashes, stored, confirmations, strict=True):
+        outcome = _Result.UNCONFIRMED if found.reason else _Result.DUPLICATE
+        again.append(_result(digest, outcome, found.reason, found.confirms))
+        if new and not found.reason:
+            results.append(_result(digest, _Result.STORED, "", found.confirms))
+        else:
+            results.append(again[-1])
+    return results, again
+
+
+def _results(published: Admitted, results: list[bytes], again: list[bytes]) -> Iterable[bytes]:
+    columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
+    for index, (verdict, position, digest) in enumerate(columns):
+        if verdict is Verdict.ACCEPTED:
+            yield results[position]
+        elif verdict is Verdict.DUPLICATE:
+            yield again[position]
+        elif verdict is Verdict.EPHEMERAL:
+            yield _SHORT + digest + _EPHEMERAL
+        else:
+            yield _result(digest, _Result.REJECTED, published.refusals[index].sentence)
+
+
+def _result(
+    digest: bytes, outcome: _Result.Outcome.ValueType, reason: str, confirms: int = 0
+) -> bytes:
+    head = _HASH_FIELD + digest if digest else b""
+    tail = _CONFIRMS + varint(confirms) if confirms else b""
+    why = delimited(_FIELD_3, reason.encode()) if reason else b""
+    return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Final
 
 from store.domain.access import Right
-from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest
+from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, SdsPage
 from store.domain.query import (
     BAD_REQUEST,
+    OK,
     TOO_MANY_REQUESTS,
     UNAVAILABLE,
     QueryError,
@@ -26,7 +27,7 @@ from store.domain.query import (
 )
 from store.domain.quota import CallKind
 from store.messages.cursor import ScanCursor
-from store.messages.frames import follow_page, query_failure, scan_page
+from store.messages.frames import follow_page, query_failure, scan_page, sds_page
 from store.serving.answers import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
@@ -37,8 +38,8 @@ from store.serving.methods.decode import (
     history_entries,
     topic_filter,
 )
-from store.serving.methods.encode import query_page, sds_response
 from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
@@ -52,6 +53,13 @@ MAX_SCAN_PAGE_MESSAGES: Final = 10_000
 MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 """``StoreQueryRequest.request_id``, which is sent back as it came."""
 
+
+_FIELD_1: Final = b"\x0a"
+_FIELD_10_VARINT: Final = b"\x50"
+_FIELD_11: Final = b"\x5a"
+_FIELD_51: Final = b"\x9a\x03"
+_FIELD_7420: Final = varint(7420 << 3 | 2)
+_SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
 
 LIKELY_MESSAGE_BYTES: Final = 2 * 1024
 LIKELY_PRESENCE_BYTES: Final = 64
@@ -269,3 +277,17 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
 
 def _cut(request_id: str) -> str:
     return request_id.encode()[:MAX_QUERY_REQUEST_ID_BYTES].decode(errors="ignore")
+
+
+def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = None) -> bytes:
+    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
+    echo = delimited(_FIELD_1, request_id.encode())
+    cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
+    said = b"" if known is None else delimited(_FIELD_7420, known.SerializeToString())
+    return b"".join((echo, _SUCCESS, page.entries, cursor, said))
+
+
+def sds_response(page: SdsPage) -> bytes:
+    """Encode an ``SdsMessagesPage`` or ``CausalHistoryPage`` around the spliced entries."""
+    missing = [(entry.message_id, entry.retrieval_hint) for entry in page.missing]
+    return sds_page(page.messages, missing, truncated=page.truncated)

@@ -118,7 +118,8 @@ class Reconciliation:
 
     Attributes:
         session_id: sent by the responder with its first frame.
-        peer_knows: the peer has made an offer.
+        has_offered: this side offers more than WAKU-SYNC.
+        peer_knows: so does the peer.
         compact: this side of the compact mode, where it was possible, or taken up.
         compact_error: why the mode was given up.
         offers: offer the mode at once; else a peer that differs may begin it.
@@ -191,6 +192,7 @@ class Reconciliation:
             )
             start = view.memory_start
             self._is_in_memory = start is not None and start <= lower
+        self.has_offered, self.peer_knows = self._own is not None, False
         self._is_compact = False  # frames of the mode may come after the first one
         self._window = LOWEST, LOWEST  # of the mode
         self._opening = b""  # the compact frame in the initiator's next base frame
@@ -204,16 +206,6 @@ class Reconciliation:
         self._search: Search | None = None
         self._summed: Span | None = None  # the range of the sums
         self._own_sum = b""
-
-    @property
-    def peer_knows(self) -> bool:
-        """True once both sides have made an offer."""
-        return self._theirs is not None
-
-    @property
-    def has_offered(self) -> bool:
-        """True if this side offers more than WAKU-SYNC."""
-        return self._own is not None
 
     @property
     def compact_failed(self) -> bool:
@@ -322,7 +314,7 @@ class Reconciliation:
                 _require(size_bytes == NONCE_BYTES, f"a nonce of {size_bytes} bytes")
                 is_time = extension.compared_from <= MAX_TIMESTAMP_NS
                 _require(is_time, "a time beyond the last timestamp")
-                self._theirs = extension
+                self._theirs, self.peer_knows = extension, True
         if self._theirs is None:
             return
         stage, is_last, size_bytes = self._stage, not frame.ranges_data, len(extension.sum)

@@ -20,7 +20,8 @@ from store.serving.methods.decode import (
     decode_head,
     history_entries,
 )
-from store.serving.methods.encode import publish_response, sds_response
+from store.serving.methods.publish import publish_response
+from store.serving.methods.reads import sds_response
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Refusal
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage

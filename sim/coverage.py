@@ -15,14 +15,13 @@ from sim.process import Process
 from sim.rng import Rng, happens
 from store.domain.coverage import (
     BLOCK_NS,
-    HOUR_NS,
     Coverage,
     Statement,
     aligned,
     overlapping,
     replaced,
 )
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
 from store.domain.view import Span
 

@@ -340,7 +340,7 @@ class _Fields:
         self.at = at
 
     def require(self, is_sound: bool) -> None:
-        """Raise an error unless what was read is sound."""
+        """Raise an error if a field is not valid."""
         if not is_sound:
             raise malformed(self._data, self.at)
 

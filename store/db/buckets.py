@@ -54,12 +54,17 @@ from store.db.locks import FOLDING, lock_unhurried
 from store.db.partitions import read_catalog
 from store.db.sds import find_missing
 from store.db.statements import FINE_TABLE, SCHEMA, SQL
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
-from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, NS_PER_S
+from store.domain.partitioning import (
+    DAY_NS,
+    HOUR_NS,
+    MINUTE_NS,
+    UNBOUNDED_HIGH,
+    UNBOUNDED_LOW,
+    Bounds,
+    Cover,
+)
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
-MINUTE_NS: Final = 60 * NS_PER_S
-HOUR_NS: Final = 60 * MINUTE_NS
-DAY_NS: Final = 24 * HOUR_NS
 LEVELS_NS: Final = (MINUTE_NS, HOUR_NS, DAY_NS)
 """Length of the buckets of level 0, 1 and 2; each begins at a multiple of it since the epoch."""
 
@@ -276,7 +281,7 @@ async def seal_days(connection: Connection, days: Sequence[int]) -> None:
 
 
 SETTLING_NS: Final = 10 * MINUTE_NS
-"""How long after its end an hour is left alone: what comes later is added one by one."""
+"""An hour is summed up so long after its end; later messages are added one by one."""
 
 MAX_SEALED_MESSAGES: Final = 1_000_000
 """Messages after which a call ends: about half a second of processor time with the kernel."""
@@ -448,22 +453,18 @@ async def resummarize(
 
 
 async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
-    found = []
+    found, cover = [], Cover([wide])
     for partition in (await read_catalog(connection)).partitions:
-        if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):
+        if partition.table != FINE_TABLE or not cover.overlaps(partition.bounds):
             continue
         statement = sql.SQL(SQL.messages.read_ends).format(sql.Identifier(SCHEMA, partition.name))
         try:
             ((first, last),) = await fetch_rows(connection, statement, prepare=False)
         except pg.UndefinedTable:
             continue  # it was dropped just now, and its buckets with it
-        if first is not None and _overlap(span := _whole_days(Bounds(first, last + 1)), wide):
+        if first is not None and cover.overlaps(span := _whole_days(Bounds(first, last + 1))):
             found.append(Bounds(max(span.low, wide.low), min(span.high, wide.high)))
     return found
-
-
-def _overlap(one: Bounds, other: Bounds) -> bool:
-    return one.low < other.high and other.low < one.high
 
 
 def _whole_days(bounds: Bounds) -> Bounds:

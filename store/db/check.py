@@ -29,7 +29,7 @@ from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
 from store.db.arrays import BinaryArray
-from store.db.buckets import HOUR_NS, added, between, columns, minutes_of, sum_of_time, unpack
+from store.db.buckets import added, between, columns, minutes_of, sum_of_time, unpack
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
 from store.db.migrate import differences, require_served
@@ -46,6 +46,7 @@ from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,
     DAY_NS,
+    HOUR_NS,
     MAX_COARSE,
     UNBOUNDED_HIGH,
     UNBOUNDED_LOW,

@@ -24,13 +24,13 @@ from typing import Final, LiteralString
 
 from psycopg import errors, sql
 
-from store.db.buckets import DAY_NS, DAYS, HOUR_NS, HOURS, is_pending
+from store.db.buckets import DAYS, HOURS, is_pending
 from store.db.connection import Connection, fetch_rows
 from store.db.partitions import read_catalog
 from store.db.primary import label
 from store.db.retention import ArchiveState, read_archive_state
 from store.db.statements import COARSE_TABLES, FINE_TABLE, SCHEMA, SQL
-from store.domain.partitioning import Cover
+from store.domain.partitioning import DAY_NS, HOUR_NS, Cover
 from storenode.message.limits import NS_PER_S
 
 

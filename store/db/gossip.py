@@ -7,10 +7,9 @@ that its message was confirmed. Nodes on one database share the rows, and any of
 confirmation. Rows are locked in the order of their hashes, here and by writers, so that no two
 transactions wait for each other.
 
-What this node has written lately is in memory (`ConfirmationTracker`); only
-what others have written, or what is older, is read from the database. A
-message that is read is laid out again as admission did it: so its SDS metadata need no index of
-their own.
+What this node has written lately is in memory (`ConfirmationTracker`); only what others have
+written, or what is older, is read from the database. A message that is read is laid out again as
+admission did it: so its SDS metadata need no index of their own.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from store.db.insert import CommitPart
 
 MAX_UNREAD_EVENTS: Final = 100_000
-"""Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""
+"""Unread events of one database, 20 MB at most; of further messages none is awaited."""
 
 EXPIRED_KEPT_S: Final = 3_600.0
 """How long an event that expired is known to have done so: longer than anybody waits for it."""
 
 LAPSED_S: Final = 2 * 24 * 3_600.0
-"""Age at which events go that no gossiping node has let expire: nobody waits for them any more."""
+"""Age at which an event is deleted although no node has let it expire."""
 
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 """Messages that wait for their commit to be seen, and then for peers that want them; the oldest
@@ -246,7 +245,7 @@ class ConfirmationTracker:
         """Return the batch of a commit that is seen; None: it is not here."""
         own = self._kept.get(token)
         if own is not None:
-            # Its SDS metadata may be larger than it is, and nobody asks for it any more.
+            # The SDS metadata may be larger than the messages, and is not read again.
             batch = replace(own.batch, sds=[], sds_index=[])
             kept = self._kept[token] = replace(own, batch=batch)
             self._seen.update((digest, (kept, n)) for n, digest in enumerate(batch.hashes))
@@ -297,7 +296,7 @@ MAX_LOADED_IDS: Final = 1_024
 """Messages of one answer."""
 
 _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
-"""What is held was admitted once; the rules may have changed since."""
+"""No rule: a stored message was admitted by the rules of its time."""
 
 
 class GossipReads:
@@ -337,7 +336,7 @@ class GossipReads:
         return [found.get(digest) for digest in hashes]
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
-        """Return what some commits have added, as far as it is stored."""
+        """Return the messages of some commits that are stored still."""
         ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), {}, None)
 

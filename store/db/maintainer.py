@@ -54,12 +54,12 @@ class Maintainer:
 
     ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
     one while an index is rebuilt, which takes long and must not delay the rest; ``policy`` returns
-    the limits of retention as they are now; ``now_ns`` is a
-    clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
-    database's it may be (None: it is not compared). ``steady_ns`` is a clock that is never set, by
-    which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
-    was last online before this start (0: never). ``commits`` is set when there may be new ones
-    (None: they are looked for every `FOLD_INTERVAL_S`). Events: ``maintenance_taken``,
+    the limits of retention as they are now; ``now_ns`` is a clock in nanoseconds since the epoch,
+    of which ``max_lead_ns`` says how far ahead of the database's it may be (None: it is not
+    compared). ``steady_ns`` is a clock that is never set, by which leaps of the other are noticed
+    (None: they are not). ``last_online_ns``: when the store was last online before this start (0:
+    never). ``commits`` is set when there may be new ones (None: they are looked for every
+    `FOLD_INTERVAL_S`). Events: ``maintenance_taken``,
     ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
     ``clock_ahead``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
     ``maintenance_failed``, ``maintenance_disconnected``.

@@ -40,11 +40,8 @@ from reconcile.summaries.summary import SummaryView
 from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, Spans
 from store.db.arrays import bigint_column, hash_column
 from store.db.buckets import (
-    DAY_NS,
-    HOUR_NS,
     LEVELS_NS,
     MAX_FOLD_COMMITS,
-    MINUTE_NS,
     added,
     fold_until,
     of_rows,
@@ -58,7 +55,7 @@ from store.db.messages import values_at
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.hub import CommitRow, Place
-from store.domain.partitioning import UNBOUNDED_HIGH
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS, UNBOUNDED_HIGH
 from store.domain.ports import StoreUnavailableError
 from store.domain.view import Newest, Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS

@@ -28,7 +28,7 @@ from typing import Final
 from psycopg import errors as pg
 from psycopg import sql
 
-from store.db.buckets import HOUR_NS, delete_buckets, fold_rest, fold_until
+from store.db.buckets import delete_buckets, fold_rest, fold_until
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
 from store.db.partitions import Catalog, begin, read_catalog
@@ -41,7 +41,7 @@ from store.db.statements import (
     SCHEMA,
     SQL,
 )
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW
+from store.domain.partitioning import HOUR_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW
 from store.domain.retention import (
     MAX_EXCESS_NS,
     Drop,

@@ -23,13 +23,11 @@ import numpy as np
 from reconcile.ids import HASH_WORDS, LOWEST, SyncIds, ordered
 from reconcile.view import Spans
 from store.domain.hub import Place
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import OpenView, Reconcilable, Span, StoredIds
 from storenode.message.limits import NS_PER_S
 
-MINUTE_NS: Final = 60 * NS_PER_S
 BLOCK_NS: Final = 10 * MINUTE_NS
-HOUR_NS: Final = 60 * MINUTE_NS
 MAX_SPANS: Final = 50_000
 """Spans that one session makes statements about; older ones get none."""
 

@@ -27,7 +27,9 @@ from typing import Final
 
 from storenode.message.limits import NS_PER_S
 
-DAY_NS: Final = 86_400 * NS_PER_S
+MINUTE_NS: Final = 60 * NS_PER_S
+HOUR_NS: Final = 60 * MINUTE_NS
+DAY_NS: Final = 24 * HOUR_NS
 UNBOUNDED_LOW: Final = -(2**63)
 """Stands for MINVALUE."""
 UNBOUNDED_HIGH: Final = 2**63

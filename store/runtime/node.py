@@ -102,7 +102,7 @@ FOLLOW_INTERVAL_S: Final = 30.0
 CONDITION_INTERVAL_S: Final = 60.0
 UNREAD_INTERVAL_S: Final = 600.0
 """How often periodic work is done. The horizon and the condition of the database are read so often
-while nobody asks for them; only a node without gossip deletes unread events that nobody awaits."""
+while nobody asks for them; unread events are swept by a node without gossip."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""

@@ -22,8 +22,8 @@ from store.db.condition import (
     read_condition,
     read_timeline,
 )
-from store.domain.coverage import HOUR_NS, Coverage, CoverageStep, StoreCoverage, aligned
-from store.domain.partitioning import DAY_NS
+from store.domain.coverage import Coverage, CoverageStep, StoreCoverage, aligned
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
 from store.observe.logging import suppressed_total

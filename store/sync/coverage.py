@@ -13,7 +13,6 @@ from typing import Final
 from reconcile.ids import SyncIds, ordered
 from reconcile.session import Result
 from store.domain.coverage import (
-    HOUR_NS,
     Comparison,
     Statement,
     Statements,
@@ -25,7 +24,7 @@ from store.domain.coverage import (
     spans,
     stated,
 )
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
 from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if

@@ -24,7 +24,7 @@ from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
-from store.domain.coverage import MINUTE_NS, Interval, Statement
+from store.domain.coverage import BLOCK_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailableError
 from store.messages.record import RecordBatch
 from storenode.client.messages import new_message, new_request
@@ -125,7 +125,7 @@ async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterS
 async def test_claims_wait_for_no_standby(server: ClusterServer) -> None:
     database = await Database.open(server.url, PoolSettings())
     online, now_ns = DatabaseOnlineTimes(database), time.time_ns()
-    statement = Statement(0, MINUTE_NS, now_ns, False, 0, 0, 0, bytes(32))
+    statement = Statement(0, BLOCK_NS, now_ns, False, 0, 0, 0, bytes(32))
     with missing_standby(server):
         await online.record(Interval(now_ns - 1, now_ns, resumed=False))
         await online.note(now_ns, now_ns)

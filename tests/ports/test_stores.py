@@ -33,8 +33,9 @@ from store.db.reconciliation import DatabaseIds
 from store.db.retention import prune
 from store.db.sds import DatabaseSdsReader
 from store.domain.admission import Admission
-from store.domain.coverage import HOUR_NS, Statement, Statements
+from store.domain.coverage import Statement, Statements
 from store.domain.hub import START, CommitRow
+from store.domain.partitioning import HOUR_NS
 from store.domain.ports import HistoryEntry, SdsLookup, SdsLookups, Source, TopicFilter, Writer
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Final
 
 from store.domain.coverage import (
-    HOUR_NS,
     AnswerCoverage,
     AnswerState,
     Coverage,
@@ -23,7 +22,7 @@ from store.domain.coverage import (
     aligned,
     intake_of,
 )
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, PageRequest, QueryPage
 from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.domain.view import Span

@@ -27,7 +27,7 @@ import numpy as np
 
 from reconcile.ids import SyncIds, less, match
 from reconcile.lattice import DIGEST_BYTES, LatticeSum
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.view import OpenView, Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.limits import (
@@ -43,8 +43,6 @@ from store.sync.session.report import ContentConflict
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import SumSearch
-
-HOUR_NS: Final = DAY_NS // 24
 
 _STEPS_NS: Final = (
     *(32 * DAY_NS, DAY_NS, HOUR_NS, HOUR_NS // 60, HOUR_NS // 3600),

@@ -15,10 +15,11 @@ from reconcile.errors import SummaryMismatchError
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.view import NeedBuckets, NeedIds, Spans
 from store.db import reconciliation
-from store.db.buckets import DAY_NS, HOUR_NS, fold_until
+from store.db.buckets import fold_until
 from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
 from store.db.retention import prune
+from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
 from store.sync.index.view_reads import worked_through

@@ -26,10 +26,7 @@ from store.db.arrays import (
     varied_bytes,
 )
 from store.db.buckets import (
-    DAY_NS,
-    HOUR_NS,
     LEVELS_NS,
-    MINUTE_NS,
     RECORD_BYTES,
     between,
     coarser,
@@ -37,6 +34,7 @@ from store.db.buckets import (
     unpack,
 )
 from store.db.connection import Connection, prepare
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from tests.support.postgres import PostgresServer
 
 ask = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

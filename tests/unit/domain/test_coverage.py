@@ -14,8 +14,6 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.view import Measured, Spans
 from store.domain.coverage import (
     BLOCK_NS,
-    HOUR_NS,
-    MINUTE_NS,
     AnswerCoverage,
     AnswerState,
     Comparison,
@@ -32,7 +30,7 @@ from store.domain.coverage import (
     stated,
     updated,
 )
-from store.domain.partitioning import DAY_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span
 from tests.support.naive_view import NaiveView, fingerprint
 

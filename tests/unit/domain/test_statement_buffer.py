@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from store.domain.coverage import HOUR_NS, Statement
+from store.domain.coverage import Statement
+from store.domain.partitioning import HOUR_NS
 from store.sync.coverage import StatementBuffer
 
 SAID = Statement(0, 10, 100, True, 0, 0, 3, bytes(32))

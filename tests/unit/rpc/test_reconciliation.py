@@ -27,6 +27,7 @@ from reconcile.session import Result, Role
 from reconcile.view import Loaded, Measured, Needs, Spans
 from sim.messages import CANDIDATES, forged_halves
 from store.domain.hub import START
+from store.domain.partitioning import HOUR_NS
 from store.domain.ports import PeerError
 from store.domain.view import Span
 from store.sync.errors import EXPECTED, ProtocolBrokenError
@@ -36,7 +37,7 @@ from store.sync.session import sum_search
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, asked_range
 from store.sync.session.report import SessionReport, SyncRole
-from store.sync.session.sum_search import HOUR_NS, ConflictMemory, has_spans
+from store.sync.session.sum_search import ConflictMemory, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
 TIMEOUT_S = 60.0

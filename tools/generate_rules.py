@@ -52,8 +52,8 @@ def expression(rule: Rule) -> str:
     """Return the condition of a problem in PromQL."""
     metrics = _OF_GATEWAY if rule.of_gateway else _OF_NODE
     text = _condition(rule.condition, metrics)
-    if rule.where is not None:
-        text = f"({text}) and {_ONE_NODE} ({_condition(rule.where, metrics)})"
+    for each in rule.where:
+        text = f"({text}) and {_ONE_NODE} ({_condition(each, metrics)})"
     for each in rule.unless:
         text = f"({text}) unless {_ONE_NODE} ({_condition(each, metrics)})"
     return text
@@ -73,8 +73,8 @@ def series(each: Series, metrics: object) -> str:
 def _condition(condition: Condition, metrics: object) -> str:
     name, window = series(condition.series[0], metrics), _duration(condition.window_s)
     bound = f"{condition.bound:.15g}"
-    if condition.limit:
-        bound = f"{_ONE_NODE} group_left () {series(Series.parse(condition.limit), metrics)}"
+    if condition.whole and condition.kind in ("above", "beyond", "older"):
+        bound = f"{_ONE_NODE} group_left () {series(condition.whole[0], metrics)}"
     forms = {
         "above": f"{name} > {bound}",
         "beyond": f"abs({name}) > {bound}",

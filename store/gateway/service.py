@@ -42,7 +42,7 @@ from store.gateway.relay import RELAY, Relay
 from store.gateway.server import Listening, Server, bind
 from store.gateway.spool import Spool
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
-from store.observe.http import ANY, MetricsListener
+from store.observe.http import ANY, METRICS_PATH, STATUS_PATH, MetricsListener
 from store.observe.logging import get_logger
 from store.observe.problems import GATEWAY_RULES, Problem, Problems
 from store.serving.tasks import BackgroundTasks, Work
@@ -245,7 +245,9 @@ class Gateway:
         if address is None:
             return None
         listener = MetricsListener(
-            metrics.render, None, lambda: node.unready, [ANY], render_text=status.render
+            {METRICS_PATH: metrics.render, STATUS_PATH: status.render},
+            lambda: node.unready,
+            [ANY],
         )
         try:
             bound = await listener.open(address.host, address.port)

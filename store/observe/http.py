@@ -61,13 +61,24 @@ MAX_STATUS_REQUESTS: Final = 24
 MAX_METRICS_REQUESTS: Final = 8
 """Requests for metrics under way; further ones are answered 503."""
 
+METRICS_PATH: Final = "/metrics"
+STATUS_PATH: Final = "/status"
+STATUS_DATA_PATH: Final = "/status.json"
+
 _TEXT = "text/plain; charset=utf-8"
-_JSON = "application/json"
-_FOR_PROGRAMS = ("/metrics", "/healthz", "/readyz")
+_TYPES: Final = {
+    METRICS_PATH: CONTENT_TYPE,
+    STATUS_PATH: _TEXT,
+    STATUS_DATA_PATH: "application/json",
+}
+_FILES: Final = {
+    STATUS_PATH: ("status.html", "text/html; charset=utf-8"),
+    "/status.css": ("status.css", "text/css; charset=utf-8"),
+    "/status.js": ("status.js", "text/javascript; charset=utf-8"),
+    "/status.svg": ("status.svg", "image/svg+xml"),
+}
+_FOR_PROGRAMS = (METRICS_PATH, "/healthz", "/readyz")
 _END_OF_HEAD = b"\r\n\r\n"
-_TOO_LARGE = f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode()
-_NO_PAGE = b"Here are /metrics, /healthz and /readyz.\n"
-_NOT_HERE = b"Here are /status, /status.json, /metrics, /healthz and /readyz.\n"
 
 _Render = Callable[[], Coroutine[None, None, bytes]]
 
@@ -87,12 +98,21 @@ _TOO_MANY = _Answer(
     b"Too many such requests are under way: ask again in a few seconds.\n",
     headers=(("Retry-After", "3"),),
 )
+_TOO_LARGE = _Answer(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode(),
+)
+_NO_REQUEST = _Answer(HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n")
+_NOT_ALLOWED = _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
+_NOT_FOUND = _Answer(HTTPStatus.NOT_FOUND, b"Here are /status, /metrics, /healthz and /readyz.\n")
+_TO_STATUS = _Answer(HTTPStatus.FOUND, b"", headers=(("Location", STATUS_PATH),))
 
 
 class MetricsListener:
-    """A server of its own thread, until `close`; without `render_status` it has no status page.
+    """A server of its own thread, until `close`.
 
-    With ``render_text`` the status page is a text, which that returns.
+    ``rendered``: what the node's loop renders, by path: `METRICS_PATH`, and `STATUS_DATA_PATH` or a
+    text at `STATUS_PATH`. The files of the status page are served where its data are.
 
     ``why_not_ready`` returns a value that was set, from any thread. ``hosts``: names by which a
     browser may call, besides addresses and ``localhost``.
@@ -100,24 +120,19 @@ class MetricsListener:
 
     def __init__(
         self,
-        render_metrics: _Render,
-        render_status: _Render | None,
+        rendered: Mapping[str, _Render],
         why_not_ready: Callable[[], str | None],
         hosts: Collection[str],
         clock: Callable[[], float] = time.monotonic,
-        *,
-        render_text: _Render | None = None,
     ) -> None:
-        self._render_metrics = render_metrics
-        self._render_status = render_status
-        self._render_text = render_text
+        self._rendered = rendered
         self._why_not_ready = why_not_ready
         self._hosts = hosts
         self._clock = clock
         self._asked_s: float | None = None
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
         self._limits = {
-            "/metrics": asyncio.Semaphore(MAX_METRICS_REQUESTS),
+            METRICS_PATH: asyncio.Semaphore(MAX_METRICS_REQUESTS),
             STATUS_PATH: asyncio.Semaphore(MAX_STATUS_REQUESTS),
         }
 
@@ -151,25 +166,22 @@ class MetricsListener:
         await self._ending.wait()
         server.close()
 
-    async def _rendered(
-        self, render: _Render, content_type: str, headers: Sequence[tuple[str, str]] = ()
-    ) -> _Answer:
-        rendered = asyncio.run_coroutine_threadsafe(render(), self._node)
-        return _Answer(HTTPStatus.OK, await asyncio.wrap_future(rendered), content_type, headers)
-
-    async def answer(self, method: str, path: str) -> _Answer:
-        """Return the response to one request."""
-        if method not in ("GET", "HEAD"):
-            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
-        path = path.partition("?")[0]
+    async def _answer(self, path: str) -> _Answer:
         match path:
-            case "/metrics":
-                return await self._rendered(self._render_metrics, CONTENT_TYPE)
             case "/healthz":
                 return _probed("alive", self._silence(LIVE_SILENCE_S))
             case "/readyz":
                 return _probed("ready", self._silence(READY_SILENCE_S) or self._why_not_ready())
-        return await self._answer_browser(path)
+            case "/":
+                return _TO_STATUS
+        if (render := self._rendered.get(path)) is not None:
+            rendering = asyncio.run_coroutine_threadsafe(render(), self._node)
+            found = await asyncio.wrap_future(rendering), _TYPES[path]
+        elif (file := asset(path)) is not None and STATUS_DATA_PATH in self._rendered:
+            found = file
+        else:
+            return _NOT_FOUND
+        return _Answer(HTTPStatus.OK, *found, STATUS_HEADERS)
 
     def _silence(self, longest_s: float) -> str | None:
         """Return a reason if the node's loop has not run since a probe before this time."""
@@ -180,20 +192,6 @@ class MetricsListener:
         silent_s = now_s - asked_s
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
-    async def _answer_browser(self, path: str) -> _Answer:
-        if self._render_text is not None and path == STATUS_PATH:
-            return await self._rendered(self._render_text, _TEXT, STATUS_HEADERS)
-        if self._render_status is None:
-            return _Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
-        if path == "/":
-            return _Answer(HTTPStatus.FOUND, b"", headers=(("Location", STATUS_PATH),))
-        if path == STATUS_DATA_PATH:
-            return await self._rendered(self._render_status, _JSON, STATUS_HEADERS)
-        found = asset(path)
-        if found is None:
-            return _Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
-        return _Answer(HTTPStatus.OK, *found, STATUS_HEADERS)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HTTP_TIMEOUT_S):
@@ -201,7 +199,8 @@ class MetricsListener:
                 if head is not None:
                     await self._exchange(head, writer)
         except asyncio.LimitOverrunError:
-            await _refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            with contextlib.suppress(OSError):
+                await _send(writer, _TOO_LARGE)
         except (OSError, TimeoutError):
             writer.transport.abort()
         finally:
@@ -228,23 +227,24 @@ class MetricsListener:
         line, *lines = head.decode("latin-1").split("\r\n")
         parts = line.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            await _refuse(writer, HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n")
+            await _send(writer, _NO_REQUEST)
             return
-        method, path, _ = parts
-        with_body = method != "HEAD"
+        method, path = parts[0], parts[1].partition("?")[0]
         limit = next((each for start, each in self._limits.items() if path.startswith(start)), None)
-        refusal = self._misdirected(path, _headers(lines))
-        if refusal is None and limit is not None and limit.locked():
-            refusal = _TOO_MANY
-        if refusal is not None:
-            await _send(writer, refusal, with_body=with_body)
-            return
+        answer = self._misdirected(path, _headers(lines))
+        if answer is None and method not in ("GET", "HEAD"):
+            answer = _NOT_ALLOWED
+        if answer is None and limit is not None and limit.locked():
+            answer = _TOO_MANY
+        if answer is not None:
+            limit = None
         async with limit or contextlib.nullcontext():
-            await _send(writer, await self.answer(method, path), with_body=with_body)
+            answer = answer or await self._answer(path)
+            await _send(writer, answer, with_body=method != "HEAD")
 
     def _misdirected(self, path: str, headers: Mapping[str, str]) -> _Answer | None:
         """Return the answer to a page whose own name may have been made to lead here."""
-        if path.partition("?")[0] in _FOR_PROGRAMS and "accept-language" not in headers:
+        if path in _FOR_PROGRAMS and "accept-language" not in headers:
             return None
         host = headers.get("host")
         if host is None or is_served(host, self._hosts):
@@ -266,11 +266,6 @@ def _probed(state: str, reason: str | None) -> _Answer:
     if reason is None:
         return _Answer(HTTPStatus.OK, f"{state}\n".encode())
     return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {state}: {reason}\n".encode())
-
-
-async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus, sentence: bytes) -> None:
-    with contextlib.suppress(OSError):
-        await _send(writer, _Answer(status, sentence))
 
 
 async def _send(writer: asyncio.StreamWriter, answer: _Answer, *, with_body: bool = True) -> None:
@@ -320,16 +315,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-STATUS_PATH: Final = "/status"
-STATUS_DATA_PATH: Final = "/status.json"
-
-_TYPES: Final = {
-    "status.html": "text/html; charset=utf-8",
-    "status.css": "text/css; charset=utf-8",
-    "status.js": "text/javascript; charset=utf-8",
-    "status.svg": "image/svg+xml",
-}
-
 # Nothing but what this listener serves, no script or style inside the page, no frame around it.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
@@ -344,12 +329,10 @@ STATUS_HEADERS: Final = (
 )
 
 
+@cache
 def asset(path: str) -> tuple[bytes, str] | None:
     """Return content and type of the file behind a path of the page; None: there is none."""
-    name = "status.html" if path == STATUS_PATH else path.removeprefix("/")
-    return _read(name) if name in _TYPES and path != "/status.html" else None
-
-
-@cache
-def _read(name: str) -> tuple[bytes, str]:
-    return files("store.observe").joinpath("web", name).read_bytes(), _TYPES[name]
+    if path not in _FILES:
+        return None
+    name, content_type = _FILES[path]
+    return files("store.observe").joinpath("web", name).read_bytes(), content_type

@@ -52,38 +52,26 @@ class FloodGate:
     Time is an argument. ``total``: how many were suppressed since the start.
     """
 
-    def __init__(
-        self,
-        burst: int = LOG_BURST_EVENTS,
-        interval_s: float = LOG_INTERVAL_S,
-        max_kinds: int = MAX_LOG_KINDS,
-    ) -> None:
-        self._burst = burst
-        self._interval_s = interval_s
-        self._max_kinds = max_kinds
+    def __init__(self) -> None:
         self._counts = Counter[str]()
         self._began_s = 0.0
         self.total = 0
 
     def admit(self, kind: str) -> bool:
         """Return True if an event passes."""
-        if kind not in self._counts and len(self._counts) >= self._max_kinds:
+        if kind not in self._counts and len(self._counts) >= MAX_LOG_KINDS:
             kind = OTHER_KINDS
         self._counts[kind] += 1
-        passes = self._counts[kind] <= self._burst
+        passes = self._counts[kind] <= LOG_BURST_EVENTS
         self.total += not passes
         return passes
 
-    def clear(self) -> None:
-        """Forget all counts."""
-        self._counts.clear()
-
     def drain(self, now_s: float) -> list[tuple[str, int]]:
         """Begin a new interval if the last one is over; return what that suppressed, by kind."""
-        if now_s - self._began_s < self._interval_s:
+        if now_s - self._began_s < LOG_INTERVAL_S:
             return []
         counts, self._counts, self._began_s = self._counts, Counter[str](), now_s
-        return [(kind, n - self._burst) for kind, n in counts.items() if n > self._burst]
+        return [(kind, n - LOG_BURST_EVENTS) for kind, n in counts.items() if n > LOG_BURST_EVENTS]
 
 
 _gate = FloodGate()
@@ -136,14 +124,13 @@ def get_logger(name: str) -> Logger:
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
     """Send all logs, those of libraries too, to `stream` (standard error by default).
 
-    `log_format` is `text` or `json`, `level` one of the standard library's, such as `info`. What
-    an earlier log held back does not count for this one.
+    `log_format` is `text` or `json`, `level` one of the standard library's, such as `info`. A log
+    that cannot be written does not stop a node.
     """
+    logging.raiseExceptions = False
     Logger.threshold = logging.getLevelNamesMapping()[level.upper()]
     Logger.is_debugging = Logger.threshold <= logging.DEBUG
-    with _gate_lock:
-        _gate.clear()
-    handler = _Handler(sys.stderr if stream is None else stream)
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     is_terminal = handler.stream.isatty()
     handler.setFormatter(_Json() if log_format == "json" else _Text(colored=is_terminal))
     handler.addFilter(_stop_floods)
@@ -167,13 +154,6 @@ def write_suppressed() -> None:
 def suppressed_total() -> int:
     """Return how many events the flood gate held back since the start."""
     return _gate.total
-
-
-class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream, and goes on where that is impossible."""
-
-    def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 - as in `logging`
-        """Ignore the error: a log that cannot be written must not stop a node."""
 
 
 def _stop_floods(record: logging.LogRecord) -> bool:

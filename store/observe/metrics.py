@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client import (
@@ -23,7 +22,6 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.utils import floatToGoString
 
 from storenode.message.rules import Reason
 
@@ -32,31 +30,20 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SOURCES: Final = ("client", "relay", "nwaku", "transfer", "gossip", "resume", "restore")
 """Values of the label `source`."""
 
-MAINTENANCE_EVENTS: Final = (
-    "maintenance_taken",
-    "maintenance_failed",
-    "maintenance_disconnected",
-    "partition_dropped",
-    "partitions_analyzed",
-    "index_rebuilt",
-    "retention_problem",
-    "clock_ahead",
-    "clock_doubted",
-    "retention_waits",
-    "clock_believed",
+ROUTINE_EVENTS: Final = (
+    *("maintenance_taken", "partition_dropped", "partitions_analyzed", "index_rebuilt"),
+    *("retention_waits", "clock_believed"),
 )
-"""Values of the label `event` of what maintenance does."""
+MAINTENANCE_EVENTS: Final = (
+    *ROUTINE_EVENTS,
+    *("maintenance_failed", "maintenance_disconnected", "retention_problem"),
+    *("clock_ahead", "clock_doubted"),
+)
+"""Values of the label `event` of what maintenance does; those of routine are no warnings."""
 
 DATABASE_EVENTS: Final = (
-    "away",
-    "back",
-    "commits_lost",
-    "host_cleared",
-    "host_refused",
-    "postgres_exited",
-    "postgres_restarted",
-    "timeline",
-    "timeline_not_kept",
+    *("away", "back", "commits_lost", "host_cleared", "host_refused"),
+    *("postgres_exited", "postgres_restarted", "timeline", "timeline_not_kept"),
 )
 """Values of the label `event` of what happens to the database; an embedded one may add others."""
 
@@ -358,10 +345,6 @@ class Metrics:
         for event in DATABASE_EVENTS:
             self.database_events.labels(event)
 
-    def count_stored(self, source: str, new: int) -> None:
-        """Count messages that are durable now, also those of a caller that has gone away."""
-        self.messages_stored.labels(source).inc(new)
-
     def count_intake(self, source: str, duplicate: int, rejected: Mapping[str, int]) -> None:
         """Count messages that came in and were not stored; ``rejected`` by label of the reason."""
         if duplicate:
@@ -390,23 +373,17 @@ def samples(
     many times as long.
     """
     names = metric._labelnames
+    part = suffix or ("_total" if isinstance(metric, Counter) else "")
     children: dict[Sequence[str], Any] = metric._metrics if names else {(): metric}
     for values, child in list(children.items()):
         labels = dict(zip(names, values, strict=True))
         if any(labels[name] not in wanted[name] for name in wanted if name in labels):
             continue
-        if not suffix:  # a counter or a gauge
-            yield labels, child._value.get()
-        elif suffix == "_sum":
-            yield labels, child._sum.get()
-        else:
-            counts = list(accumulate(bucket.get() for bucket in child._buckets))
-            if suffix == "_count":
-                yield labels, counts[-1]
-                continue
-            for bound, count in zip(map(floatToGoString, child._upper_bounds), counts, strict=True):
-                if bound in wanted.get("le", (bound,)):
-                    yield labels | {"le": bound}, count
+        for found, bucket, value, *_ in child._child_samples():
+            if found == part and all(
+                bucket[name] in wanted.get(name, bucket[name]) for name in bucket
+            ):
+                yield labels | bucket, value
 
 
 def total(metric: MetricWrapperBase, suffix: str = "", **labels: Collection[str]) -> float:

@@ -68,35 +68,35 @@ class Condition:
     - ``peak-above``: the largest value within the window is above ``bound``;
     - ``not-shrinking``: a value was never 0 within the window and is as large as at its beginning.
 
-    With ``limit`` the bound is the value of the metric of that name.
+    For ``above``, ``beyond`` and ``older`` the bound is the value of ``whole``, if that is given.
     """
 
     kind: str
     series: tuple[Series, ...]
     whole: tuple[Series, ...] = ()
     bound: float = 0.0
-    limit: str = ""
     window_s: float = 0.0
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Condition:
         """Return the condition that a table defines."""
-        parsed = {key: tuple(map(Series.parse, table.get(key, ()))) for key in ("series", "whole")}
-        return cls(**{**table, **parsed})
+        names = {"series", "whole"} & table.keys()
+        return cls(**{**table, **{name: tuple(map(Series.parse, table[name])) for name in names}})
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The definition of a problem: it is one while its conditions have held for ``for_s``.
 
-    ``of_gateway``: The series are those of `storenode gateway`, not of a node. ``gives_reason``:
-    Its sentence ends with the reason why the node is not ready.
+    ``where`` must be found as well, and none of ``unless``. ``of_gateway``: The series are those of
+    `storenode gateway`, not of a node. ``gives_reason``: Its sentence ends with the reason why the
+    node is not ready.
     """
 
     page: str
     sentence: str
     condition: Condition
-    where: Condition | None = None
+    where: tuple[Condition, ...] = ()
     unless: tuple[Condition, ...] = ()
     critical: bool = False
     for_s: float = 0.0
@@ -106,13 +106,9 @@ class Rule:
     @classmethod
     def of(cls, table: dict[str, Any]) -> Rule:
         """Return the rule that a table defines."""
-        where = table.pop("where", None)
-        return cls(
-            condition=Condition.of(table.pop("condition")),
-            where=None if where is None else Condition.of(where),
-            unless=tuple(map(Condition.of, table.pop("unless", ()))),
-            **table,
-        )
+        names = {"where", "unless"} & table.keys()
+        others = {name: tuple(map(Condition.of, table[name])) for name in names}
+        return cls(**{**table, **others, "condition": Condition.of(table["condition"])})
 
 
 _FILE: Final = files("store.observe").joinpath("problems.toml").read_text("utf-8")
@@ -171,7 +167,6 @@ class Problems:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
         now_s = self._at_s = self._now_s()
         found: dict[tuple[int, Labels], Problem] = {}
-        ended: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(self._rules):
             for labels, value in self._present(rule).items():
@@ -185,24 +180,24 @@ class Problems:
                 if unready is not None and rule.gives_reason:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
-        for key, each in self._shown.items():
-            if key not in found and now_s - (each.ended_s or now_s) < ENDED_S:
-                ended[key] = replace(each, ended_s=each.ended_s or now_s)
+        ended = {
+            key: replace(each, ended_s=each.ended_s or now_s)
+            for key, each in self._shown.items()
+            if key not in found and now_s - (each.ended_s or now_s) < ENDED_S
+        }
         self._since, self._shown = since, ended | found
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
 
     def _present(self, rule: Rule) -> Vector:
         """Return the values for which the conditions of a rule hold, by their labels."""
-        found = self._find(rule.condition)
-        # Also evaluated where nothing is found: conditions look back.
-        is_meant = rule.where is None or bool(self._find(rule.where))
-        return found if is_meant and not any(map(self._find, rule.unless)) else {}
+        # All are evaluated, whatever the others find: conditions look back.
+        found, *where = map(self._find, (rule.condition, *rule.where))
+        unless = list(map(self._find, rule.unless))
+        return found if all(where) and not any(unless) else {}
 
     def _find(self, condition: Condition) -> Vector:
         """Return the values that meet a condition, by their labels."""
         bound, kind, window_s = condition.bound, condition.kind, condition.window_s
-        if condition.limit:
-            bound = sum(self._vector(Series.parse(condition.limit)).values())
         if kind in ("grown", "large-share", "large-rest"):
             value = self._growth(condition.series, window_s)
             if kind != "grown":
@@ -211,36 +206,41 @@ class Problems:
                 value = part / whole if whole else 0.0
             return {(): value} if value > bound else {}
         values = self._vector(condition.series[0])
+        if condition.whole:
+            bound = self._sum(condition.whole)
         if kind == "older":
             values = {key: self._at_s - value for key, value in values.items() if value > 0}
-        match kind:
+        return {
+            key: value
+            for key, value in values.items()
+            if self._is_met(condition, key, value, bound)
+        }
+
+    def _is_met(self, condition: Condition, key: Labels, value: float, bound: float) -> bool:
+        match condition.kind:
             case "above" | "older":
-                return {key: value for key, value in values.items() if value > bound}
+                return value > bound
             case "beyond":
-                return {key: value for key, value in values.items() if abs(value) > bound}
+                return abs(value) > bound
             case "zero":
-                return {key: value for key, value in values.items() if not value}
+                return not value
             case "small-part":
-                least = {key: bound * v for key, v in self._vector(condition.whole[0]).items()}
-                return {key: v for key, v in values.items() if v < least.get(key, 0)}
-        found = {}
-        for key, value in values.items():
-            past = self._past((condition, key), value, window_s, first=value)
-            if kind == "not-shrinking":
-                covered_s = self._at_s - self._steps[condition, key][0][0]
-                is_met = covered_s >= window_s and min(past) > 0 and value >= past[0]
-            else:
-                is_met = max(past) > (value if kind == "below-peak" else bound)
-            if is_met:
-                found[key] = value
-        return found
+                return value < condition.bound * self._vector(condition.whole[0]).get(key, 0)
+        past = self._past((condition, key), value, condition.window_s, first=value)
+        if condition.kind == "not-shrinking":
+            covered_s = self._at_s - self._steps[condition, key][0][0]
+            return covered_s >= condition.window_s and min(past) > 0 and value >= past[0]
+        return max(past) > (value if condition.kind == "below-peak" else bound)
 
     def _vector(self, series: Series) -> Vector:
         found = samples(getattr(self._metrics, series.metric), series.suffix, dict(series.labels))
-        return {tuple(sorted(labels.items())): value for labels, value in found}
+        return {tuple(labels.items()): value for labels, value in found}
+
+    def _sum(self, series: Sequence[Series]) -> float:
+        return sum(sum(self._vector(each).values()) for each in series)
 
     def _growth(self, series: tuple[Series, ...], window_s: float) -> float:
-        value = sum(sum(self._vector(each).values()) for each in series)
+        value = self._sum(series)
         return value - self._past((series, window_s), value, window_s, first=0.0)[0]
 
     def _past(self, key: object, value: float, window_s: float, first: float) -> list[float]:

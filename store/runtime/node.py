@@ -53,9 +53,9 @@ from store.gossip.events import GossipCount, GossipCounter
 from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict
 from store.observe.clocks import ClockComparison
-from store.observe.http import MetricsListener
+from store.observe.http import METRICS_PATH, STATUS_DATA_PATH, MetricsListener
 from store.observe.logging import get_logger, write_suppressed
-from store.observe.metrics import Metrics, total
+from store.observe.metrics import ROUTINE_EVENTS, Metrics, total
 from store.rpc.call import MAX_CALLERS, RpcContext
 from store.rpc.gossip import GossipTransport
 from store.rpc.peer_calls import PeerConnector, PeerReader
@@ -112,17 +112,6 @@ RETENTION_LOCK_TIMEOUT_MS: Final = 250
 
 WIDE_INTERVALS: Final = 12
 """The whole history is reconciled once in so many sync intervals."""
-
-_ROUTINE_EVENTS = frozenset(
-    {
-        "maintenance_taken",
-        "partition_dropped",
-        "partitions_analyzed",
-        "index_rebuilt",
-        "retention_waits",
-        "clock_believed",
-    }
-)
 
 _T = TypeVar("_T")
 
@@ -261,8 +250,7 @@ class NodeRuntime:
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
         where = self.config.metrics_listen
         listener = MetricsListener(
-            self._render_metrics,
-            self._status.render_page,
+            {METRICS_PATH: self._render_metrics, STATUS_DATA_PATH: self._status.render_page},
             lambda: self.health.value.unready,
             self.config.metrics_hosts,
         )
@@ -317,7 +305,7 @@ class NodeRuntime:
             tracking=None if config.read_only else self._tracking,
             feed=self.feed,
             is_disk_full=self._disk.is_full,
-            on_stored=lambda _batch, source, new: metrics.count_stored(source, new),
+            on_stored=lambda _batch, source, new: metrics.messages_stored.labels(source).inc(new),
             on_conflict=_note_conflict,
         )
         if not config.read_only:
@@ -643,7 +631,7 @@ def maintenance_events(metrics: Metrics) -> Callable[..., None]:
                 return
             counted_outage = outage
         metrics.maintenance_events.labels(name).inc()
-        write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
+        write = _LOG.info if name in ROUTINE_EVENTS else _LOG.warning
         write(name, **fields)
 
     return note

@@ -208,7 +208,7 @@ async def opened(
         database,
         PartitionMap(time.time_ns),
         feed=feed,
-        on_stored=lambda _, source, new: metrics.count_stored(source, new),
+        on_stored=lambda _, source, new: metrics.messages_stored.labels(source).inc(new),
     )
     await writer.start()
     stack.push_async_callback(writer.stop)

@@ -12,6 +12,7 @@ from store.observe.clocks import SAMPLE_AGE_NS, ClockComparison, parse_time
 from store.observe.http import (
     LIVE_SILENCE_S,
     MAX_METRICS_REQUESTS,
+    METRICS_PATH,
     READY_SILENCE_S,
     MetricsListener,
 )
@@ -123,11 +124,11 @@ def test_a_stall_keeps_its_beginning_while_its_cause_changes() -> None:
 
 def test_each_total_is_that_of_its_counters() -> None:
     metrics = Metrics("1")
-    metrics.count_stored("client", 10)
+    metrics.messages_stored.labels("client").inc(10)
     metrics.count_intake("client", 3, {})
-    metrics.count_stored("gossip", 20)
-    metrics.count_stored("transfer", 4)
-    metrics.count_stored("resume", 2)
+    metrics.messages_stored.labels("gossip").inc(20)
+    metrics.messages_stored.labels("transfer").inc(4)
+    metrics.messages_stored.labels("resume").inc(2)
     metrics.query_seconds.labels("Query").observe(0.5)
     metrics.query_seconds.labels("Scan").observe(700)
     metrics.gossip_events.labels("bodies_pushed").inc(6)
@@ -253,7 +254,7 @@ async def node() -> AsyncIterator[Node]:
     """Start a metrics listener for a node."""
     node = Node()
     listener = MetricsListener(
-        node.render, None, lambda: node.unready, (), clock=lambda: node.now_s
+        {METRICS_PATH: node.render}, lambda: node.unready, (), clock=lambda: node.now_s
     )
     node.address = f"127.0.0.1:{await listener.open('127.0.0.1', 0)}"
     yield node

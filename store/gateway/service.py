@@ -244,11 +244,8 @@ class Gateway:
         address = self._config.metrics_listen
         if address is None:
             return None
-        listener = MetricsListener(
-            {METRICS_PATH: metrics.render, STATUS_PATH: status.render},
-            lambda: node.unready,
-            [ANY],
-        )
+        rendered = {METRICS_PATH: metrics.render, STATUS_PATH: status.render}
+        listener = MetricsListener(rendered, lambda: node.unready, [ANY])
         try:
             bound = await listener.open(address.host, address.port)
         except OSError as error:

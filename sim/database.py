@@ -324,7 +324,7 @@ class Database:
 
     def note_online(self, online_ns: int, clock_ns: int) -> None:
         """Keep the later time, unless that is ahead of the clock of the node that reports it."""
-        if not online_ns <= self.last_online_ns <= clock_ns:
+        if online_ns and not online_ns <= self.last_online_ns <= clock_ns:
             self.last_online_ns = online_ns
 
     def snapshot(self) -> Snapshot:

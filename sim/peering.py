@@ -22,13 +22,13 @@ from store.domain.ports import (
     StoreUnavailableError,
     TopicFilter,
 )
-from store.sync.fetch import FetchWork, ResumeConfig, Resumer
+from store.sync.fetch import FetchWork, OnlineRecorder, ResumeConfig, Resumer
 from store.sync.index.hot import HotIndex
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport
 
-_ENDLESS: Final = ("resume", "feed", "retention")
+_ENDLESS: Final = ("resume", "online", "feed", "retention")
 _RETRY_S: Final = 1.0
 _QUIET_S: Final = 30.0
 """So long after everything was stopped nothing of it may be left."""
@@ -67,14 +67,13 @@ class Peering:
             JudgedFetcher(process, work, caller.asked),
             process.world_env,
         )
+        self._recorder = OnlineRecorder(
+            self._store, process.world_env, interval_s=scenario.online_every_s
+        )
         self._resumer = Resumer(
-            ResumeConfig(
-                peers=peers,
-                slack_ns=scenario.offset_ns,
-                online_interval_s=scenario.online_every_s,
-            ),
+            ResumeConfig(peers=peers, slack_ns=scenario.offset_ns),
             work,
-            self._store,
+            self._recorder,
             proceed=self._synchronizer.start,
             failed=lambda _peer, _error: None,
         )
@@ -94,6 +93,8 @@ class Peering:
         """Begin with the index and the resume, which begins the schedule."""
         self._process.begin_task("feed", SimFeed(self._process, self.index).run())
         self._store.resuming = True
+        self._recorder.begin()
+        self._process.begin_task("online", self._recorder.run())
         self._process.begin_task("resume", self._resume())
 
     def check(self) -> None:
@@ -131,7 +132,7 @@ class Peering:
         self.exchange.close()
         for task in [task for task in life.tasks if task.get_name() in _ENDLESS]:
             task.cancel()
-        await self._resumer.stop()
+        await self._recorder.note()
         await self.index.stop()
         await asyncio.sleep(_QUIET_S + self._process.scenario.silence_ns / 1e9)
         left = [task for task in life.tasks if task is not asyncio.current_task()]

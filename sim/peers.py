@@ -40,7 +40,7 @@ from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.message.rules import Reason
@@ -92,16 +92,13 @@ class SimStore:
         """Return when the store was last online."""
         return await self._database.look(lambda: self._database.last_online_ns)
 
-    async def note(self, online_ns: int, now_ns: int) -> None:
-        """Persist that nothing up to ``online_ns`` was missed."""
+    async def note(self, online_ns: int, now_ns: int, interval: Interval | None = None) -> None:
+        """Persist that nothing up to ``online_ns`` was missed; the judge sees the interval."""
+        del interval
         database = self._database
-        if self.resuming:
+        if self.resuming and online_ns:
             self._process.judge.advanced(database, self.expected, online_ns, self.refused)
         await database.look(lambda: database.note_online(online_ns, now_ns))
-
-    async def record(self, interval: Interval) -> None:
-        """Record nothing: the judge sees by itself what was resumed."""
-        del interval
 
 
 def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as its class
@@ -266,9 +263,9 @@ class SimCaller:
         self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
         """What each look-up has asked its peer for."""
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
-        """Run a session with a peer."""
-        return await self._exchange.initiate(self._connector, peer, window)
+    async def synchronize(self, report: SessionReport) -> None:
+        """Run a session with the peer of a report."""
+        await self._exchange.initiate(self._connector, report)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

@@ -39,18 +39,18 @@ class DatabaseOnlineTimes:
         ((online_ns,),) = await self._database.rows(SQL.stores.read_online)
         return int(online_ns)
 
-    async def note(self, online_ns: int, now_ns: int) -> None:
-        """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``."""
-        given = {"online": online_ns, "now": now_ns}
-        await self._database.write(lambda it: it.execute(SQL.stores.note_online, given))
-
-    async def record(self, interval: Interval) -> None:
-        """Keep an interval; one with the same start and kind grows."""
-        row = {"start": interval.start_ns, "end": interval.end_ns, "resumed": interval.resumed}
+    async def note(self, online_ns: int, now_ns: int, interval: Interval | None = None) -> None:
+        """Persist an interval, and that nothing up to ``online_ns`` was missed; 0: not known."""
 
         async def write(connection: Connection) -> None:
-            if await fetch_row(connection, SQL.stores.record_online, row) == (True,):
-                await connection.execute(SQL.stores.prune_online, {"rows": MAX_INTERVALS})
+            if online_ns:
+                given = {"online": online_ns, "now": now_ns}
+                await connection.execute(SQL.stores.note_online, given)
+            if interval is not None:
+                start_ns, end_ns = interval.start_ns, interval.end_ns
+                row = {"start": start_ns, "end": end_ns, "resumed": interval.resumed}
+                if await fetch_row(connection, SQL.stores.record_online, row) == (True,):
+                    await connection.execute(SQL.stores.prune_online, {"rows": MAX_INTERVALS})
 
         await self._database.write(write)
 

@@ -37,7 +37,7 @@ _MAX_FINE_DAYS: Final = 100
 _ERA_NS: Final = 512 * DAY_NS
 """Where nothing is stored or missing for so long, as before the first message, it is one span."""
 _SLACK_NS: Final = 30 * NS_PER_S
-"""Delay of the record of online times: it is written every ten seconds."""
+"""Delay of the record of online times: it is written every 15 seconds."""
 
 _LOST: Final = "this store lost commits while the answer was read: ask again"
 _DROPPED: Final = "messages before the horizon of this store may have been dropped"

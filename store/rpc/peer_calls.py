@@ -50,7 +50,7 @@ from store.sync.errors import CallFailedError, ProtocolBrokenError, shown
 from store.sync.peers import ScannedPage
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import in_time
-from store.sync.session.report import SessionReport, Window
+from store.sync.session.report import SessionReport
 from storenode.connection.arguments import is_loopback
 from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
 from storenode.message.hashing import message_hash
@@ -436,9 +436,9 @@ class PeerReader:
         self.connected = connector.connected
         self.node_id = connector.node_id
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
-        """Run one session with a peer."""
-        return await self._exchange.initiate(self._connector, peer, window)
+    async def synchronize(self, report: SessionReport) -> None:
+        """Run one session with the peer of a report."""
+        await self._exchange.initiate(self._connector, report)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

@@ -386,6 +386,9 @@ class NodeRuntime:
         )
         caller = PeerReader(self._connector, self._sessions)
         stack.push_async_callback(caller.close)
+        self._recorder = fetch.OnlineRecorder(
+            self._online, system_environment("store.sync.online", metrics)
+        )
         lookups = system_environment("store.sync.lookup", metrics)
         work = fetch.FetchWork(caller, writer, policy, lookups)
         self.synchronizer = Synchronizer(
@@ -409,11 +412,10 @@ class NodeRuntime:
                 peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns
             ),
             replace(work, environment=system_environment("store.sync.resume", metrics)),
-            self._online,
+            self._recorder,
             proceed=self.synchronizer.start,
             failed=states.failed,
         )
-        stack.push_async_callback(self._resumer.stop)
         self.synchronizer.peers, self.synchronizer.resume = states.states, self._resumer.state
 
     def _open_gossip(self, stack: AsyncExitStack) -> None:
@@ -512,13 +514,10 @@ class NodeRuntime:
                 lambda reason: health.set(Obstacle.WRITES, reason is not None, reason),
             )
             # Records when the store is online, before it fetches what it has missed.
-            online = fetch.OnlineRecorder(
-                self._online, system_environment("store.sync.online", self.metrics)
-            )
-            online.begin()
-            stack.push_async_callback(finish, online.note)
+            self._recorder.begin()
+            stack.push_async_callback(finish, self._recorder.note)
             work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
-            work |= {"online": online.run, "resume": self._resumer.run}
+            work |= {"online": self._recorder.run, "resume": self._resumer.run}
             if not config.gossip:
                 every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
         stack.push_async_callback(tasks.stop)

@@ -3,10 +3,10 @@
 What is fetched takes the way of every message between stores: admission judges it, the writer
 makes it durable.
 
-Resume. The store keeps the time at which it was last online. At its next start the gap from then to
-now is read from a peer by ``Scan``, in order of time. As the scan advances so does the "last
-online" time, which therefore always says: up to here nothing of the gap is missing. A restart in
-mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
+Resume. The store keeps the time at which it was last online (`OnlineRecorder`). At its next start
+the gap from then to now is read from a peer by ``Scan``, in order of time. As the scan advances so
+does the "last online" time, which therefore always says: up to here nothing of the gap is missing.
+A restart in mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
 
 - The first peer is random. Where a fetch fails, the next peer goes on; after as many failures as
   there are peers there is a pause, and reconciliation no longer waits for the resume.
@@ -69,7 +69,7 @@ _ADVANCE_EVERY_NS: Final = NS_PER_S
 
 _MAX_NOTES: Final = 10
 
-_LONGEST_STEP_NS: Final = 3 * int(ONLINE_INTERVAL_S) * NS_PER_S
+_LONGEST_STEP_NS: Final = 30 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,12 @@ class ResumeConfig:
     """The options of the resume.
 
     ``slack_ns``: how far before "last online" the gap begins, for clocks that differ.
-    ``shortest_ns``: a shorter time off is no gap. ``online_interval_s``: how often it is persisted
-    that the store is online.
+    ``shortest_ns``: a shorter time off is no gap.
     """
 
     peers: tuple[PeerAddress, ...]
     slack_ns: int
     shortest_ns: int = SHORTEST_GAP_NS
-    online_interval_s: float = ONLINE_INTERVAL_S
 
 
 @dataclass(slots=True)
@@ -153,15 +151,72 @@ class OnlineTimes(Protocol):
             StoreUnavailableError: the database does not answer.
         """
 
-    async def note(self, online_ns: int, now_ns: int) -> None:
-        """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``.
+    async def note(self, online_ns: int, now_ns: int, interval: Interval | None = None) -> None:
+        """Persist an interval, and that nothing up to ``online_ns`` was missed; 0: not known.
+
+        ``now_ns`` is the clock.
 
         Raises:
             StoreUnavailableError: the database did not take it.
         """
 
-    async def record(self, interval: Interval) -> None:
-        """Persist what was resumed; raises as `note`."""
+
+class OnlineRecorder:
+    """Records the intervals in which a node takes messages in, and what was missed before.
+
+    An interval ends where the database is away, the clock leaps or the node stops. ``begin`` comes
+    before the resume looks at the clock, so that no time lies between the two.
+
+    Attributes:
+        is_complete: peers have been asked for all that was missed: the next gap begins now.
+    """
+
+    def __init__(
+        self,
+        online: OnlineTimes,
+        environment: Environment,
+        *,
+        interval_s: float = ONLINE_INTERVAL_S,
+    ) -> None:
+        self._online = online
+        self._environment = environment
+        self._interval_s = interval_s
+        self._start_ns = self._end_ns = 0
+        self.last = online.last
+        self.is_complete = False
+
+    def begin(self) -> None:
+        """Begin an interval."""
+        self._start_ns = self._end_ns = self._environment.now_ns()
+
+    async def run(self) -> None:
+        """Record the interval every few seconds, until the task is cancelled."""
+        while True:
+            await self.note()
+            await asyncio.sleep(self._interval_s)
+
+    async def note(self) -> None:
+        """Record that the node was online until now; where that fails, a new interval begins."""
+        now_ns = self._environment.now_ns()
+        if not 0 <= now_ns - self._end_ns <= _LONGEST_STEP_NS:
+            self._start_ns = now_ns
+        interval = Interval(self._start_ns, now_ns, resumed=False)
+        is_noted = await self._note(now_ns if self.is_complete else 0, interval)
+        self._end_ns = now_ns if is_noted else 0
+
+    async def note_resumed(self, last_ns: int, reached_ns: int) -> None:
+        """Record that nothing is missing from ``last_ns``, if that is known, to ``reached_ns``."""
+        interval = Interval(last_ns, reached_ns, resumed=True)
+        await self._note(reached_ns, interval if last_ns < reached_ns else None)
+
+    async def _note(self, online_ns: int, interval: Interval | None) -> bool:
+        try:
+            await self._online.note(online_ns, self._environment.now_ns(), interval)
+        except StoreUnavailableError as error:
+            # A later note makes up for it, or the next resume fetches a little more.
+            self._environment.log.debug("online_not_noted", error=str(error))
+            return False
+        return True
 
 
 class Resumer:
@@ -171,7 +226,7 @@ class Resumer:
         self,
         config: ResumeConfig,
         work: FetchWork,
-        online: OnlineTimes,
+        recorder: OnlineRecorder,
         *,
         proceed: Callable[[], None],
         failed: Callable[[PeerAddress, str], None],
@@ -182,7 +237,7 @@ class Resumer:
         """
         self._config = config
         self._work = work
-        self._online = online
+        self._recorder = recorder
         self._environment = work.environment
         self._log = work.environment.log
         self._proceed = proceed
@@ -199,20 +254,9 @@ class Resumer:
         return self._progress if self._progress.time_end_ns else None
 
     async def run(self) -> None:
-        """Fill the gap, then persist every few seconds that the store is online."""
-        if not self._config.peers:
-            self._proceed()
-            await asyncio.Event().wait()
-        if not self._is_finished:
-            await self._resume()
-        while True:
-            await self._note(self._environment.now_ns())
-            await asyncio.sleep(self._config.online_interval_s)
-
-    async def stop(self) -> None:
-        """Persist the time at which the store goes off."""
-        if self._config.peers and self._is_finished:
-            await self._note(self._environment.now_ns())
+        """Resume, once, until the task is cancelled."""
+        await self.resume()
+        await asyncio.Event().wait()
 
     def check(self) -> None:
         """Verify the invariants.
@@ -228,8 +272,13 @@ class Resumer:
         assert self._has_proceeded or not self._is_finished
         assert bool(progress.peers) == bool(progress.messages)
 
-    async def _resume(self) -> None:
-        config, progress, last_ns = self._config, self._progress, await self._online.last()
+    async def resume(self) -> None:
+        """Fill the gap, if there is one."""
+        config, progress = self._config, self._progress
+        if self._is_finished or not config.peers:
+            self._proceed_once()
+            return
+        last_ns = await self._recorder.last()
         now_ns, horizon_ns = self._environment.now_ns(), self._work.policy().horizon_ns or 0
         if last_ns and now_ns - last_ns >= config.shortest_ns:
             self._last_ns, progress.time_end_ns = last_ns, now_ns
@@ -242,14 +291,14 @@ class Resumer:
             await self._fetch_all()
             progress.running, progress.error = False, ""
             progress.reached_ns = progress.time_end_ns
-            await self._advance()
+            await self._recorder.note_resumed(last_ns, progress.reached_ns)
             self._log.info(
                 "resume_finished",
                 messages=progress.messages,
                 stored=progress.stored,
                 peers=list(progress.peers),
             )
-        self._is_finished = True
+        self._is_finished = self._recorder.is_complete = True
         self._proceed_once()
 
     async def _fetch_all(self) -> None:
@@ -321,69 +370,17 @@ class Resumer:
             progress.reached_ns = page.reached_ns
             if now_ns - self._persisted_ns >= _ADVANCE_EVERY_NS:
                 self._persisted_ns = now_ns
-                await self._advance()
+                await self._recorder.note_resumed(self._last_ns, page.reached_ns)
         if now_ns - self._fetch_ns >= LONGEST_FETCH_NS:
             self._proceed_once()
             seconds = LONGEST_FETCH_NS // NS_PER_S
             sentence = f"the peer has not come to the end in {seconds} s"
             raise SessionFaultError(Fault.SLOW, sentence)
 
-    async def _advance(self) -> None:
-        """Persist how far the gap is filled."""
-        reached_ns, last_ns = self._progress.reached_ns, self._last_ns
-        await self._note(reached_ns)
-        if 0 < last_ns < reached_ns:
-            try:
-                await self._online.record(Interval(last_ns, reached_ns, resumed=True))
-            except StoreUnavailableError as error:
-                self._log.debug("online_not_noted", error=str(error))
-
-    async def _note(self, online_ns: int) -> None:
-        try:
-            await self._online.note(online_ns, self._environment.now_ns())
-        except StoreUnavailableError as error:
-            # The time stays as it was, and the next resume fetches a little more.
-            self._log.debug("online_not_noted", error=str(error))
-
     def _proceed_once(self) -> None:
         if not self._has_proceeded:
             self._has_proceeded = True
             self._proceed()
-
-
-class OnlineRecorder:
-    """Records the intervals in which a node takes messages in.
-
-    An interval ends where the database is away, the clock leaps or the node stops. ``begin`` comes
-    before the resume looks at the clock, so that no time lies between the two.
-    """
-
-    def __init__(self, online: OnlineTimes, environment: Environment) -> None:
-        self._online = online
-        self._environment = environment
-        self._start_ns = self._end_ns = 0
-
-    def begin(self) -> None:
-        """Begin an interval."""
-        self._start_ns = self._end_ns = self._environment.now_ns()
-
-    async def run(self) -> None:
-        """Record the interval every few seconds, until the task is cancelled."""
-        while True:
-            await self.note()
-            await asyncio.sleep(ONLINE_INTERVAL_S)
-
-    async def note(self) -> None:
-        """Record that the node was online until now; where that fails, a new interval begins."""
-        now_ns = self._environment.now_ns()
-        if not 0 <= now_ns - self._end_ns <= _LONGEST_STEP_NS:
-            self._start_ns = now_ns
-        self._end_ns = now_ns
-        try:
-            await self._online.record(Interval(self._start_ns, now_ns, resumed=False))
-        except StoreUnavailableError as error:
-            self._environment.log.debug("online_not_noted", error=str(error))
-            self._end_ns = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ MAX_HORIZON_STEP_NS: Final = 2**36
 are kept, and each at most 69 s long."""
 
 
-ONLINE_INTERVAL_S: Final = 10.0
+ONLINE_INTERVAL_S: Final = 15.0
 """How often it is noted that the store is online."""
 
 MAX_OFFER_PAYLOAD_BYTES: Final = 1_024
@@ -124,8 +124,9 @@ round trips."""
 
 # The index in memory, and views that read from the database
 
-FRESH_NS: Final = 25 * NS_PER_S
-"""The index answers without a statement for this long after a report of the feed."""
+FRESH_NS: Final = 65 * NS_PER_S
+"""The index answers without a statement for this long after a report of the feed, which reports
+once a minute where nothing is committed."""
 
 FLOOR_STEP_NS: Final = 60 * NS_PER_S
 """Floors are at multiples of it, where summaries have an edge."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.ports import HistoryEntry, PeerAddress
-from store.sync.session.report import SessionReport, Window
+from store.sync.session.report import SessionReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class ScannedPage:
 class PeerCaller(Protocol):
     """Calls other store nodes."""
 
-    async def synchronize(self, peer: PeerAddress, window: Window) -> SessionReport:
-        """Reconcile the window with a peer, then transfer what either side lacks.
+    async def synchronize(self, report: SessionReport) -> None:
+        """Reconcile the window of a report with its peer, then transfer what either side lacks.
 
         Never raises for what a peer does: the report says it. Cancelling it ends the session.
         """

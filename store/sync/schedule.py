@@ -371,11 +371,9 @@ class Synchronizer:
         peer, window, request = session.peer, session.window, session.request
         self._observer.session_began(peer.address)
         began_ns = self._environment.steady_ns()
-        report = SessionReport(
-            SyncRole.INITIATOR, began_ns, peer=peer.address, window=window, error=_STOPPING
-        )
+        report = SessionReport(SyncRole.INITIATOR, began_ns, peer=peer.address, window=window)
         try:
-            report = await self._caller.synchronize(peer.address, window)
+            await self._caller.synchronize(report)
         except Exception as error:
             log = self._environment.log
             log.error("session_failed", peer=str(peer.address), exc_info=error)

@@ -127,7 +127,7 @@ async def test_claims_wait_for_no_standby(server: ClusterServer) -> None:
     online, now_ns = DatabaseOnlineTimes(database), time.time_ns()
     statement = Statement(0, BLOCK_NS, now_ns, False, 0, 0, 0, bytes(32))
     with missing_standby(server):
-        await online.record(Interval(now_ns - 1, now_ns, resumed=False))
+        await online.note(0, now_ns, Interval(now_ns - 1, now_ns, resumed=False))
         await online.note(now_ns, now_ns)
         await DatabaseStatements(database).note("other", [statement], now_ns)
         assert not server.ask(COMMITTING)

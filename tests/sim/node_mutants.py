@@ -119,9 +119,7 @@ CORES = {
         first_seed=66,
     ),
     "leaves a gap": Mutant(
-        in_resume(
-            "_advance", "self._progress.reached_ns, self", "self._progress.time_end_ns, self"
-        ),
+        in_resume("_take", "_last_ns, page.reached_ns", "_last_ns, progress.time_end_ns"),
         "has passed over",
         first_seed=2,
     ),

@@ -72,7 +72,7 @@ from store.sync.session.reconciliation import (
     in_time,
 )
 from store.sync.session.registry import PeerSession, Sessions, SessionState
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.session.sum_search import ConflictMemory
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
@@ -177,12 +177,11 @@ class Exchange:
 
     # Sessions that this node begins
 
-    async def initiate(
-        self, connector: Connector, peer: PeerAddress, window: Window
-    ) -> SessionReport:
-        """Run one session with a peer; raise only for the cancellation of this task."""
-        steady_ns, node_id = self.environment.steady_ns, connector.node_id(peer)
-        report = SessionReport(SyncRole.INITIATOR, steady_ns(), node_id, peer=peer, window=window)
+    async def initiate(self, connector: Connector, report: SessionReport) -> None:
+        """Run one session as its report wants it; raise only for the cancellation of this task."""
+        peer = report.peer
+        assert peer is not None
+        report.node_id = connector.node_id(peer)
         measured: tuple[Comparison, Sums] | None = None
 
         def require_same(callee: Named) -> None:
@@ -208,7 +207,6 @@ class Exchange:
         self.ended(report)
         if measured is not None:
             await self._state(report, *measured)
-        return report
 
     async def _find_differences(
         self, connector: Connector, peer: PeerAddress, session: PeerSession

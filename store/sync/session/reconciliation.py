@@ -156,8 +156,7 @@ class Reconciliation:
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
-        self._turn, self._observer = exchange.turn, work.transfer.observer
-        self._silence_s = work.silence_s
+        self._turn, self._silence_s = exchange.turn, work.silence_s
         self._stream = stream
         self._report = report
         self._known = exchange.conflicts.known(report.node_id, exchange.environment.steady_ns())
@@ -277,7 +276,6 @@ class Reconciliation:
         )
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
         self._report.bytes_sent += reconcile_bytes(frame)
-        self._observer.session_progressed(self._report)
 
     async def _next(self) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
@@ -306,7 +304,6 @@ class Reconciliation:
         first, extension = self._received is None, frame.extension
         self._received = frame
         self._report.bytes_received += reconcile_bytes(frame)
-        self._observer.session_progressed(self._report)
         if first:
             self._peer_count = _count(frame)
             if self._own is not None and extension.version == VERSION:
@@ -381,15 +378,15 @@ class Reconciliation:
 
     def _compact_initiator(self) -> CompactInitiator | None:
         """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
-        index, own = self._index, self._own
-        if index is None or own is None or self.compact_from is None:
+        index, own, least = self._index, self._own, self.compact_from
+        if index is None or own is None or least is None or len(index) < least:
             return None
         assert self.config.window is not None
         self._window = window = self.start, self.config.window[1]
         if not window[0] < window[1]:
             return None
         side = CompactInitiator(index, window, own.nonce)
-        return None if side.claim.count < self.compact_from else side
+        return None if side.claim.count < least else side
 
     def _compact_responder(self, first: ReconcileFrame) -> CompactResponder | None:
         """Return a responder's side for a first frame; None: no offer that can be taken up.

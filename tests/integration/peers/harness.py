@@ -34,7 +34,7 @@ from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.session.report import SessionReport, Window
+from store.sync.session.report import SessionReport, SyncRole, Window
 from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
@@ -126,7 +126,13 @@ class PeerNode:
 
     async def synchronize(self, other: PeerNode, window: Window = EVERYTHING) -> SessionReport:
         """Run one session that this node begins."""
-        return await within(self.caller.synchronize(other.address, window))
+        return await self.call(other.address, window)
+
+    async def call(self, peer: PeerAddress, window: Window = EVERYTHING) -> SessionReport:
+        """Run one session with what serves at an address."""
+        report = SessionReport(SyncRole.INITIATOR, time.monotonic_ns(), peer=peer, window=window)
+        await within(self.caller.synchronize(report))
+        return report
 
     def count(self, name: str, **labels: str) -> float:
         """Return the present value of a metric."""

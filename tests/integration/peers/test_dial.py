@@ -19,7 +19,6 @@ from store.sync.session.report import SessionReport, Window
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.test_gossip_hostile import stream
-from tests.integration.rpc.harness import within
 from tests.support.credentials import Pki, token_file
 from tests.support.fleet import Fleet
 from tests.support.node import NodeProcess
@@ -63,7 +62,7 @@ def named(callee: PeerNode) -> PeerAddress:
 
 async def tried(node: PeerNode, peer: PeerAddress) -> SessionReport:
     """Run a session with a peer."""
-    return await within(node.caller.synchronize(peer, Window()))
+    return await node.call(peer, Window())
 
 
 async def test_nodes_that_know_each_other_synchronize(

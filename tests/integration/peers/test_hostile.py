@@ -184,7 +184,7 @@ async def called(node: PeerNode, scripts: Scripts, name: str = "") -> SessionRep
     """Return the outcome of a session with a server that plays scripts; nothing is left of it."""
     async with hostile_server(scripts) as peer:
         address = PeerAddress(peer.host, peer.port, name)
-        outcome = await within(node.caller.synchronize(address, Window()))
+        outcome = await node.call(address, Window())
         assert node.idle()
         if not name:
             await asyncio.wait_for(scripts.ended.wait(), 60)
@@ -348,7 +348,7 @@ async def test_a_transfer_that_fails_lets_go_of_its_frames(
     flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
     scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
     async with hostile_server(scripts) as address:
-        outcome = await within(few_slots.caller.synchronize(address, Window()))
+        outcome = await few_slots.call(address, Window())
     assert outcome.ending is SyncEnding.FAILED
     assert [transfer() for transfer in transfers] == [None]
 

@@ -72,7 +72,9 @@ def resuming(
             lambda: node.rules.policy,
             system_environment("test", node.context.metrics),
         ),
-        DatabaseOnlineTimes(database),
+        OnlineRecorder(
+            DatabaseOnlineTimes(database), system_environment("test", node.context.metrics)
+        ),
         proceed=proceed,
         failed=lambda _peer, _error: None,
     )
@@ -370,7 +372,7 @@ async def test_a_bad_message_in_a_transfer_keeps_no_other_out(first: PeerNode) -
     transfer = frames(head + b"".join([delimited(b"\x12", each) for each in sent]))
     scripts = Scripts(reconcile=honest_reconcile(good), transfer=transfer)
     async with hostile_server(scripts) as peer:
-        outcome = await within(first.caller.synchronize(peer, Window()))
+        outcome = await first.call(peer, Window())
     assert (outcome.ending, outcome.error, outcome.unsolicited) == (SyncEnding.DONE, "", 11)
     assert await first.hashes() == {hash_of(each) for each in good}
 

@@ -21,6 +21,7 @@ from store.sync.fetch import (
     LONGEST_FETCH_NS,
     SHORTEST_GAP_NS,
     FetchWork,
+    OnlineRecorder,
     ResumeConfig,
     Resumer,
 )
@@ -38,10 +39,6 @@ PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3))
 
 Step = int | ScannedPage | Exception
 """The time that an empty page reaches, a page, or the error that ends a scan."""
-
-
-class FilledError(Exception):
-    """The resume is over: the node only repeats that it is online."""
 
 
 @dataclass
@@ -83,19 +80,15 @@ class World:
         """Return when the store was last online."""
         return self.last_ns
 
-    async def note(self, online_ns: int, now_ns: int) -> None:
-        """Keep the time."""
+    async def note(self, online_ns: int, now_ns: int, interval: Interval | None = None) -> None:
+        """Keep the time and the interval."""
         assert now_ns == NOW
         self.noted.append(online_ns)
-
-    async def record(self, interval: Interval) -> None:
-        """Keep the interval."""
-        self.resumed.append(interval)
+        if interval is not None and interval.resumed:
+            self.resumed.append(interval)
 
     async def sleep(self, seconds: float) -> None:
         """Let the time pass at once."""
-        if seconds == 1e6:
-            raise FilledError
         if seconds:
             self.pauses.append(seconds)
             self.steady_ns += int(seconds * NS_PER_S)
@@ -104,33 +97,30 @@ class World:
         """Resume until the gap is filled."""
         monkeypatch.setattr(asyncio, "sleep", self.sleep)
         log, counts = get_logger("test"), Metrics("1")
+        environment = Environment(
+            lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts.count_intake
+        )
+        recorder = OnlineRecorder(self, environment)
 
         def failed(_: PeerAddress, error: str) -> None:
             resumer.check()
             self.errors.append(error)
 
         resumer = Resumer(
-            ResumeConfig(
-                peers=self.peers,
-                slack_ns=SLACK,
-                shortest_ns=self.shortest_ns,
-                online_interval_s=1e6,
-            ),
+            ResumeConfig(peers=self.peers, slack_ns=SLACK, shortest_ns=self.shortest_ns),
             FetchWork(
                 cast("PeerCaller", self),
                 cast("Writer", self),
                 lambda: Policy(max_drift_ns=None, horizon_ns=self.horizon_ns),
-                Environment(
-                    lambda: NOW, lambda: self.steady_ns, random.Random(1), log, counts.count_intake
-                ),
+                environment,
             ),
-            self,
+            recorder,
             proceed=lambda: self.proceeded.append(len(self.asked)),
             failed=failed,
         )
-        with pytest.raises(FilledError):
-            await resumer.run()
+        await resumer.resume()
         resumer.check()
+        await recorder.note()
         return resumer
 
 

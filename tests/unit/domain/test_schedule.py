@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -121,7 +121,9 @@ class World:
         """The time since the beginning."""
         return asyncio.get_running_loop().time() - self.began_s
 
-    async def _run(self, peer: PeerAddress, window: Window) -> SessionReport:
+    async def _run(self, report: SessionReport) -> None:
+        peer, window = report.peer, report.window
+        assert peer is not None
         assert peer not in self.running, "two sessions with one peer"
         self.running.append(peer)
         self.synchronizer.check()
@@ -130,7 +132,9 @@ class World:
         try:
             await asyncio.sleep(self.lasts_s)
             await self.gate.wait()
-            return replace(self.ends(begun), peer=peer, window=window)
+            end = replace(self.ends(begun), peer=peer, window=window)
+            for each in fields(end):
+                setattr(report, each.name, getattr(end, each.name))
         finally:
             self.running.remove(peer)
 

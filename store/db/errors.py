@@ -6,7 +6,6 @@ from typing import Final
 
 import psycopg
 from psycopg import errors as pg
-from psycopg_pool import PoolTimeout
 
 _HOST: Final = re.compile(r"- host: '?(.*?)'?, port: '?(.*?)'?, hostaddr: \S+: (.*)")
 """A line of psycopg's on a host that it could not connect to, where there are several."""
@@ -24,6 +23,10 @@ class SchemaError(Exception):
 
 class HostRefusedError(psycopg.OperationalError):
     """A server must not be used for this store; another host, or it later, may be."""
+
+
+class NoConnectionError(psycopg.OperationalError):
+    """The error where no connection became free in time, or none could be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ NO_CONNECTION: Final = Failure(
 
 def find_failure(error: BaseException) -> Failure | None:
     """Return what an error of psycopg means for callers; None for a fault of the program."""
-    if isinstance(error, PoolTimeout):
+    if isinstance(error, NoConnectionError):
         return NO_CONNECTION
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
         state = error.sqlstate

@@ -20,11 +20,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import psycopg
-from psycopg import AsyncConnection, conninfo
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+from psycopg import AsyncConnection, conninfo, pq
 
 from store.db.connection import Connection, fetch_row, fetch_rows, prepare
-from store.db.errors import NO_CONNECTION, Failure, HostRefusedError, find_failure, sentence
+from store.db.errors import (
+    NO_CONNECTION,
+    Failure,
+    HostRefusedError,
+    NoConnectionError,
+    find_failure,
+    sentence,
+)
 from store.db.migrate import APPLICATION_NAME
 from store.db.statements import SQL
 from store.domain.ports import Outlet, StoreBusyError, StoreUnavailableError
@@ -43,8 +49,11 @@ _Given = TypeVarTuple("_Given")
 _MAX_PORT: Final = 65535
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
-_RETURN_PATIENCE_S: Final = 0.5
-"""How long to wait for a connection to be given back where no other can be made."""
+_MAX_AGE_S: Final = 3_600.0
+"""A connection is replaced after this time, since Postgres keeps plans and catalogs for each."""
+
+_MAX_IDLE_S: Final = 600.0
+"""A connection is closed that nobody has needed for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,80 +132,24 @@ class RetryPatience:
         return True
 
 
-class _NotMadeError(PoolTimeout):
-    """An attempt to connect has failed."""
+class Pool:
+    """The connections of one kind of work: at most ``size`` are lent, and further callers wait.
 
-
-class Pool(AsyncConnectionPool[Connection]):
-    """A pool whose callers do not wait long for a connection that could not be made.
-
-    By itself it would keep its callers waiting to the end of their time, although the next attempt
-    to connect, a moment later, may succeed.
+    The connection that was given back last is lent first, so that those beyond what is needed grow
+    old and are closed.
     """
 
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        size: int,
-        patience_s: float,
-        configure: Callable[[Connection], Awaitable[None]],
-    ) -> None:
-        self._limits: set[asyncio.Timeout] = set()
-        super().__init__(
-            url,
-            connection_class=AsyncConnection[Any],
-            min_size=1,
-            max_size=size,
-            timeout=patience_s,
-            reconnect_timeout=0,
-            reconnect_failed=self._give_up,
-            max_lifetime=3600,
-            configure=configure,
-            name=name,
-            open=False,
-        )
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.lent = self.waiting = 0
+        self.idle: list[tuple[Connection, float]] = []
+        """Connections, and when each was given back, by the loop's clock; ascending."""
+        self.places = asyncio.Semaphore(size)
 
     @property
     def size(self) -> int:
         """The number of connections: idle, lent, or being made."""
-        return self.get_stats()["pool_size"]
-
-    def _give_up(self, _pool: object) -> None:
-        """End the waits for a connection after a failed attempt to connect.
-
-        Where there are other connections, one of them may come back in a moment.
-        """
-        end = asyncio.get_running_loop().time()
-        if self.size:
-            end += _RETURN_PATIENCE_S
-        for limit in self._limits:
-            limit.reschedule(min(end, limit.when() or end))
-
-    async def lend(self) -> Connection:
-        """Lend a connection, to be given back by `putconn`.
-
-        Raises:
-            PoolTimeout: none became free in time; `_NotMadeError`: none could be made.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled_before = task.cancelling()
-        try:
-            async with asyncio.timeout(None) as limit:
-                self._limits.add(limit)
-                try:
-                    connection = await self.getconn()
-                finally:
-                    self._limits.discard(limit)
-        except TimeoutError:
-            raise _NotMadeError("no connection could be made") from None
-        if task.cancelling() > cancelled_before:
-            # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
-            # that meets the end of the wait; a wait for the task's end would never return.
-            await self.putconn(connection)
-            raise asyncio.CancelledError
-        return connection
+        return len(self.idle) + self.lent
 
 
 class Turns:
@@ -252,12 +205,17 @@ class Database:
         self.url = complete_url(url)
         self.settings = settings
         self._guard = guard
-        self._servers = WeakKeyDictionary[Connection, str]()
-        self.connections_made = 0
-        """Changes when a pool may have come to another server than before."""
-        self.write_pool = self._pool("write", settings.write_connections)
-        self.read_pool = self._pool("read", settings.read_connections)
-        self.bulk_pool = self._pool("bulk", settings.bulk_connections)
+        self._admits: Callable[[Connection], bool] = guard.admits if guard else lambda _: True
+        self._made = WeakKeyDictionary[Connection, tuple[str, float]]()
+        """The start of the server of each connection, and when it was made."""
+        self._is_closed = False
+        self.connections_made = self.failed_connections = 0
+        """How often the pools have made a connection, perhaps to another server than before, and
+        how often they could not."""
+        self.write_pool = Pool("write", settings.write_connections)
+        self.read_pool = Pool("read", settings.read_connections)
+        self.bulk_pool = Pool("bulk", settings.bulk_connections)
+        self.pools = (self.write_pool, self.read_pool, self.bulk_pool)
         # Who opens a thousand scans waits for its own, and not everybody for them.
         self._pages = Turns(
             "pages",
@@ -275,19 +233,6 @@ class Database:
         self.last_online_ns = 0
         """When the store was last online, as its database said when it was opened; 0: never."""
 
-    def _pool(self, name: str, size: int) -> Pool:
-        return Pool(self.url, name, size, self.settings.read_patience_s, self._prepare)
-
-    @property
-    def failed_connections(self) -> int:
-        """The number of failed attempts of the pools to connect since the start."""
-        return sum(pool.get_stats().get("connections_errors", 0) for pool in self.pools)
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        """The three pools."""
-        return (self.write_pool, self.read_pool, self.bulk_pool)
-
     @classmethod
     async def open(
         cls, url: str, settings: PoolSettings | None = None, guard: PrimaryGuard | None = None
@@ -299,8 +244,6 @@ class Database:
             ValueError: the URL cannot be read.
         """
         database = cls(url, settings or PoolSettings(), guard)
-        for pool in database.pools:
-            await pool.open(wait=False)
         try:
             row = await database.read(fetch_row, SQL.stores.read_store)
             if row is None:
@@ -315,32 +258,19 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; those that are lent are closed when they are given back."""
+        self._is_closed = True
         for pool in self.pools:
-            await pool.close()
+            while pool.idle:
+                await pool.idle.pop()[0].close()
 
     def move(self, url: str) -> None:
         """Make new connections at another address."""
         self.url = complete_url(url)
-        for pool in self.pools:
-            pool.conninfo = self.url
-
-    async def _prepare(self, connection: Connection) -> None:
-        self.connections_made += 1
-        await self._set_up(connection)
-
-    async def _set_up(self, connection: Connection) -> None:
-        try:
-            self._servers[connection] = await prepare(connection)
-            if self._guard is not None:
-                await self._guard.admit(connection)
-        except BaseException:
-            await connection.close()
-            raise
 
     def have_one_server(self, connection: Connection, other: Connection) -> bool:
         """Return True if two connections lead to one run of a server, which loses no commit."""
-        return self._servers[connection] == self._servers[other]
+        return self._made[connection][0] == self._made[other][0]
 
     async def connect(self) -> Connection:
         """Open a connection outside the pools, for a task that keeps its own.
@@ -348,8 +278,14 @@ class Database:
         Raises:
             psycopg.Error: the database cannot be reached, or must not be used.
         """
-        connection = await AsyncConnection.connect(self.url)
-        await self._set_up(connection)
+        connection = await AsyncConnection[Any].connect(self.url)
+        try:
+            self._made[connection] = await prepare(connection), asyncio.get_running_loop().time()
+            if self._guard is not None:
+                await self._guard.admit(connection)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     async def read(
@@ -368,7 +304,7 @@ class Database:
             try:
                 async with self.connection(pool or self.read_pool) as connection:
                     return await work(connection, *given)
-            except (psycopg.Error, PoolTimeout) as error:
+            except psycopg.Error as error:
                 failure = find_failure(error)
                 if failure is None:
                     raise
@@ -402,7 +338,7 @@ class Database:
             async with self.connection(self.write_pool) as connection, connection.transaction():
                 await connection.execute("set local synchronous_commit = off")
                 return await work(connection, *given)
-        except (psycopg.Error, PoolTimeout) as error:
+        except psycopg.Error as error:
             raise StoreUnavailableError(sentence(error)) from error
 
     async def read_page(
@@ -429,38 +365,69 @@ class Database:
 
         Raises:
             StoreUnavailableError: the node is stopping.
-            PoolTimeout: none became free in time, or none could be made.
+            NoConnectionError: none became free in time, or none could be made.
             HostRefusedError: its server was replaced meanwhile.
         """
+        patience_s = self.settings.read_patience_s
+        pool.waiting += 1
         try:
-            connection, owner = await self._lend(pool)
-        except PoolClosed as error:
-            raise StoreUnavailableError("the node is stopping; ask another one") from error
-        try:
-            async with connection:
-                yield connection
-            if self._guard is not None and not self._guard.admits(connection):
-                # What was committed there is not part of the store as it goes on.
-                raise HostRefusedError("the server was replaced by a newer one meanwhile")
+            async with asyncio.timeout(patience_s):
+                await pool.places.acquire()
+        except TimeoutError:
+            raise NoConnectionError(f"no connection became free within {patience_s:g} s") from None
         finally:
-            await owner.putconn(connection)
-
-    async def _lend(self, pool: Pool) -> tuple[Connection, Pool]:
-        # A server that has no more connections to give still serves those that it has given: then
-        # an idle connection of another pool is lent.
-        while True:
-            owner = pool
+            pool.waiting -= 1
+        pool.lent += 1
+        try:
+            connection = await self._lend(pool)
             try:
-                connection = await pool.lend()
-            except _NotMadeError:
-                idle = [each for each in self.pools if each.get_stats()["pool_available"]]
-                if pool.size or not idle:
-                    raise
-                owner = idle[0]
-                connection = await owner.lend()
-            if self._guard is None or self._guard.admits(connection):
-                return connection, owner
-            try:
-                await connection.close()
+                yield connection
+                if not self._admits(connection):
+                    # What was committed there is not part of the store as it goes on.
+                    raise HostRefusedError("the server was replaced by a newer one meanwhile")
             finally:
-                await owner.putconn(connection)
+                await self._give_back(pool, connection)
+        finally:
+            pool.lent -= 1
+            pool.places.release()
+
+    async def _lend(self, pool: Pool) -> Connection:
+        while not self._is_closed:
+            if not pool.idle:
+                await self._fill(pool)
+            connection, _ = pool.idle.pop()
+            if self._admits(connection):
+                return connection
+            await connection.close()
+        raise StoreUnavailableError("the node is stopping; ask another one")
+
+    async def _fill(self, pool: Pool) -> None:
+        """Make a connection, or take one that another pool does not need.
+
+        A server that has no more connections to give still serves those that it has given.
+        """
+        try:
+            connection = await self.connect()
+        except (psycopg.Error, OSError) as error:
+            self.failed_connections += 1
+            lenders = [each for each in self.pools if each.idle]
+            if not lenders:
+                raise NoConnectionError(f"no connection could be made: {error}") from error
+            pool.idle.append(lenders[0].idle.pop())
+        else:
+            self.connections_made += 1
+            pool.idle.append((connection, asyncio.get_running_loop().time()))
+
+    async def _give_back(self, pool: Pool, connection: Connection) -> None:
+        """Keep a connection for the next caller, if it is still fit for use."""
+        now_s = asyncio.get_running_loop().time()
+        is_old = now_s > self._made[connection][1] + _MAX_AGE_S
+        # A caller that was cancelled may have left a statement under way, or a transaction.
+        is_idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if self._is_closed or is_old or not is_idle or not self._admits(connection):
+            await connection.close()
+        else:
+            pool.idle.append((connection, now_s))
+        for each in self.pools:
+            if each.idle and now_s > each.idle[0][1] + _MAX_IDLE_S:
+                await each.idle.pop(0)[0].close()

@@ -31,7 +31,6 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 from psycopg import errors as pg
-from psycopg_pool import PoolTimeout
 
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum, most_summed
@@ -351,7 +350,7 @@ def translated_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (psycopg.Error, PoolTimeout) as error:
+    except psycopg.Error as error:
         failure = find_failure(error)
         if failure is None:
             raise

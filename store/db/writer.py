@@ -29,7 +29,6 @@ from typing import Final
 
 import psycopg
 from psycopg import errors as pg
-from psycopg_pool import PoolTimeout
 
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
@@ -245,7 +244,6 @@ class DatabaseWriter:
 
         Raises:
             psycopg.Error: the database did not take it.
-            PoolTimeout: no connection became free.
             NotServingError: as `store`.
         """
         await self._enqueue(RecordBatch(), Source.CLIENT, 0)
@@ -444,7 +442,7 @@ class DatabaseWriter:
                     raise
                 await self._refresh_partitions(error)
                 group.stored = -1
-            except (psycopg.Error, PoolTimeout) as error:
+            except psycopg.Error as error:
                 if group.parts:
                     self._require_writable()
                 if not is_transient(error) or not await patience.wait():
@@ -453,7 +451,7 @@ class DatabaseWriter:
                 group.careful, group.uncertain, group.stored = True, True, -1
 
     async def _refresh_partitions(self, error: Exception) -> None:
-        with contextlib.suppress(psycopg.Error, PoolTimeout):
+        with contextlib.suppress(psycopg.Error):
             async with self._database.connection(self._database.write_pool) as connection:
                 await self._partitions.refresh(connection)
                 return

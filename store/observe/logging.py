@@ -138,8 +138,6 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
     root.handlers[:] = [handler]
     # What libraries tell at lower levels describes their own workings.
     root.setLevel(max(Logger.threshold, logging.WARNING))
-    # Its pools report each of their attempts; `database_away` and `database_back` say it once.
-    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
 def write_suppressed() -> None:

@@ -20,10 +20,16 @@ from typing import Final, NamedTuple
 
 import psycopg
 from prometheus_client import Gauge
-from psycopg_pool import PoolTimeout
 
 from store.db.connection import Connection, fetch_rows
-from store.db.errors import NO_CONNECTION, UNREACHABLE, Failure, find_failure, sentence
+from store.db.errors import (
+    NO_CONNECTION,
+    UNREACHABLE,
+    Failure,
+    NoConnectionError,
+    find_failure,
+    sentence,
+)
 from store.db.locks import read_stall
 from store.db.pool import Database
 from store.domain.ports import NotServingError, StoreUnavailableError
@@ -174,7 +180,7 @@ class DatabaseMonitor:
                     self._database.connection(self._database.read_pool) as connection,
                 ):
                     return await self._ask(connection)
-            except PoolTimeout:
+            except NoConnectionError:
                 attempts -= 1
                 if not attempts or not any(each.size for each in self._database.pools):
                     raise
@@ -317,7 +323,7 @@ class WriteCanary:
         failure: Failure | None = None
         try:
             await self._commit()
-        except (psycopg.Error, PoolTimeout) as error:
+        except psycopg.Error as error:
             failure = find_failure(error)
             if failure is None:
                 failure = Failure((), "", f"the database refuses a small write: {sentence(error)}")
@@ -338,7 +344,7 @@ class WriteCanary:
             return str(error)
         if found is None and database.connect_failure is not None:
             found = database.connect_failure.sentence
-        if found is None and database.write_pool.get_stats().get("requests_waiting"):
+        if found is None and database.write_pool.waiting:
             found = NO_CONNECTION.sentence
         return found or UNKNOWN_CAUSE
 

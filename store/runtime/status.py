@@ -217,11 +217,9 @@ class NodeStatus:
         if (failure := self._node.database.connect_failure) is not None:
             refused.labels(failure.sentence).set(1)
         for pool in self._node.database.pools:
-            stats = pool.get_stats()
-            size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)
-            connections.labels(pool.name, "idle").set(idle)
-            connections.labels(pool.name, "used").set(size - idle)
-            connections.labels(pool.name, "waiting").set(stats.get("requests_waiting", 0))
+            connections.labels(pool.name, "idle").set(len(pool.idle))
+            connections.labels(pool.name, "used").set(pool.lent)
+            connections.labels(pool.name, "waiting").set(pool.waiting)
 
     def _live_peers(self) -> Sequence[GossipPeerState]:
         """Return the peers with which messages are exchanged live."""

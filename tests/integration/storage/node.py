@@ -103,17 +103,13 @@ class Node:
     @contextmanager
     def impatient(self) -> Iterator[None]:
         """Let callers that begin within the block give up soon."""
-        pools, kept = self.database.pools, self.database.settings
+        kept = self.database.settings
         hurried = replace(kept, read_patience_s=_IMPATIENCE_S, write_patience_s=_IMPATIENCE_S)
         self.database.settings = hurried
-        for pool in pools:
-            pool.timeout = _IMPATIENCE_S
         try:
             yield
         finally:
             self.database.settings = kept
-            for pool in pools:
-                pool.timeout = kept.read_patience_s
 
     async def value(self, statement: str, *values: object) -> object:
         """Return the one value of a statement."""

@@ -12,12 +12,11 @@ from dataclasses import replace
 import psycopg
 import pytest
 from psycopg import conninfo, sql
-from psycopg_pool import AsyncConnectionPool
 
 from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
 from store.db.partitions import ensure_ahead
-from store.db.pool import PoolSettings
+from store.db.pool import Pool, PoolSettings
 from store.domain.ports import PageRequest, ScanRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
 from tests.integration.storage.node import SETTINGS, Node, running
@@ -157,7 +156,7 @@ async def test_scans_without_a_connection_fail_and_delay_no_other_call(
     wanted = ScanRequest(TopicFilter(), 0, NOW + 1, None, include_data=True, page_size=0)
     async with running(database_url, ONE_FOR_SCANS) as node:
         batch = random_batch(random.Random(1), 20, [NOW])
-        async with node.database.bulk_pool.connection():
+        async with node.database.connection(node.database.bulk_pool):
             with node.impatient(), pytest.raises(StoreUnavailableError, match="became free"):
                 await anext(node.reader.scan(wanted, WideOutlet()))
             assert all(await node.store(batch))
@@ -168,8 +167,8 @@ async def test_scans_without_a_connection_fail_and_delay_no_other_call(
         assert len((await anext(node.reader.scan(wanted, WideOutlet()))).timestamps) == len(batch)
 
 
-async def until_one_waits(pool: AsyncConnectionPool[Connection]) -> None:
-    while not pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110 - tells nobody
+async def until_one_waits(pool: Pool) -> None:
+    while not pool.waiting:  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(0)
 
 
@@ -182,13 +181,12 @@ async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it
         async def never_done(_: Connection) -> None:
             await asyncio.Event().wait()
 
-        # The pool needs a few turns of the event loop to hand a connection over: the cancellation
+        # A few turns of the event loop pass until a connection is handed over: the cancellation
         # comes in each of them once.
         for turns in range(12):
-            lent = await pool.getconn()
-            waiting = asyncio.create_task(database.read(never_done, pool=pool))
-            await until_one_waits(pool)
-            await pool.putconn(lent)
+            async with database.connection(pool):
+                waiting = asyncio.create_task(database.read(never_done, pool=pool))
+                await until_one_waits(pool)
             for _ in range(turns):
                 await asyncio.sleep(0)
             waiting.cancel()

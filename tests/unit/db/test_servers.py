@@ -10,9 +10,8 @@ import psycopg
 import pytest
 from psycopg import conninfo
 from psycopg import errors as pg
-from psycopg_pool import PoolTimeout
 
-from store.db.errors import find_failure, is_login_refused
+from store.db.errors import NoConnectionError, find_failure, is_login_refused
 from store.db.pool import complete_url
 from store.db.primary import DatabaseServer, hosts_of, is_newer, label, refusal, with_hosts
 from store.db.statements import SQL
@@ -170,7 +169,7 @@ TCP = 'connection failed: connection to server at "127.0.0.1", port 5432 failed:
             "starting or shutting down",
             True,
         ),
-        (PoolTimeout(), "no database connection became free", True),
+        (NoConnectionError(), "no database connection became free", True),
     ],
     ids=lambda each: repr(each)[:60],
 )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -26,15 +26,14 @@ from store.db.buckets import resummarize
 from store.db.condition import Sizes, read_sizes
 from store.db.errors import SchemaError, sentence
 from store.db.maintainer import database_ns, newest_commit_ns
+from store.db.partitions import Catalog, read_catalog
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed
 from store.db.retention import (
     PruneReport,
     RetentionReview,
-    StoreInventory,
     agree,
     prune,
     read_agreed,
-    read_inventory,
     reopen,
     review,
 )
@@ -283,7 +282,7 @@ def check(target: Target, sample: int | None) -> int:
 @on_database
 def partitions(target: Target) -> int:
     """List the partitions of every table with their sizes."""
-    inventory = target.run(read_inventory)
+    inventory = target.run(partial(read_catalog, with_sizes=True))
     if target.as_json:
         for each in _sorted(inventory):
             click.echo(json.dumps(_partition_json(each)))
@@ -544,7 +543,7 @@ def _check_lines(report: database_check.CheckReport) -> Iterator[str]:
     yield f"Found {verdict} in {extent}: {counts or 'none could be read'}."
 
 
-def _sorted(inventory: StoreInventory) -> list[Partition]:
+def _sorted(inventory: Catalog) -> list[Partition]:
     return sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
 
 
@@ -560,7 +559,7 @@ def _partition_json(partition: Partition) -> dict[str, object]:
     }
 
 
-def _partition_lines(inventory: StoreInventory) -> Iterator[str]:
+def _partition_lines(inventory: Catalog) -> Iterator[str]:
     rows = [
         (*_cells(each), "unknown" if each.rows < 0 else f"{each.rows:,}")
         for each in _sorted(inventory)

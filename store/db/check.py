@@ -296,7 +296,7 @@ class _DatabaseCheck:
     ) -> Catalog:
         """Read the partitions that are sane; ``note`` receives the faults of the others."""
         found = []
-        for row in await self._rows(SQL.partitions.read_catalog.format(size=SQL.partitions.sizes)):
+        for row in await self._rows(SQL.partitions.read_catalog, (True, True)):
             table, name, _, text, is_detaching, size_bytes, _ = row
             try:
                 partitions = read_partitions([row])
@@ -308,7 +308,7 @@ class _DatabaseCheck:
                 note("partition being detached", table, name)
             elif not partitions and None not in (text, size_bytes):
                 note("default partition", table, name)
-        return Catalog(tuple(found), 0)
+        return Catalog(tuple(found))
 
     async def _check_partitions(self, now_ns: int) -> Catalog:
         """Check that partitions are complete, sane and of one mind; return them."""

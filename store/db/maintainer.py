@@ -23,8 +23,8 @@ from store.db.condition import analyze_stale, find_bloated, rebuild
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
-from store.db.partitions import ensure_ahead
-from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
+from store.db.partitions import ensure_ahead, read_catalog
+from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune
 from store.db.sds import follow_claims
 from store.db.statements import FINE_TABLE, SQL
 from store.domain.retention import (
@@ -267,7 +267,7 @@ class Maintainer:
             self._failing.add(RETENTION)
 
     async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
-        fine = (await read_inventory(connection)).of(FINE_TABLE)
+        fine = (await read_catalog(connection, with_sizes=True)).of(FINE_TABLE)
         await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy(), now_ns))
 
     async def _analyze(self, connection: Connection, _now_ns: int) -> None:

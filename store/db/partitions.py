@@ -52,10 +52,20 @@ _UNCOMPARED_COLUMNS: Final = {
 
 @dataclass(frozen=True)
 class Catalog:
-    """The partitions of all tables, and the newest position that was given out."""
+    """The partitions of all tables, and what else decides which are needed.
+
+    ``position``: the newest position that was given out; ``summaries_bytes``: the size of buckets.
+    """
 
     partitions: tuple[Partition, ...]
-    position: int
+    position: int = 0
+    horizon_ns: int = 0
+    summaries_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all tables with their indexes; 0 where no sizes were read."""
+        return self.summaries_bytes + sum(each.size_bytes for each in self.partitions)
 
     def of(self, table: str) -> list[Partition]:
         """Return the partitions of one table, lowest first."""
@@ -146,13 +156,12 @@ class PartitionMap:
 
 async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
     """Read which partitions exist; their sizes and estimates of their rows only where asked for."""
-    size = SQL.partitions.sizes if with_sizes else SQL.partitions.no_sizes
-    rows = await fetch_rows(connection, SQL.partitions.read_catalog.format(size=size))
-    ((position,),) = await fetch_rows(connection, SQL.commits.read_last_position)
-    return Catalog(tuple(read_partitions(rows, with_sizes=with_sizes)), position)
+    rows = await fetch_rows(connection, SQL.partitions.read_catalog, (with_sizes, with_sizes))
+    (numbers,) = await fetch_rows(connection, SQL.stores.read_size)
+    return Catalog(tuple(read_partitions(rows)), *numbers)
 
 
-def read_partitions(rows: Iterable[Sequence[Any]], *, with_sizes: bool = True) -> list[Partition]:
+def read_partitions(rows: Iterable[Sequence[Any]]) -> list[Partition]:
     """Return the partitions in rows of ``read_catalog`` that have bounds and are attached."""
     found = []
     for table, name, oid, text, is_detaching, size_bytes, row_count in rows:
@@ -161,8 +170,7 @@ def read_partitions(rows: Iterable[Sequence[Any]], *, with_sizes: bool = True) -
             continue
         bounds = rules.parse_bounds(text)
         if bounds is not None:
-            estimate = row_count if with_sizes else -1
-            found.append(Partition(table, name, bounds, size_bytes, estimate, oid))
+            found.append(Partition(table, name, bounds, size_bytes, row_count, oid))
     return found
 
 

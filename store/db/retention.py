@@ -114,29 +114,16 @@ DEFAULT_LOCK_TIMEOUT_MS: Final = 250
 """How long queries may queue behind a drop."""
 
 
-@dataclass(frozen=True)
-class StoreInventory(Catalog):
-    """A catalog with sizes, the horizon (nanoseconds), and the size of summaries."""
-
-    horizon_ns: int
-    summaries_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all tables with their indexes."""
-        return self.summaries_bytes + sum(each.size_bytes for each in self.partitions)
-
-    def plan(self, policy: RetentionPolicy, now_ns: int) -> PrunePlan:
-        """Return the partitions that a policy does not keep."""
-        return plan_prune(
-            self.of(FINE_TABLE),
-            [self.of(table) for table in COARSE_TABLES],
-            policy=policy,
-            now_ns=now_ns,
-            horizon_ns=self.horizon_ns,
-            other_bytes=self.summaries_bytes
-            + sum(each.size_bytes for each in self.of(COMMITS_TABLE)),
-        )
+def _plan(catalog: Catalog, policy: RetentionPolicy, now_ns: int) -> PrunePlan:
+    commits_bytes = sum(each.size_bytes for each in catalog.of(COMMITS_TABLE))
+    return plan_prune(
+        catalog.of(FINE_TABLE),
+        [catalog.of(table) for table in COARSE_TABLES],
+        policy=policy,
+        now_ns=now_ns,
+        horizon_ns=catalog.horizon_ns,
+        other_bytes=catalog.summaries_bytes + commits_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -157,13 +144,6 @@ class PruneReport:
         return sum(each.partition.size_bytes for each in self.dropped)
 
 
-async def read_inventory(connection: Connection) -> StoreInventory:
-    """Read which partitions there are and how large they are."""
-    catalog = await read_catalog(connection, with_sizes=True)
-    ((horizon_ns, summaries_bytes),) = await fetch_rows(connection, SQL.stores.read_size)
-    return StoreInventory(catalog.partitions, catalog.position, horizon_ns, summaries_bytes)
-
-
 async def prune(
     connection: Connection,
     policy: RetentionPolicy,
@@ -177,10 +157,10 @@ async def prune(
     ``connection`` must not be in a transaction. Lock timeouts end the work early and are a
     problem of the report; other errors of the database are raised (`psycopg.Error`).
     """
-    inventory = await read_inventory(connection)
-    plan = inventory.plan(policy, now_ns)
+    catalog = await read_catalog(connection, with_sizes=True)
+    plan = _plan(catalog, policy, now_ns)
     dropped, problems = list[Drop](), list[str]()
-    horizon_ns, commits = inventory.horizon_ns, inventory.of(COMMITS_TABLE)
+    horizon_ns, commits = catalog.horizon_ns, catalog.of(COMMITS_TABLE)
     # The commits go with the first step that lets them.
     for step in plan.steps or (PruneStep((), horizon_ns),):
         behind = await _commits_behind(connection, commits, step.horizon_ns)
@@ -207,7 +187,7 @@ async def prune(
             " anything left that may go: the current partition and what looks its messages up"
             " stay, so raise the limit"
         )
-    return PruneReport(tuple(dropped), horizon_ns, inventory.size_bytes, tuple(problems))
+    return PruneReport(tuple(dropped), horizon_ns, catalog.size_bytes, tuple(problems))
 
 
 async def _commits_behind(
@@ -341,11 +321,11 @@ async def reopen(connection: Connection, horizon_ns: int) -> None:
 async def review(connection: Connection, policy: RetentionPolicy, now_ns: int) -> RetentionReview:
     """Return what limits would drop now; reads the catalog alone. Raises `psycopg.Error`."""
     agreed = await read_agreed(connection)
-    inventory = await read_inventory(connection)
-    fine, plan = inventory.of(FINE_TABLE), inventory.plan(policy, now_ns)
-    expected = None if agreed is None else inventory.plan(agreed, now_ns)
+    catalog = await read_catalog(connection, with_sizes=True)
+    fine, plan = catalog.of(FINE_TABLE), _plan(catalog, policy, now_ns)
+    expected = None if agreed is None else _plan(catalog, agreed, now_ns)
     due = Excess.of(plan.messages(), fine)
-    return RetentionReview(agreed, due, find_excess(plan, expected, fine), inventory.horizon_ns)
+    return RetentionReview(agreed, due, find_excess(plan, expected, fine), catalog.horizon_ns)
 
 
 class RetentionBrake:

@@ -22,16 +22,9 @@ import psycopg
 from prometheus_client import Gauge
 
 from store.db.connection import Connection, fetch_rows
-from store.db.errors import (
-    NO_CONNECTION,
-    UNREACHABLE,
-    Failure,
-    NoConnectionError,
-    find_failure,
-    sentence,
-)
+from store.db.errors import NO_CONNECTION, UNREACHABLE, Failure, find_failure, sentence
 from store.db.locks import read_stall
-from store.db.pool import Database
+from store.db.pool import Database, RetryPatience
 from store.domain.ports import NotServingError, StoreUnavailableError
 from store.observe.logging import get_logger
 
@@ -49,8 +42,8 @@ CHECK_TIMEOUT_S: Final = 5.0
 REASON_REST_S: Final = 2.0
 """The database is away for so long before another reason for it is told."""
 
-POOL_ATTEMPTS: Final = 5
-"""How often the pools are asked for a connection to ask on, where no other can be had."""
+POOL_PATIENCE_S: Final = 2.5
+"""How long the pools are asked for a connection to ask on, where no other can be had."""
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
 
 
@@ -172,7 +165,7 @@ class DatabaseMonitor:
 
     async def _ask_on_a_pool(self) -> Outage | None:
         """Check on a connection that is lent; wait for one while there are any."""
-        attempts = POOL_ATTEMPTS
+        patience = RetryPatience(POOL_PATIENCE_S)
         while True:
             try:
                 async with (
@@ -180,9 +173,11 @@ class DatabaseMonitor:
                     self._database.connection(self._database.read_pool) as connection,
                 ):
                     return await self._ask(connection)
-            except NoConnectionError:
-                attempts -= 1
-                if not attempts or not any(each.size for each in self._database.pools):
+            except psycopg.Error as error:
+                may_come = find_failure(error) is NO_CONNECTION and any(
+                    each.size for each in self._database.pools
+                )
+                if not may_come or not await patience.wait():
                     raise
 
     async def _ask(self, connection: Connection) -> Outage | None:

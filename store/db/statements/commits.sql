@@ -130,10 +130,6 @@ select (extract(epoch from greatest(created_at, (
 -- The newest position; null where there is none.
 select max(position) from storenode.commits
 
--- read_last_position --
--- The newest position that was given out.
-select last_value from storenode.position_seq
-
 -- check_sequences --
 -- Sequences that are behind the largest values in use.
 select 'sequence behind its table', name, format('it stands at %s, the table at %s', last, largest)

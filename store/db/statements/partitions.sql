@@ -9,22 +9,16 @@ select pg_logical_emit_message(true, 'storenode', ''::text) where current_settin
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000
 
 -- read_catalog --
--- All partitions. ``{size}`` waits for a partition that is being dropped, where it is asked for.
+-- All partitions, with sizes and estimates of rows where they are asked for: a size waits for a
+-- partition that is being dropped.
 select p.relname::text, c.relname::text, c.oid::bigint, pg_get_expr(c.relpartbound, c.oid),
-       i.inhdetachpending, {size}, c.reltuples::bigint
+       i.inhdetachpending, case when %s then pg_total_relation_size(c.oid) else 0 end,
+       case when %s then c.reltuples::bigint else -1 end
 from pg_inherits i
 join pg_class p on p.oid = i.inhparent
 join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
 order by 1, 2
-
--- sizes --
--- The size of a partition with its indexes.
-pg_total_relation_size(c.oid)
-
--- no_sizes --
--- In place of `sizes` where sizes are not needed.
-0::bigint
 
 -- read_layout --
 -- What has a fixed size comes first, widest alignment before narrower: in any other order bytes

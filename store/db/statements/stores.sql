@@ -36,8 +36,9 @@ select claimed_position from storenode.store
 update storenode.store set claimed_position = %s
 
 -- read_size --
--- The horizon, and the size of the summaries.
-select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.store
+-- The newest position that was given out, the horizon, and the size of the summaries.
+select last_value, coalesce((select horizon_ns from storenode.store), 0),
+       pg_total_relation_size('storenode.buckets') from storenode.position_seq
 
 -- raise_horizon --
 -- Raise the horizon.

@@ -11,7 +11,6 @@ import psycopg
 from psycopg import AsyncConnection
 
 from store.db.partitions import read_catalog
-from store.db.retention import read_inventory
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
 from tests.support.postgres import PostgresServer
@@ -76,7 +75,7 @@ async def names(connection: Connection, table: str) -> list[str]:
 
 async def horizon(connection: Connection) -> int:
     """Return the horizon in nanoseconds."""
-    return (await read_inventory(connection)).horizon_ns
+    return (await read_catalog(connection, with_sizes=True)).horizon_ns
 
 
 async def opened(url: str) -> Connection:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from store.db.partitions import ensure_ahead, ensure_for
+from store.db.partitions import ensure_ahead, ensure_for, read_catalog
 from store.db.retention import (
     RetentionBrake,
     agree,
     prune,
     read_agreed,
-    read_inventory,
     reopen,
     review,
 )
@@ -72,7 +71,7 @@ def applies(node: RetentionBrake, policy: RetentionPolicy) -> bool:
 async def stored_days(connection: Connection) -> int:
     return sum(
         each.bounds.high <= TODAY + DAY_NS
-        for each in (await read_inventory(connection)).of("messages")
+        for each in (await read_catalog(connection, with_sizes=True)).of("messages")
     )
 
 

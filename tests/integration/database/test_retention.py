@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from store.db.partitions import ensure_ahead, ensure_for
-from store.db.retention import PruneReport, prune, read_inventory
+from store.db.partitions import ensure_ahead, ensure_for, read_catalog
+from store.db.retention import PruneReport, prune
 from store.db.statements import COARSE_TABLES
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS
 from store.domain.retention import RetentionPolicy
@@ -77,7 +77,7 @@ async def test_by_age_partitions_of_every_table_go(connection: Connection) -> No
         assert dropped(report, table) != []
         wholly_behind = [
             each
-            for each in (await read_inventory(connection)).of(table)
+            for each in (await read_catalog(connection, with_sizes=True)).of(table)
             if each.bounds.high <= report.horizon_ns
         ]
         assert len(wholly_behind) == 1
@@ -92,9 +92,9 @@ async def test_nothing_is_deleted_by_rows(connection: Connection) -> None:
 
 
 async def test_a_dry_run_says_the_same_and_does_nothing(connection: Connection) -> None:
-    before = await read_inventory(connection)
+    before = await read_catalog(connection, with_sizes=True)
     reported = await prune(connection, TWO_DAYS, NOW, dry_run=True)
-    assert await read_inventory(connection) == before
+    assert await read_catalog(connection, with_sizes=True) == before
     done = await prune(connection, TWO_DAYS, NOW)
     assert reported == done
     assert done.dropped != ()
@@ -103,8 +103,8 @@ async def test_a_dry_run_says_the_same_and_does_nothing(connection: Connection) 
 
 
 async def test_by_size_the_oldest_go_and_never_the_current(connection: Connection) -> None:
-    fine = (await read_inventory(connection)).of("messages")
-    size = (await read_inventory(connection)).size_bytes
+    fine = (await read_catalog(connection, with_sizes=True)).of("messages")
+    size = (await read_catalog(connection, with_sizes=True)).size_bytes
     report = await prune(connection, RetentionPolicy(size_bytes=size - 1), NOW)
     assert dropped(report, "messages") == [fine[0].name]
     assert report.dropped[0].reason.value == "size"
@@ -119,13 +119,13 @@ async def test_by_size_the_oldest_go_and_never_the_current(connection: Connectio
 async def test_a_lock_that_is_kept_puts_the_drop_off(
     database_url: str, connection: Connection
 ) -> None:
-    before = await read_inventory(connection)
+    before = await read_catalog(connection, with_sizes=True)
     async with await AsyncConnection.connect(database_url) as reader:
         await reader.execute("select * from storenode.messages where ts = 1")
         report = await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=LOCK_TIMEOUT_MS)
         assert report.dropped == ()
         assert "messages_20261115" in report.problems[0]
-        assert await read_inventory(connection) == before
+        assert await read_catalog(connection, with_sizes=True) == before
     assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 
 ELEMENT_BYTES: Final = 8 + HASH_BYTES + CONTENT_DIGEST_BYTES
@@ -298,12 +297,6 @@ def match(local: SyncIds, remote: SyncIds) -> Match:
     count = len(remote)
     if not len(local) or not count:
         return Match(np.zeros(count, np.int64), np.zeros(count, np.bool_))
-    if kernel.compiled is not None:
-        places, found = np.empty(count, np.int64), np.empty(count, np.bool_)
-        kernel.compiled.match(
-            local.timestamps, local.hashes, remote.timestamps, remote.hashes, places, found
-        )
-        return Match(places, found)
     mine, theirs = local.timestamps, remote.timestamps
     if (mine[1:] == mine[:-1]).any() or (theirs[1:] == theirs[:-1]).any():
         return _match_by_sorting(local, remote)

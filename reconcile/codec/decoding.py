@@ -5,7 +5,7 @@ read one record after the other; `docs/decisions/README.md` has figures.
 """
 
 from array import array
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _EMPTY_FORMS: Final = (b"", b"\0")
 _NO_HASH: Final = bytes(HASH_BYTES)
-_NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
+_Column: TypeAlias = "bytes | bytearray | array[int]"
 _MIN_ITEM_BYTES: Final = 1 + HASH_BYTES
 _SHIFTS: Final = tuple(range(7, 63, 7))
 """Of the bits of a varint's bytes after the first; a value up to 2^63-1 has at most nine."""
@@ -84,32 +84,27 @@ def parse_ranges(data: bytes, at: int, limits: CodecLimits) -> Ranges:
         MalformedPayloadError: the bytes are not what the specification says.
         PayloadLimitError: there are more ranges or items than allowed.
     """
-    found = None
+    columns = None
     if kernel.compiled is not None:
-        found = kernel.compiled.survey(data, at, limits.max_ranges, limits.max_elements)
-    if kernel.compiled is None or found is None:
-        return _Parser(data, at, limits).ranges()
-    ranges, items, has_hashes = found
-    upper = SyncIds.at_times(np.empty(ranges, np.int64))
-    if has_hashes:
-        upper = SyncIds(upper.timestamps, np.empty((ranges, HASH_BYTES), HASH_DTYPE))
-    kinds = np.empty(ranges, np.uint8)
-    prints = np.zeros((ranges, HASH_WORDS), np.uint64)
-    counts, reconciled = np.zeros(ranges, np.int64), np.zeros(ranges, np.bool_)
-    item_times, item_hashes = np.empty(items, np.int64), np.empty((items, HASH_BYTES), HASH_DTYPE)
-    kernel.compiled.parse(
-        data,
-        at,
-        upper.timestamps,
-        upper.hashes if has_hashes else _NO_HASHES,
-        kinds,
-        prints,
-        counts,
-        reconciled,
-        item_times,
-        item_hashes,
+        columns = kernel.compiled.parse(data, at, limits.max_ranges, limits.max_elements)
+    if columns is None:
+        columns = _Parser(data, at, limits).columns()
+    times, hashes, kinds, prints, counts, reconciled, item_times, item_hashes = columns
+    upper = SyncIds.at_times(np.frombuffer(times, np.int64))
+    if hashes:
+        upper = SyncIds(upper.timestamps, _hashes(hashes))
+    return Ranges(
+        upper,
+        np.frombuffer(kinds, np.uint8),
+        np.frombuffer(prints, np.uint64).reshape(-1, HASH_WORDS),
+        np.frombuffer(counts, np.int64),
+        np.frombuffer(reconciled, np.bool_),
+        SyncIds(np.frombuffer(item_times, np.int64), _hashes(item_hashes)),
     )
-    return Ranges(upper, kinds, prints, counts, reconciled, SyncIds(item_times, item_hashes))
+
+
+def _hashes(column: _Column) -> NDArray[np.uint8]:
+    return np.frombuffer(column, HASH_DTYPE).reshape(-1, HASH_BYTES)
 
 
 class _Parser:
@@ -120,36 +115,33 @@ class _Parser:
         self._at = at
         self._limits = limits
         self._bounds = array("q")
-        self._kinds = bytearray()
         self._prefix_rows = array("q")
         self._prefixes = bytearray()
+        self._kinds = bytearray()
         self._fingerprints = bytearray()
         self._counts = array("q")
         self._reconciled = bytearray()
         self._item_times = array("q")
         self._item_hashes = bytearray()
 
-    def ranges(self) -> Ranges:
-        """Read all records up to the payload's end."""
+    def columns(self) -> tuple[_Column, ...]:
+        """Read all records up to the payload's end; return the columns of the kernel's parser."""
         self._read_records()
-        items = np.frombuffer(self._item_hashes, HASH_DTYPE).reshape(-1, HASH_BYTES)
-        return Ranges(
-            self._upper(),
-            np.frombuffer(self._kinds, np.uint8),
-            np.frombuffer(self._fingerprints, np.uint64).reshape(-1, HASH_WORDS),
-            np.frombuffer(self._counts, np.int64),
-            np.frombuffer(self._reconciled, np.bool_),
-            SyncIds(np.frombuffer(self._item_times, np.int64), items),
+        bound_hashes = b""
+        if self._prefix_rows:
+            hashes = np.zeros((len(self._bounds), HASH_BYTES), HASH_DTYPE)
+            hashes[np.frombuffer(self._prefix_rows, np.int64)] = _hashes(self._prefixes)
+            bound_hashes = hashes.tobytes()
+        return (
+            self._bounds,
+            bound_hashes,
+            self._kinds,
+            self._fingerprints,
+            self._counts,
+            self._reconciled,
+            self._item_times,
+            self._item_hashes,
         )
-
-    def _upper(self) -> SyncIds:
-        times = np.frombuffer(self._bounds, np.int64)
-        if not self._prefix_rows:
-            return SyncIds.at_times(times)
-        hashes: NDArray[np.uint8] = np.zeros((len(times), HASH_BYTES), HASH_DTYPE)
-        prefixes = np.frombuffer(self._prefixes, HASH_DTYPE).reshape(-1, HASH_BYTES)
-        hashes[np.frombuffer(self._prefix_rows, np.int64)] = prefixes
-        return SyncIds(times, hashes)
 
     def _read_records(self) -> None:
         data, at, size = self._data, self._at, len(self._data)

@@ -110,11 +110,10 @@ class Slices:
         prints, balances = upper[2:]
         return cls(lower[0], upper[0], lower[1], upper[1], prints.view(np.uint64), balances)
 
-    @classmethod
-    def of_columns(cls, columns: bytes) -> Slices:
-        """Return slices from the kernel's columns, one behind the other."""
-        lower, upper, low, high, prints, balances = np.frombuffer(columns, np.int64).reshape(6, -1)
-        return cls(lower, upper, low, high, prints.view(np.uint64), balances)
+    def __getitem__(self, rows: Ints) -> Slices:
+        times = self.lower.take(rows), self.upper.take(rows)
+        places = self.low.take(rows), self.high.take(rows)
+        return Slices(*times, *places, self.prints.take(rows), self.balances.take(rows))
 
     def __len__(self) -> int:
         return len(self.lower)
@@ -237,14 +236,15 @@ class WindowIndex:
         found = kernel.require().compare(*columns, frame.data, frame.at)
         if found is None:
             raise malformed(frame.data)
-        chosen, differs, *equal, end = found
+        cuts, differs, *equal, end = found
         bits = None
         if frame.head is not None and len(differs) == len(regions.start):
             bits = self.balance_bits(regions, key) - decode_balances(frame.data, end)
         elif end != len(frame.data):
             raise malformed(frame.data)
         flags = np.frombuffer(differs, np.bool_)
-        return SliceDifferences(flags, Slices.of_columns(chosen), CountRange(*equal), bits)
+        chosen = Slices.of_cuts(cuts, regions)[flags.nonzero()[0]]
+        return SliceDifferences(flags, chosen, CountRange(*equal), bits)
 
     def survey(
         self,
@@ -281,9 +281,10 @@ class WindowIndex:
         Where sides differ in one ID, it is the one whose short ID ends like the XOR of both prints.
         """
         columns = compared.low, compared.high, key.column, compared.prints, compared.balances
-        *found, count = kernel.require().sift(self.rows.handle, *columns)
-        low, high, single = (np.frombuffer(column, np.int64) for column in found[:3])
-        return SiftedIds(low, high, np.frombuffer(found[3], np.uint64, count), single)
+        low, high, single = np.empty((3, len(compared)), np.int64)
+        shorts = np.empty(compared.items, np.uint64)
+        count = kernel.require().sift(self.rows.handle, *columns, low, high, single, shorts)
+        return SiftedIds(low, high, shorts[:count], single)
 
     def balance_bits(self, regions: Regions, key: ShortKey) -> Ints:
         """Return the balances of all short IDs in regions, by bits."""

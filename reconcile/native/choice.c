@@ -181,7 +181,7 @@ bool probe_all(reply_t *reply, const plan_t *plan)
         question_t *asked = question(reply, number);
         if (number + AHEAD < reply->count)
             expect_running(&reply->rows, question(reply, number + AHEAD)->low);
-        if (!asked->differs || !asked->whole || all_zero(asked->content, 1))
+        if (!asked->differs || !asked->whole || is_zero(load_hash(asked->content, 0)))
             continue;
         int64_t size = asked->high - asked->low;
         seen += size;
@@ -247,7 +247,7 @@ bool choose_all(reply_t *reply, const plan_t *plan)
         if (!is_unsettled(asked))
             continue;
         int64_t size = asked->high - asked->low;
-        bool hollow = asked->whole && all_zero(asked->content, 1);
+        bool hollow = asked->whole && is_zero(load_hash(asked->content, 0));
         if (size > 1 && !finishing && !hollow)
             asked->parts = parts_of(plan, size, count, asked->probed);
         if (!asked->parts && items > reply->most[A_ITEMS] && size > reply->most[A_ITEMS])

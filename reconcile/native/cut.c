@@ -8,7 +8,6 @@
 #define MAX_EXPONENT 62
 #define MAX_COUNT 65536
 #define MAX_BALANCE (INT64_C(1) << 31)
-#define SLICE_COLUMNS 6
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
@@ -19,7 +18,6 @@ typedef struct {
     Py_ssize_t rows; /* of slices */
     Py_ssize_t print_bytes;
     PyObject *columns; /* of `cuts`, as bytes */
-    int64_t *multiples;
 } work_t;
 
 static bool take_columns(work_t *work)
@@ -44,20 +42,17 @@ static int open_work(work_t *work, PyObject *const *arguments)
     work->print_bytes = (Py_ssize_t)load(work->slicer.held.at[A_NUMBERS], N_PRINT_BYTES);
     if (count < 0 || count > MAX_COUNT || work->print_bytes < 0 || work->print_bytes > 6)
         misfit("slices");
-    else if (!(work->multiples = PyMem_Malloc((size_t)(count + work->slicer.regions.count + 1) *
-                                              sizeof *work->multiples)))
-        PyErr_NoMemory();
-    else {
-        work->bounds.multiples = work->multiples;
+    else if ((work->bounds.multiples = PyMem_Malloc((size_t)(count + 1) * sizeof(int64_t))))
         return 0;
-    }
+    else
+        PyErr_NoMemory();
     close_slicer(&work->slicer);
     return -1;
 }
 
 static void close_work(work_t *work)
 {
-    PyMem_Free(work->multiples);
+    PyMem_Free(work->bounds.multiples);
     Py_XDECREF(work->columns);
     close_slicer(&work->slicer);
 }
@@ -190,34 +185,6 @@ static bool read_contents(work_t *work, reader_t *from, uint8_t *differs)
     return true;
 }
 
-/* Columns of the slices that differ: times and places, from and to, prints and balances. */
-static PyObject *chosen_columns(work_t *work, const uint8_t *differs)
-{
-    const cuts_t *cuts = &work->cuts;
-    int64_t *ends = work->multiples; /* the bounds are done with */
-    course_t course = {0, 0};
-    Py_ssize_t count = 0, most = 0;
-    for (Py_ssize_t row = 0; row < work->rows; row++)
-        most += differs[row];
-    PyObject *chosen = PyBytes_FromStringAndSize(NULL, most * SLICE_COLUMNS * TIME_BYTES);
-    if (!chosen)
-        return NULL;
-    for (Py_ssize_t row = 0; row < work->rows; row++) {
-        ends[count] = next_end(&course, cuts, &work->slicer.regions);
-        count += differs[row];
-    }
-    int64_t *to = (int64_t *)PyBytes_AsString(chosen);
-    for (Py_ssize_t row = 0; row < count; row++) {
-        const int64_t values[SLICE_COLUMNS] = {
-            cuts->times[ends[row] - 1],  cuts->times[ends[row]],
-            cuts->places[ends[row] - 1], cuts->places[ends[row]],
-            (int64_t)cuts->prints[ends[row]], cuts->balances[ends[row]]};
-        for (int column = 0; column < SLICE_COLUMNS; column++)
-            to[column * count + row] = values[column];
-    }
-    return chosen;
-}
-
 /* The counts of slices that do not differ, but for those at an edge of a region. */
 static extremes_t counts_of_equal(const work_t *work, const uint8_t *differs)
 {
@@ -251,7 +218,7 @@ static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
         found = Py_BuildValue("");
     else if (flags) {
         extremes_t equal = counts_of_equal(work, flags);
-        found = Py_BuildValue("NOnLLn", chosen_columns(work, flags), differs, equal.count,
+        found = Py_BuildValue("OOnLLn", work->columns, differs, equal.count,
                               (long long)few_of(&equal), (long long)many_of(&equal),
                               (Py_ssize_t)(from->at - begin));
     }
@@ -260,9 +227,9 @@ static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
 }
 
 /* compare(index, sums, numbers, bases, key, starts, ends, data, at)
- *   -> (columns of the slices that differ, which these are, how many others there are within
- *   regions, the least and the largest count of these but for some, where the slices end in the
- *   frame), or None: they are malformed
+ *   -> (columns of the own cuts, which slices differ, how many others there are within regions, the
+ *   least and the largest count of these but for some, where the slices end in the frame), or None:
+ *   they are malformed
  *   The slices of a frame, from `at` on, beside one's own; the numbers have the most bounds. Prints and
  *   balances of the columns are by which they differ.
  */

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 24
+#define KERNEL_VERSION 25
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -133,21 +133,14 @@ static inline hash_t xored(hash_t left, hash_t right)
     return left;
 }
 
-static inline bool same_hash(hash_t left, hash_t right)
+static inline bool is_zero(hash_t hash)
 {
-    hash_t apart = xored(left, right);
-    return !(apart.words[0] | apart.words[1] | apart.words[2] | apart.words[3]);
+    return !(hash.words[0] | hash.words[1] | hash.words[2] | hash.words[3]);
 }
 
-/* Are all of some rows of hashes zero. */
-static inline bool all_zero(const uint8_t *hashes, Py_ssize_t rows)
+static inline bool same_hash(hash_t left, hash_t right)
 {
-    uint64_t any = 0;
-    for (Py_ssize_t row = 0; row < rows; row++) {
-        hash_t hash = load_hash(hashes, row);
-        any |= hash.words[0] | hash.words[1] | hash.words[2] | hash.words[3];
-    }
-    return !any;
+    return is_zero(xored(left, right));
 }
 
 /* Ask for memory that will be read soon: rows of an index lie far apart. */
@@ -188,8 +181,7 @@ static inline void take_back(PyThreadState *state)
 
 typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 
-function kernel_survey, kernel_parse, kernel_reply;
-function kernel_encode, kernel_match;
+function kernel_parse, kernel_reply, kernel_encode;
 function kernel_probe;
 function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;

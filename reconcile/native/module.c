@@ -6,7 +6,7 @@
     {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    METHOD(reply),  METHOD(survey), METHOD(parse), METHOD(encode),  METHOD(probe), METHOD(match),
+    METHOD(reply), METHOD(parse), METHOD(encode), METHOD(probe),
     METHOD(lattice), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find), METHOD(gather),
     METHOD(tally), METHOD(survey_slices),

@@ -31,55 +31,56 @@ static int open_at(reader_t *from, PyObject *data, PyObject *offset)
     return 0;
 }
 
-/* survey(data, at, max_ranges, max_items)
- *   -> (ranges, items, some bound has a hash), or None: it is refused
+/* In the order of the columns of `sinks_t`. */
+enum { COLUMNS = 8 };
+
+/* Columns of all that `done` counts, filled by a second walk. */
+static PyObject *columns_of(reader_t *from, counts_t done)
+{
+    const Py_ssize_t sizes[COLUMNS] = {
+        done.ranges * TIME_BYTES, done.prefixed ? done.ranges * HASH_BYTES : 0,
+        done.ranges,              done.ranges * HASH_BYTES,
+        done.ranges * TIME_BYTES, done.ranges,
+        done.items * TIME_BYTES,  done.items * HASH_BYTES};
+    uint8_t *at[COLUMNS];
+    PyObject *found = PyTuple_New(COLUMNS);
+    for (int i = 0; found && i < COLUMNS; i++) {
+        PyObject *column = PyBytes_FromStringAndSize(NULL, sizes[i]);
+        if (!column) {
+            Py_DECREF(found);
+            return NULL;
+        }
+        at[i] = memset(PyBytes_AsString(column), 0, (size_t)sizes[i]);
+        PyTuple_SetItem(found, i, column);
+    }
+    if (!found)
+        return NULL;
+    from->to = (sinks_t){at[0], done.prefixed ? at[1] : NULL, at[2], at[3], at[4], at[5], at[6],
+                         at[7]};
+    PyThreadState *state = let_go(left(from));
+    read_all(from, true);
+    take_back(state);
+    return found;
+}
+
+/* parse(data, at, max_ranges, max_items)
+ *   -> columns as bytes: times and hashes of bounds, kinds, fingerprints, counts, reconciled, times
+ *   and hashes of items; or None: it is refused. Where all bounds begin a nanosecond there are no
+ *   hashes of bounds; what a range does not have is zero.
  */
-PyObject *kernel_survey(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
     reader_t from;
-    if (check_arguments("survey", given, 4) < 0 || open_at(&from, arguments[0], arguments[1]) < 0 ||
+    if (check_arguments("parse", given, 4) < 0 || open_at(&from, arguments[0], arguments[1]) < 0 ||
         size_argument(arguments[2], &from.most.ranges) < 0 ||
         size_argument(arguments[3], &from.most.items) < 0)
         return NULL;
+    reader_t again = from;
     PyThreadState *state = let_go(left(&from));
     bool sound = read_all(&from, false);
     take_back(state);
     if (!sound)
         Py_RETURN_NONE;
-    return Py_BuildValue("nni", from.done.ranges, from.done.items, (int)from.done.prefixed);
-}
-
-/* parse(data, at, times, hashes, kinds, fingerprints, counts, reconciled, item times, item hashes)
- *   -> None; fills columns that are as long as `survey` said. Without rows in `hashes` the hashes
- *   of bounds are not written; what a range does not have is not, either.
- */
-PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
-{
-    (void)module;
-    static const column_kind kinds[] = {WRITTEN(8), WRITTEN(32), WRITTEN(1), WRITTEN(32),
-                                        WRITTEN(8), WRITTEN(1),  WRITTEN(8), WRITTEN(32)};
-    reader_t from;
-    columns held;
-    if (check_arguments("parse", given, 10) < 0 || open_at(&from, arguments[0], arguments[1]) < 0)
-        return NULL;
-    if (hold(&held, arguments + 2, kinds, 8) < 0)
-        return NULL;
-    from.most = (counts_t){held.rows[0], held.rows[6], false};
-    from.to = (sinks_t){held.at[0], held.rows[1] ? held.at[1] : NULL, held.at[2], held.at[3],
-                        held.at[4], held.at[5],                       held.at[6], held.at[7]};
-    bool fits = held.rows[7] == held.rows[6] && (!held.rows[1] || held.rows[1] == held.rows[0]);
-    for (int i = 2; i < 6; i++)
-        fits &= held.rows[i] == held.rows[0];
-    if (fits) {
-        PyThreadState *state = let_go(left(&from));
-        fits = read_all(&from, true);
-        take_back(state);
-    }
-    release(&held);
-    if (!fits) {
-        misfit("parse");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return columns_of(&again, from.done);
 }

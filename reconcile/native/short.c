@@ -281,10 +281,8 @@ CALL(fill, INDEXED, READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8))
 
 /* ---- single differences --------------------------------------------------------------------- */
 
-enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART };
-
-/* What is left of intervals after single differences were found, as columns. */
-enum { S_LOW, S_HIGH, S_TOLD, S_SHORTS, S_PARTS };
+/* Intervals, and what is left of them after single differences were found. */
+enum { I_LOW, I_HIGH, I_KEY, I_PRINTS, I_APART, S_LOW, S_HIGH, S_TOLD, S_SHORTS };
 
 /* Where the only short ID is that ends like the XOR of both prints; -1: there is none, or not
  * only one. */
@@ -323,7 +321,7 @@ static Py_ssize_t ids_in(const rows_t *rows, const columns *held)
     return (Py_ssize_t)sum;
 }
 
-static void sift_all(filler_t *filler, uint8_t *const *to)
+static void sift_all(filler_t *filler)
 {
     const rows_t *rows = filler->rows;
     const columns *held = filler->held;
@@ -345,56 +343,36 @@ static void sift_all(filler_t *filler, uint8_t *const *to)
             low += at;
             high = low + 1;
         }
-        store(to[S_TOLD], row, told ? own - shorts : -1);
-        store(to[S_LOW], row, low);
-        store(to[S_HIGH], row, high);
+        store(held->at[S_TOLD], row, told ? own - shorts : -1);
+        store(held->at[S_LOW], row, low);
+        store(held->at[S_HIGH], row, high);
     }
 }
 
-static PyObject *sifted(filler_t *filler)
-{
-    const columns *held = filler->held;
-    Py_ssize_t ids = ids_in(filler->rows, held), count = held->rows[I_LOW];
-    const Py_ssize_t sizes[S_PARTS] = {count, count, count, ids};
-    PyObject *parts[S_PARTS] = {NULL}, *found = NULL;
-    uint8_t *to[S_PARTS];
-    bool fits = ids >= 0;
-    for (int part = 0; fits && part < S_PARTS; part++) {
-        parts[part] = PyBytes_FromStringAndSize(NULL, sizes[part] * TIME_BYTES);
-        if (parts[part])
-            to[part] = (uint8_t *)PyBytes_AsString(parts[part]);
-        fits = parts[part] != NULL;
-    }
-    if (fits && open_hasher(&filler->hasher, held->at[I_KEY])) {
-        uint64_t *shorts = filler->out = (uint64_t *)to[S_SHORTS];
-        PyThreadState *state = let_go(ids * HASH_BYTES);
-        sift_all(filler, to);
-        take_back(state);
-        close_hasher(&filler->hasher);
-        found = Py_BuildValue("OOOOn", parts[S_LOW], parts[S_HIGH], parts[S_TOLD], parts[S_SHORTS],
-                              filler->out - shorts);
-    }
-    for (int part = 0; part < S_PARTS; part++)
-        Py_XDECREF(parts[part]);
-    return found;
-}
-
-/* sift(index, low, high, key, prints, apart)
- *   -> (low, high, told, short IDs, how many of these there are)
+/* sift(index, low, high, key, prints, apart, left low, left high, told, shorts)
+ *   -> how many short IDs there are
  *   The short IDs in ascending intervals of places. Where just one ID explains by what the prints
- *   and balances of an interval differ, the interval becomes this ID alone, and what is told is
- *   which row of the short IDs it is; -1 elsewhere.
+ *   and balances of an interval differ, what is left of the interval is this ID alone, and what is
+ *   told is which row of the short IDs it is; -1 elsewhere.
  */
 static PyObject *work_sift(const rows_t *rows, columns *held)
 {
-    filler_t filler = {.rows = rows, .held = held};
-    bool fits = held->rows[I_LOW] == held->rows[I_HIGH] &&
-                held->rows[I_LOW] == held->rows[I_PRINTS] &&
-                held->rows[I_LOW] == held->rows[I_APART] && held->rows[I_KEY] == KEY_ROWS;
-    return fits ? sifted(&filler) : NULL;
+    filler_t filler = {.rows = rows, .held = held, .out = (uint64_t *)held->at[S_SHORTS]};
+    bool fits = held->rows[I_KEY] == KEY_ROWS && (uintptr_t)filler.out % sizeof(uint64_t) == 0;
+    for (int i = I_HIGH; i <= S_TOLD; i++)
+        fits &= i == I_KEY || held->rows[i] == held->rows[I_LOW];
+    if (!fits || ids_in(rows, held) != held->rows[S_SHORTS] ||
+        !open_hasher(&filler.hasher, held->at[I_KEY]))
+        return NULL;
+    PyThreadState *state = let_go(held->rows[S_SHORTS] * HASH_BYTES);
+    sift_all(&filler);
+    take_back(state);
+    close_hasher(&filler.hasher);
+    return PyLong_FromSsize_t(filler.out - (uint64_t *)held->at[S_SHORTS]);
 }
 
-CALL(sift, INDEXED, READ(8), READ(8), READ(8), READ(8), READ(8))
+CALL(sift, INDEXED, READ(8), READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8), WRITTEN(8),
+     WRITTEN(8))
 
 /* ---- balances of short IDs ------------------------------------------------------------------ */
 

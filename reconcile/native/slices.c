@@ -109,66 +109,16 @@ void close_slicer(slicer_t *slicer)
 
 /* ---- places -------------------------------------------------------------------------------- */
 
-/* Where to look for ascending times that come at an even pace. */
-typedef struct {
-    finger_t finger;
-    Py_ssize_t pace; /* places from one to the next on average, times PACE */
-} walk_t;
-
-#define PACE 16
-#define WEIGHT 4 /* of what is known, beside what comes new */
-
-static const walk_t BEGIN = {{0, 0, 1}, PACE};
-
-/* Ask for the times around a guess. */
-static inline void expect_around(const uint8_t *times, Py_ssize_t guess)
-{
-    for (Py_ssize_t at = guess - NEAR; at <= guess + NEAR; at += 64 / TIME_BYTES)
-        expect(times, at, TIME_BYTES);
-}
-
-/* How many IDs are before a time, which is not before the one that was asked for last. All places
- * around where the pace leads are compared, without a branch that depends on which it is. */
-static Py_ssize_t rank_near(const rows_t *rows, walk_t *walk, int64_t wanted)
-{
-    finger_t *finger = &walk->finger;
-    Py_ssize_t from = finger->place, found = rows->length, chunk = finger->chunk, before = 0;
-    if (chunk < rows->count) {
-        const uint8_t *times = rows->chunks[chunk].times;
-        Py_ssize_t first = from + walk->pace / PACE - NEAR;
-        if (first >= from && first + 2 * NEAR < size_of(rows, chunk))
-            for (int i = 0; i < 2 * NEAR; i++)
-                before += load(times, first + i) < wanted;
-        if (before && before < 2 * NEAR) {
-            finger->place = first + before;
-            found = (Py_ssize_t)load(rows->starts, chunk) + finger->place;
-        } else {
-            finger->step = walk->pace / PACE;
-            found = rank(rows, finger, wanted);
-        }
-        if (finger->chunk != chunk)
-            from = 0;
-        walk->pace += (PACE * (finger->place - from) - walk->pace) / WEIGHT;
-        Py_ssize_t later = finger->place + AHEAD * walk->pace / PACE;
-        if (finger->chunk < rows->count && later + NEAR < size_of(rows, finger->chunk) &&
-            later >= NEAR)
-            expect_around(rows->chunks[finger->chunk].times, later);
-    }
-    return found;
-}
-
 static inline int64_t clipped(const slicer_t *slicer, int64_t place)
 {
     return place < slicer->low ? slicer->low : place > slicer->high ? slicer->high : place;
 }
 
 /* The place of a time in the window; the last time there is stands for the end. */
-static inline int64_t place_of(const slicer_t *slicer, walk_t *walk, int64_t time)
+static inline int64_t place_of(const slicer_t *slicer, finger_t *finger, int64_t time)
 {
-    int64_t place = slicer->rows.length;
-    if (time != MAX_TIME)
-        place = rank_near(&slicer->rows, walk, time);
-    return clipped(slicer, place);
+    return clipped(slicer, time == MAX_TIME ? slicer->rows.length
+                                            : rank(&slicer->rows, finger, time));
 }
 
 /* ---- choosing bounds ----------------------------------------------------------------------- */
@@ -219,7 +169,7 @@ static Py_ssize_t quantiles(const slicer_t *slicer, Py_ssize_t count, bool ancho
                             int64_t *times)
 {
     const regions_t *regions = &slicer->regions;
-    walk_t walk = BEGIN, again = BEGIN;
+    finger_t walk = {0, 0, 1}, again = {0, 0, 1};
     int64_t total = 0, passed = 0, before = 0;
     for (Py_ssize_t row = 0; row < regions->count; row++) {
         total -= place_of(slicer, &walk, load(regions->starts, row));
@@ -315,26 +265,16 @@ typedef struct {
     Py_ssize_t chunk, at;
 } anchor_t;
 
-/* Cuts are worked on in blocks, by steps: a step of one block comes between two of another, and
- * meanwhile the memory arrives that the first one has asked for. */
-#define BLOCK 24
-enum { LOOK, TAKE, SEARCH, FINISH, STEPS };
+#define BLOCK 32 /* cuts whose prints are computed together */
 
-typedef struct {
-    anchor_t near[BLOCK];
-    int missed[BLOCK]; /* which of the cuts are not where an anchor says all */
-    int misses;
-    hash_t running[BLOCK + 1]; /* up to the cut before the first one, and up to each */
-    int64_t balances[BLOCK + 1];
-} block_t;
-
+/* Where we are in cutting; sums run up to the cut before the block, and to each in it. */
 typedef struct {
     const slicer_t *slicer;
     cuts_t cuts;
-    walk_t walk;
-    finger_t finger;
+    finger_t walk, finger;
     Py_ssize_t chunk, hits;
-    block_t blocks[STEPS];
+    hash_t running[BLOCK + 1];
+    int64_t balances[BLOCK + 1];
 } cutter_t;
 
 /* The first anchor whose time is not before one, which is not before what was asked for last. */
@@ -354,22 +294,11 @@ static anchor_t anchor_near(const slicer_t *slicer, finger_t *finger, int64_t wa
     return (anchor_t){anchors->rows + found * ANCHOR_BYTES, finger->chunk, found};
 }
 
-static void look_for_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first, int count)
-{
-    for (int i = 0; i < count; i++) {
-        block->near[i] = (anchor_t){NULL, 0, 0};
-        if (first < TRIALS || cutter->hits > TRIALS / 4)
-            block->near[i] =
-                anchor_near(cutter->slicer, &cutter->finger, cutter->cuts.times[first + i]);
-    }
-}
-
 /* What runs up to a cut, if no ID is between it and an anchor, which says it all. */
-static inline bool sum_of_anchor(const slicer_t *slicer, block_t *block, int number,
-                                 const cuts_t *cuts, Py_ssize_t row)
+static inline bool sum_of_anchor(cutter_t *cutter, anchor_t anchor, Py_ssize_t row, int number)
 {
-    anchor_t anchor = block->near[number];
-    if (!anchor.row || load(anchor.row, R_BEFORE) >= cuts->times[row])
+    const slicer_t *slicer = cutter->slicer;
+    if (!anchor.row || load(anchor.row, R_BEFORE) >= cutter->cuts.times[row])
         return false;
     int64_t place = load(slicer->rows.starts, anchor.chunk) + load(anchor.row, R_PLACE);
     if (place < slicer->low || place > slicer->high)
@@ -377,28 +306,10 @@ static inline bool sum_of_anchor(const slicer_t *slicer, block_t *block, int num
     hash_t sum = load_hash(anchor.row + R_RUNNING * TIME_BYTES, 0);
     if (slicer->rows.count > 1)
         sum = xored(sum, load_hash(slicer->rows.bases, anchor.chunk));
-    block->running[number + 1] = sum;
-    block->balances[number + 1] =
-        load(slicer->bases, anchor.chunk) + load(anchor.row, R_BALANCE);
-    cuts->places[row] = place;
+    cutter->running[number] = sum;
+    cutter->balances[number] = load(slicer->bases, anchor.chunk) + load(anchor.row, R_BALANCE);
+    cutter->cuts.places[row] = place;
     return true;
-}
-
-/* Note which cuts no anchor says, and ask for the times around them. */
-static void take_anchors(cutter_t *cutter, block_t *block, Py_ssize_t first, int count)
-{
-    const slicer_t *slicer = cutter->slicer;
-    block->misses = 0;
-    for (int i = 0; i < count; i++) {
-        if (sum_of_anchor(slicer, block, i, &cutter->cuts, first + i))
-            continue;
-        anchor_t near = block->near[i];
-        block->missed[block->misses++] = i;
-        if (near.row && load(near.row, R_PLACE) >= NEAR)
-            expect(slicer->rows.chunks[near.chunk].times,
-                   (Py_ssize_t)load(near.row, R_PLACE) - NEAR / 2, TIME_BYTES);
-    }
-    cutter->hits += count - block->misses;
 }
 
 /* The place of a time that is not behind an anchor, and behind the anchors before. */
@@ -414,78 +325,47 @@ static int64_t place_before(const slicer_t *slicer, anchor_t anchor, int64_t tim
     return clipped(slicer, load(slicer->rows.starts, anchor.chunk) + low);
 }
 
-/* Find the places of cuts that no anchor says, and ask for what runs up to them. */
-static void search_missed(cutter_t *cutter, block_t *block, Py_ssize_t first)
+/* Find the place of a cut, and what runs up to it. */
+static void sum_to(cutter_t *cutter, anchor_t near, Py_ssize_t row, int number)
 {
     const slicer_t *slicer = cutter->slicer;
-    for (int miss = 0; miss < block->misses; miss++) {
-        anchor_t near = block->near[block->missed[miss]];
-        Py_ssize_t row = first + block->missed[miss];
-        int64_t time = cutter->cuts.times[row];
-        int64_t place = near.row ? place_before(slicer, near, time)
-                                 : place_of(slicer, &cutter->walk, time);
-        cutter->cuts.places[row] = place;
-        if (slicer->rows.count != 1)
-            continue;
-        expect(slicer->rows.chunks[0].prefix, (Py_ssize_t)place, HASH_BYTES);
-        expect(slicer->rows.chunks[0].prefix, (Py_ssize_t)place / SAMPLE * SAMPLE, HASH_BYTES);
-        expect(samples_of(slicer, 0), (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
-    }
-}
-
-static void sum_missed(cutter_t *cutter, block_t *block, Py_ssize_t first)
-{
-    const rows_t *rows = &cutter->slicer->rows;
-    for (int miss = 0; miss < block->misses; miss++) {
-        int i = block->missed[miss];
-        block->balances[i + 1] = 0;
-        block->running[i + 1] = (hash_t){{0}};
-        if (!rows->count)
-            continue;
-        Py_ssize_t place = (Py_ssize_t)cutter->cuts.places[first + i];
-        block->running[i + 1] = running(rows, &cutter->chunk, place);
-        place -= (Py_ssize_t)load(rows->starts, cutter->chunk);
-        block->balances[i + 1] = balance_to(cutter->slicer, cutter->chunk, place);
-    }
-}
-
-/* Say what is between cuts. */
-static void finish(cutter_t *cutter, block_t *block, block_t *next, Py_ssize_t first, int count)
-{
-    const hasher_t *hasher = &cutter->slicer->hasher;
-    sum_missed(cutter, block, first);
-    hasher->of_rows(hasher, (const uint8_t *)block->running, count, cutter->cuts.prints + first);
-    for (int i = 0; i < count; i++)
-        cutter->cuts.balances[first + i] = block->balances[i + 1] - block->balances[i];
-    next->running[0] = block->running[count];
-    next->balances[0] = block->balances[count];
-}
-
-/* A step of a block of cuts, if there is such. */
-static void step(cutter_t *cutter, int number, Py_ssize_t block_number)
-{
-    Py_ssize_t first = block_number * BLOCK, left = cutter->cuts.count - first;
-    if (block_number < 0 || left <= 0)
+    const rows_t *rows = &slicer->rows;
+    int64_t time = cutter->cuts.times[row];
+    if (sum_of_anchor(cutter, near, row, number)) {
+        cutter->hits++;
         return;
-    int count = left < BLOCK ? (int)left : BLOCK;
-    block_t *block = &cutter->blocks[block_number % STEPS];
-    if (number == LOOK)
-        look_for_anchors(cutter, block, first, count);
-    else if (number == TAKE)
-        take_anchors(cutter, block, first, count);
-    else if (number == SEARCH)
-        search_missed(cutter, block, first);
-    else
-        finish(cutter, block, &cutter->blocks[(block_number + 1) % STEPS], first, count);
+    }
+    int64_t place = near.row ? place_before(slicer, near, time)
+                             : place_of(slicer, &cutter->walk, time);
+    cutter->cuts.places[row] = place;
+    cutter->running[number] = (hash_t){{0}};
+    cutter->balances[number] = 0;
+    if (!rows->count)
+        return;
+    cutter->running[number] = running(rows, &cutter->chunk, (Py_ssize_t)place);
+    place -= load(rows->starts, cutter->chunk);
+    cutter->balances[number] = balance_to(slicer, cutter->chunk, (Py_ssize_t)place);
 }
 
 bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts)
 {
     if (!lay_out(slicer, bounds, cuts))
         return false;
-    cutter_t cutter = {.slicer = slicer, .cuts = *cuts, .walk = BEGIN, .finger = {0, 0, 1}};
-    for (Py_ssize_t block = 0; (block - STEPS) * BLOCK < cuts->count; block++)
-        for (int number = 0; number < STEPS; number++)
-            step(&cutter, number, block - number);
+    cutter_t cutter = {.slicer = slicer, .cuts = *cuts, .walk = {0, 0, 1}, .finger = {0, 0, 1}};
+    for (Py_ssize_t first = 0; first < cuts->count; first += BLOCK) {
+        int count = cuts->count - first < BLOCK ? (int)(cuts->count - first) : BLOCK;
+        anchor_t near[BLOCK] = {{NULL, 0, 0}};
+        /* The memory of all anchors of a block is asked for before the first is read. */
+        for (int i = 0; i < count && (first < TRIALS || cutter.hits > TRIALS / 4); i++)
+            near[i] = anchor_near(slicer, &cutter.finger, cuts->times[first + i]);
+        for (int i = 0; i < count; i++)
+            sum_to(&cutter, near[i], first + i, i + 1);
+        slicer->hasher.of_rows(&slicer->hasher, (const uint8_t *)cutter.running, count,
+                               cuts->prints + first);
+        for (int i = 0; i < count; i++)
+            cuts->balances[first + i] = cutter.balances[i + 1] - cutter.balances[i];
+        cutter.running[0] = cutter.running[count];
+        cutter.balances[0] = cutter.balances[count];
+    }
     return true;
 }

@@ -78,9 +78,8 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     if own is None:
         return
     refused: list[Callable[[], object]] = [
-        partial(own.parse, b"\1\0", 0, *[two] * 8),
-        partial(own.parse, b"\1\0", 3, *[one] * 8),
-        partial(own.survey, b"\1\0", 0, -1, 1),
+        partial(own.parse, b"\1\0", 3, 1, 1),
+        partial(own.parse, b"\1\0", 0, -1, 1),
         partial(own.probe, handle, two, far, hashes, two, hashes, flags),
         partial(own.probe, handle, far, two, hashes, two, hashes, flags),
         partial(own.probe, handle, two, one, hashes, two, hashes, flags),
@@ -89,7 +88,6 @@ def test_columns_that_do_not_fit_are_refused() -> None:
             (handle[0], handle[1], two, handle[3]),
             *(two, two, hashes, two, hashes, flags),
         ),
-        partial(own.match, two, hashes, two, hashes, one, two),
         partial(own.encode, b"", two, hashes, one, hashes, one, one, two, hashes),
         partial(own.reply, handle, b"\1\0", 2, one, no_plan),
         partial(own.reply, handle, b"\1\0", 3, seven, no_plan),
@@ -100,4 +98,4 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=r"fit|whole rows|negative"):
             call()
     with pytest.raises((ValueError, BufferError), match=r"read-only|not writable|writeable"):
-        own.match(two, hashes, two, hashes, frozen, np.zeros(2, np.bool_))
+        own.probe(handle, two, two, hashes, frozen, hashes, flags)

@@ -52,7 +52,7 @@ def account_for(cluster: Path) -> pwd.struct_passwd | None:
     Raises:
         EmbeddedPostgresError: The cluster belongs to another user, or no account is left.
     """
-    owner = _owner_of(cluster)
+    owner = cluster.stat().st_uid if cluster.exists() else None
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
             raise EmbeddedPostgresError(
@@ -133,13 +133,6 @@ def _open_directory() -> str | None:
     return None
 
 
-def _owner_of(cluster: Path) -> int | None:
-    try:
-        return cluster.stat().st_uid
-    except FileNotFoundError:
-        return None
-
-
 def _new_account(cluster: Path) -> pwd.struct_passwd:
     for name in (NAME,) if find_nss_wrapper() else (NAME, SHARED_NAME):
         with contextlib.suppress(KeyError):
@@ -164,10 +157,8 @@ def _unused_id(data_dir: Path) -> int:
 def _ids_of_processes() -> set[int]:
     found: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             found.add(process.stat().st_uid)
-        except OSError:
-            continue
     return found
 
 
@@ -224,11 +215,10 @@ def choose(major: int | None) -> Installation:
         EmbeddedPostgresError: There is none, or none of that version.
     """
     versions: set[str] = set()
-    for find_bin_dirs, movable in ((_wheel_bin_dirs, True), (_system_bin_dirs, False)):
-        for installation in _installations(find_bin_dirs(), movable=movable):
-            if major is None or installation.major == major:
-                return installation
-            versions.add(installation.version)
+    for installation in _installations():
+        if major is None or installation.major == major:
+            return installation
+        versions.add(installation.version)
     if not versions:
         raise EmbeddedPostgresError(
             f"No Postgres programs were found for the embedded database: {_INSTALL_HINT}."
@@ -289,26 +279,26 @@ def _wheel_bin_dirs() -> list[Path]:
 
 
 def _system_bin_dirs() -> list[Path]:
-    on_path = shutil.which("postgres")
-    first = [Path(on_path).resolve().parent] if on_path else []
-    config = shutil.which("pg_config")
-    if config:
-        listed = _output_of([config, "--bindir"])
-        first += [Path(listed.strip())] if listed else []
-    return first + [path for each in SYSTEM_PATTERNS for path in Path("/").glob(each)]
+    on_path, config = shutil.which("postgres"), shutil.which("pg_config")
+    listed = _output_of([config, "--bindir"]) if config else None
+    return [
+        *([Path(on_path).resolve().parent] if on_path else []),
+        *([Path(listed.strip())] if listed else []),
+        *(path for each in SYSTEM_PATTERNS for path in Path("/").glob(each)),
+    ]
 
 
-def _installations(bin_dirs: list[Path], *, movable: bool) -> Iterator[Installation]:
-    found: list[Installation] = []
-    for bin_dir in dict.fromkeys(bin_dirs):
-        if not (bin_dir / "initdb").is_file():
-            continue
-        said = _output_of([str(bin_dir / "postgres"), "--version"])
-        match = re.search(r"\(PostgreSQL\) (\d+[\w.]*)", said or "")
-        if match:
-            found.append(Installation(bin_dir, match.group(1), movable))
-    found.sort(key=lambda each: each.major, reverse=True)
-    return (each for each in found if each.major >= OLDEST_MAJOR)
+def _installations() -> Iterator[Installation]:
+    """Yield those of the package, then those of the system, each from the newest on."""
+    for find_bin_dirs, movable in ((_wheel_bin_dirs, True), (_system_bin_dirs, False)):
+        found: list[Installation] = []
+        for bin_dir in dict.fromkeys(find_bin_dirs()):
+            if (bin_dir / "initdb").is_file():
+                printed = _output_of([str(bin_dir / "postgres"), "--version"]) or ""
+                match = re.search(r"\(PostgreSQL\) (\d+[\w.]*)", printed)
+                found += [Installation(bin_dir, match[1], movable)] if match else []
+        found.sort(key=lambda each: each.major, reverse=True)
+        yield from (each for each in found if each.major >= OLDEST_MAJOR)
 
 
 def _output_of(command: list[str]) -> str | None:
@@ -323,7 +313,10 @@ def _copied_below(base: Path, source: Installation) -> Installation | None:
     root = base / "storenode"
     tree = source.bin_dir.parent
     try:
-        target = root / f"postgres-{source.version}-{_fingerprint(source)}"
+        # By content: environments that are made again and again share one copy.
+        with (source.bin_dir / "postgres").open("rb") as program:
+            digest = hashlib.file_digest(program, "sha256").hexdigest()[:12]
+        target = root / f"postgres-{source.version}-{digest}"
         root.mkdir(mode=0o755, exist_ok=True)
         if not _only_root_writes(root):
             return None
@@ -337,12 +330,6 @@ def _copied_below(base: Path, source: Installation) -> Installation | None:
     )
 
 
-def _fingerprint(source: Installation) -> str:
-    # By content: environments that are made again and again share one copy.
-    with (source.bin_dir / "postgres").open("rb") as program:
-        return hashlib.file_digest(program, "sha256").hexdigest()[:12]
-
-
 def _only_root_writes(directory: Path) -> bool:
     # Below a directory such as /tmp anybody could have made this one, or a link, beforehand.
     about = directory.lstat()
@@ -351,35 +338,22 @@ def _only_root_writes(directory: Path) -> bool:
 
 
 def _copy_into_place(tree: Path, target: Path) -> None:
-    """Copy what a server needs of `<package>/<tree>`, as a whole or not at all.
+    """Copy `<package>/<tree>` and its libraries, as a whole or not at all.
 
     The programs find the libraries that came with them by relative paths: on Linux in
     `<package>.libs` beside the package, on macOS in `<package>/.dylibs`.
     """
     package = tree.parent
     staging = Path(tempfile.mkdtemp(prefix="copy-", dir=target.parent))
+    unused = shutil.ignore_patterns("*.a", "pgxs", "pkgconfig", "include")
     try:
-        base = staging / package.name
-        for source, destination in (
-            (tree / "lib", base / tree.name / "lib"),
-            (tree / "share", base / tree.name / "share"),
-            (package / ".dylibs", base / ".dylibs"),
-            (package.with_name(package.name + ".libs"), staging / (package.name + ".libs")),
-        ):
+        for source in (tree, package / ".dylibs", package.with_name(package.name + ".libs")):
             if source.is_dir():
-                unused = shutil.ignore_patterns("*.a", "pgxs", "pkgconfig")
-                shutil.copytree(source, destination, copy_function=_copy_file, ignore=unused)
-        (base / tree.name / "bin").mkdir()
-        for name in ("postgres", "initdb"):
-            _copy_file(str(tree / "bin" / name), str(base / tree.name / "bin" / name))
-        for directory, _, _ in os.walk(staging):
-            Path(directory).chmod(0o755)
+                copy = staging / source.relative_to(package.parent)
+                shutil.copytree(source, copy, ignore=unused)
+        for path in (staging, *staging.rglob("*")):
+            is_open = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if is_open else 0o644)
         staging.rename(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _copy_file(source: str, destination: str) -> None:
-    shutil.copyfile(source, destination)
-    executable = Path(source).stat().st_mode & stat.S_IXUSR
-    Path(destination).chmod(0o755 if executable else 0o644)

@@ -18,8 +18,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +64,7 @@ class DataDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.cluster = path / "postgres"
+        self.pid_path = self.cluster / "postmaster.pid"
         self._access_file = path / "postgres.json"
         self.log = path / "postgres.log"
         self._lock_file = path / "storenode.lock"
@@ -125,13 +125,11 @@ class DataDir:
 
     def is_locked(self) -> bool:
         """Return True if a supervisor uses the directory."""
-        try:
-            with self._lock_file.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._lock_file.open("rb") as file:
+            try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
+            except BlockingIOError:
+                return True
         return False
 
     def unlock(self) -> None:
@@ -149,7 +147,12 @@ class DataDir:
         try:
             text = (self.cluster / "PG_VERSION").read_text().strip()
         except (FileNotFoundError, NotADirectoryError):
-            self._refuse_foreign_content()
+            is_directory = self.cluster.is_dir()
+            if any(self.cluster.iterdir()) if is_directory else self.cluster.exists():
+                raise EmbeddedPostgresError(
+                    f"{self.cluster} exists and is not a Postgres cluster: move it away, or name"
+                    " another data directory with --data-dir."
+                ) from None
             return None
         except PermissionError as error:
             raise EmbeddedPostgresError(
@@ -162,16 +165,6 @@ class DataDir:
                 " Postgres: restore the directory from a backup or remove it."
             )
         return int(text)
-
-    def _refuse_foreign_content(self) -> None:
-        empty = not self.cluster.exists() or (
-            self.cluster.is_dir() and not any(self.cluster.iterdir())
-        )
-        if not empty:
-            raise EmbeddedPostgresError(
-                f"{self.cluster} exists and is not a Postgres cluster: move it away, or name"
-                " another data directory with --data-dir."
-            )
 
     def read_password(self) -> str | None:
         """Return the saved password; None if there is none that can be read."""
@@ -187,7 +180,7 @@ class DataDir:
     def pid_file(self) -> PidFile | None:
         """Read postmaster.pid; None if there is none or it is half written."""
         try:
-            with (self.cluster / "postmaster.pid").open("rb") as file:
+            with self.pid_path.open("rb") as file:
                 lines = file.read(_MAX_PID_FILE_BYTES).decode(errors="replace").split("\n")
             pid = int(lines[0])
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -195,10 +188,6 @@ class DataDir:
         port = lines[_PORT_LINE].strip() if len(lines) > _PORT_LINE else ""
         status = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
         return PidFile(abs(pid), int(port) if port.isdigit() else None, status)
-
-    def forget_pid_file(self) -> None:
-        """Remove the postmaster.pid of a server that is certainly gone."""
-        (self.cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def last_port(self) -> int | None:
         """Return the port of the cluster's previous server, as Postgres has noted it."""
@@ -250,32 +239,10 @@ def release_reserve(data_dir: Path) -> int:
         OSError: It cannot be removed.
     """
     path = data_dir / "reserve"
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return 0
-    if shutil.disk_usage(data_dir).free >= size:
+    if not path.exists() or shutil.disk_usage(data_dir).free >= (size := path.stat().st_size):
         return 0
     path.unlink(missing_ok=True)
     return size
-
-
-@contextlib.contextmanager
-def child_view(directory: Path, account: pwd.struct_passwd | None) -> Iterator[tuple[Launch, str]]:
-    """Yield how to launch a program that uses a directory, and the path to name to it.
-
-    Under another account on Linux that is an open descriptor, through which the directory is
-    reached without passing its parents, which may be closed to that account: a data directory in
-    root's home works, and no modes are changed.
-    """
-    if account is None or not ON_LINUX:
-        yield Launch(account), str(directory)
-        return
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield Launch(account, (fd,)), f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
 
 
 _SUPERUSER = "postgres"
@@ -290,7 +257,7 @@ host {DATABASE} {ROLE} 127.0.0.1/32 scram-sha-256
 _CHECKPOINT_ROLE_SINCE = 15
 
 
-def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Installation) -> None:
+def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Installation) -> None:
     """Make the cluster, its role and its database, all of it or nothing.
 
     It grows in a directory of its own and moves into its place when it is whole and on disk, so
@@ -302,38 +269,51 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, binaries: Ins
         OSError: The data directory does not take it.
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
-    staging = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
+    cluster = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
         if account is not None:
-            os.chown(staging, account.pw_uid, account.pw_gid)
-        _initdb(staging, account, binaries)
+            os.chown(cluster, account.pw_uid, account.pw_gid)
+        with named_user(account) as variables:
+            launch = Launch(account, cluster, variables)
+            launch.run(
+                [
+                    programs.program("initdb"),
+                    f"--pgdata={launch.path}",
+                    f"--username={_SUPERUSER}",
+                    "--encoding=UTF8",
+                    "--locale=C",
+                    "--data-checksums",
+                    "--auth=reject",
+                ]
+            )
         granted = "pg_monitor"
-        if binaries.major >= _CHECKPOINT_ROLE_SINCE:
+        if programs.major >= _CHECKPOINT_ROLE_SINCE:
             granted += ", pg_checkpoint"
-        sql = (
+        _run_sql(
+            cluster,
+            account,
+            programs,
             f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
             f"GRANT {granted} TO {ROLE};\n"
-            f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n"
+            f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n",
         )
-        _run_sql(staging / "cluster", account, binaries, sql)
-        (staging / "cluster" / "pg_hba.conf").write_text(_HBA)
+        (cluster / "pg_hba.conf").write_text(_HBA)
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
-        (staging / "cluster").rename(data.cluster)
+        cluster.rename(data.cluster)
         sync_directory(data.path)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(cluster, ignore_errors=True)
 
 
-def reset_password(data: DataDir, account: pwd.struct_passwd | None, binaries: Installation) -> str:
+def reset_password(data: DataDir, account: pwd.struct_passwd | None, programs: Installation) -> str:
     """Set a new password for the role of a stopped cluster, when the saved one is lost.
 
     Raises:
         ProgramFailedError: The cluster does not start in single-user mode.
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
-    sql = f"ALTER ROLE {ROLE} PASSWORD '{password}';\n"
-    _run_sql(data.cluster, account, binaries, sql)
+    _run_sql(data.cluster, account, programs, f"ALTER ROLE {ROLE} PASSWORD '{password}';\n")
     data.write_password(password)
     return password
 
@@ -346,31 +326,13 @@ def remove_leftovers(data: DataDir) -> None:
         path.unlink(missing_ok=True)
 
 
-def _initdb(staging: Path, account: pwd.struct_passwd | None, binaries: Installation) -> None:
-    with child_view(staging, account) as (launch, path), named_user(account) as variables:
-        replace(launch, environment=variables).run(
-            [
-                binaries.program("initdb"),
-                f"--pgdata={path}/cluster",
-                f"--username={_SUPERUSER}",
-                "--encoding=UTF8",
-                "--locale=C",
-                "--data-checksums",
-                "--auth=reject",
-            ]
-        )
-
-
 def _run_sql(
-    cluster: Path, account: pwd.struct_passwd | None, binaries: Installation, sql: str
+    cluster: Path, account: pwd.struct_passwd | None, programs: Installation, sql: str
 ) -> None:
-    with child_view(cluster, account) as (launch, path), named_user(account) as variables:
-        command = [binaries.program("postgres"), "--single", "-D", path]
-        # A statement that fails must neither be passed over nor be logged with its password.
-        for setting in (
-            "exit_on_error=on",
-            "log_min_error_statement=panic",
-            "password_encryption=scram-sha-256",
-        ):
-            command += ["-c", setting]
-        replace(launch, environment=variables).run([*command, "postgres"], stdin=sql)
+    # A statement that fails must neither be passed over nor be logged with its password.
+    settings = "exit_on_error=on log_min_error_statement=panic password_encryption=scram-sha-256"
+    with named_user(account) as variables:
+        launch = Launch(account, cluster, variables)
+        command = [programs.program("postgres"), "--single", "-D", launch.path]
+        command += [part for each in settings.split() for part in ("-c", each)]
+        launch.run([*command, "postgres"], stdin=sql)

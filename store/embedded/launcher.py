@@ -23,17 +23,10 @@ _CANNOT_LAUNCH_STATUS = 126
 _MAX_INHERITED_FD = 1024
 
 
-def become(uid: int, gid: int) -> None:
-    """Drop the privileges of root: all groups first, since that needs them."""
-    os.setgroups([gid])
-    os.setgid(gid)
-    os.setuid(uid)
-
-
 def die_with_parent(parent: int) -> None:
     """Request SIGINT, a fast shutdown, from the kernel when the parent's thread ends (prctl(2)).
 
-    The setting is lost when the user ID changes, so this comes after `become`.
+    The setting is lost when the user ID changes, so this comes after that.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0) != 0:
@@ -45,7 +38,8 @@ def die_with_parent(parent: int) -> None:
 def leave_watchdog(watch_fd: int) -> None:
     """Leave a process behind that sends this one SIGINT when the pipe closes.
 
-    It is a grandchild, because Postgres would take a direct child for one of its own.
+    It is a grandchild, because Postgres would take a direct child for one of its own, and holds
+    nothing else of the parent's open.
     """
     target = os.getpid()
     child = os.fork()
@@ -53,19 +47,13 @@ def leave_watchdog(watch_fd: int) -> None:
         os.waitpid(child, 0)
         os.set_inheritable(watch_fd, False)
         return
-    if os.fork() == 0:
-        watch(watch_fd, target)
-    os._exit(0)
-
-
-def watch(watch_fd: int, target: int) -> None:
-    """Stop the target at the end of the pipe, holding nothing else of the parent's open."""
     try:
-        os.setsid()
-        os.dup2(watch_fd, 0)
-        os.closerange(1, _MAX_INHERITED_FD)
-        if not os.read(0, 1):
-            os.kill(target, signal.SIGINT)
+        if os.fork() == 0:
+            os.setsid()
+            os.dup2(watch_fd, 0)
+            os.closerange(1, _MAX_INHERITED_FD)
+            if not os.read(0, 1):
+                os.kill(target, signal.SIGINT)
     finally:
         os._exit(0)
 
@@ -76,7 +64,10 @@ def main(options: dict[str, Any], command: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         if options["uid"] is not None:
-            become(options["uid"], options["gid"])
+            # All groups first, since that needs the privileges of root.
+            os.setgroups([options["gid"]])
+            os.setgid(options["gid"])
+            os.setuid(options["uid"])
         os.umask(0o077)
         if options["watch_fd"] is None:
             die_with_parent(options["parent"])

@@ -50,11 +50,20 @@ class ProgramFailedError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """A way to start a program: its account, descriptors kept open, and further variables."""
+    """A way to start a program: its account, its working directory, and further variables."""
 
     account: pwd.struct_passwd | None = None
-    pass_fds: tuple[int, ...] = ()
+    directory: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The path by which the program reaches its working directory.
+
+        Parents of it may be closed to another account: a data directory in root's home works, and
+        no modes are changed.
+        """
+        return str(self.directory) if self.account is None or not ON_LINUX else "/proc/self/cwd"
 
     def popen(
         self, command: Sequence[str], *, stdin: int, watch_fd: int | None
@@ -71,14 +80,16 @@ class Launch:
         }
         # -I and -S keep the environment and site packages out of what runs as root.
         launcher = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(options)]
-        watched = () if watch_fd is None else (watch_fd,)
+        # Without what would change how Postgres starts, prints or dates.
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
         return subprocess.Popen(  # noqa: S603 - paths of our own choice, no shell
             [*launcher, *command],
+            cwd=self.directory,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**clean_environment(), **self.environment},
-            pass_fds=self.pass_fds + watched,
+            env={**kept, "LC_ALL": "C", "TZ": "UTC", **self.environment},
+            pass_fds=() if watch_fd is None else (watch_fd,),
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
         )
@@ -126,12 +137,6 @@ class WatchPipe:
             os.write(writing, b"d")
             os.close(writing)
             os.close(reading)
-
-
-def clean_environment() -> Mapping[str, str]:
-    """Return the environment without what would change how Postgres starts, prints or dates."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
-    return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
 
 def ignore_libpq_variables() -> None:

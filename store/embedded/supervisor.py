@@ -21,6 +21,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,6 @@ from store.embedded import binaries
 from store.embedded.binaries import NAME, SHARED_NAME, Installation, account_for
 from store.embedded.datadir import (
     DataDir,
-    child_view,
     libpq_url,
     make_cluster,
     remove_leftovers,
@@ -80,21 +80,16 @@ DEFAULTS: Final[Mapping[str, str]] = {
 }
 """Settings that `EmbeddedSettings.extra` may replace."""
 
-_OURS: Final = frozenset(
-    {
-        "config_file",
-        "data_directory",
-        "external_pid_file",
-        "hba_file",
-        "ident_file",
-        "listen_addresses",
-        "log_destination",
-        "logging_collector",
-        "port",
-        "storenode.cluster",
-        "unix_socket_directories",
-    }
-)
+_OURS: Final[Mapping[str, str]] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "log_destination": "stderr",
+    "logging_collector": "off",
+}
+_MANAGED: Final = _OURS.keys() | {
+    *("config_file", "data_directory", "external_pid_file", "hba_file", "ident_file"),
+    *("port", "storenode.cluster"),
+}
 """Settings without which the supervisor would lose its server."""
 
 
@@ -120,24 +115,11 @@ def refuse_managed(extra: Mapping[str, str]) -> None:
         EmbeddedPostgresError: One of them is the supervisor's.
     """
     for name in extra:
-        if name.lower() in _OURS:
+        if name.lower() in _MANAGED:
             raise EmbeddedPostgresError(
                 f"The setting {name} of the embedded Postgres is managed by the node: leave it out"
                 " of the extra settings, or run a Postgres of your own with --database-url."
             )
-
-
-def command_settings(extra: Mapping[str, str], port: int, mark: str) -> list[str]:
-    """Return settings as `-c name=value` arguments, which override those of the cluster."""
-    ours = {
-        "listen_addresses": "127.0.0.1",
-        "port": str(port),
-        "unix_socket_directories": "",
-        "log_destination": "stderr",
-        "logging_collector": "off",
-    }
-    arguments = [f"{name}={value}" for name, value in ({**DEFAULTS, **extra} | ours).items()]
-    return [part for each in [*arguments, mark] for part in ("-c", each)]
 
 
 POLL_INTERVAL_S: Final = 0.02
@@ -164,7 +146,7 @@ class ServerProcess:
         self,
         data: DataDir,
         account: pwd.struct_passwd | None,
-        binaries: Installation,
+        programs: Installation,
         extra: Mapping[str, str],
         port: int,
     ) -> None:
@@ -173,14 +155,15 @@ class ServerProcess:
         self._data = data
         self._stuck: str | None = None
         self._watch = WatchPipe()
-        settings = command_settings(extra, port, data.mark())
+        launch = Launch(account, data.cluster)
+        command = [programs.program("postgres"), "-D", launch.path, "-c", data.mark()]
+        # They override those of the cluster.
+        for name, value in {**DEFAULTS, **extra, **_OURS, "port": str(port)}.items():
+            command += ["-c", f"{name}={value}"]
         try:
-            with child_view(data.cluster, account) as (launch, path):
-                self._child = launch.popen(
-                    [binaries.program("postgres"), "-D", path, *settings],
-                    stdin=subprocess.DEVNULL,
-                    watch_fd=self._watch.reading,
-                )
+            self._child = launch.popen(
+                command, stdin=subprocess.DEVNULL, watch_fd=self._watch.reading
+            )
         except BaseException:
             self._watch.close()
             raise
@@ -274,39 +257,32 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
         return
     if data.is_served_by(found.pid):
         emit("waiting", pid=found.pid)
-        _stop_predecessor(data, found.pid, timeout_s)
+        for number, patience_s in ((signal.SIGINT, timeout_s), *BY_FORCE):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found.pid, number)
+            deadline_s = time.monotonic() + patience_s
+            while data.is_served_by(found.pid) and time.monotonic() < deadline_s:
+                time.sleep(POLL_INTERVAL_S)
+            if not data.is_served_by(found.pid):
+                break
+        else:
+            raise EmbeddedPostgresError(
+                f"The Postgres server of a previous run, process {found.pid}, does not end: look at"
+                " its disk, end it by hand, then start again."
+            )
     line = command_line(found.pid)
-    if line is None:
-        # Postgres takes a server that its parent has not waited for, for a running one; in a
-        # container whose first process never waits, for ever. Remaining processes of that server
-        # are found by its shared memory, whose key comes from the cluster.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(found.pid, 0)
-            data.forget_pid_file()
-        return
-    if "postgres" in line or "postmaster" in line:
+    if line is not None and ("postgres" in line or "postmaster" in line):
         raise EmbeddedPostgresError(
             f"Process {found.pid} is a Postgres server that may be using {data.cluster}: stop it,"
-            f" or remove {data.cluster / 'postmaster.pid'} if it serves another directory."
+            f" or remove {data.pid_path} if it serves another directory."
         )
-    # The ID was given to some other program, which Postgres would take for a server.
-    data.forget_pid_file()
-
-
-def _stop_predecessor(data: DataDir, pid: int, timeout_s: float) -> None:
-    """Stop a process that is not a child of this one, at last by force."""
-    for number, patience_s in ((signal.SIGINT, timeout_s), *BY_FORCE):
-        deadline_s = time.monotonic() + patience_s
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        while data.is_served_by(pid) and time.monotonic() < deadline_s:
-            time.sleep(POLL_INTERVAL_S)
-        if not data.is_served_by(pid):
-            return
-    raise EmbeddedPostgresError(
-        f"The Postgres server of a previous run, process {pid}, does not end: look at its disk,"
-        " end it by hand, then start again."
-    )
+    # Postgres takes for a running server a program that was given the ID since, and a server that
+    # its parent has not waited for; in a container whose first process never waits, for ever.
+    # Remaining processes of that server are found by its shared memory, whose key comes from the
+    # cluster.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(found.pid, 0)
+        data.pid_path.unlink(missing_ok=True)
 
 
 _STOPPING = "stopping"
@@ -341,10 +317,9 @@ class EmbeddedPostgres:
         self._calls = threading.RLock()
         self._hand_over = threading.Lock()
         self._stopping = threading.Event()
-        self._settled = threading.Event()
+        self._ready = Future[None]()
         self._keeper: threading.Thread | None = None
         self._server: ServerProcess | None = None
-        self._failure: str | None = None
         self._password: str | None = None
         self._port: int | None = None
         self._version: str | None = None
@@ -362,14 +337,17 @@ class EmbeddedPostgres:
             if self._keeper is not None:
                 return self.url
             self._stopping.clear()
-            self._settled.clear()
-            self._failure = None
+            self._ready = Future()
             refuse_managed(self._settings.extra)
             ignore_libpq_variables()
             try:
                 self._data.prepare()
                 self._data.lock()
-                self._start_locked()
+                self._keeper = threading.Thread(
+                    target=self._keep, args=(self._prepared(),), name="postgres-keeper", daemon=True
+                )
+                self._keeper.start()
+                self._ready.result()
             except BaseException as error:
                 self._end_keeper()
                 self._data.unlock()
@@ -429,21 +407,6 @@ class EmbeddedPostgres:
     def __exit__(self, *_exc: object) -> None:
         self.stop()
 
-    def _start_locked(self) -> None:
-        launch = self._prepared()
-        self._keeper = threading.Thread(
-            target=self._keep, args=(launch,), name="postgres-keeper", daemon=True
-        )
-        self._keeper.start()
-        self._settled.wait()
-        if self._failure is not None:
-            raise self._explained(self._failure, f" and read {self._data.log}")
-        if self._stopping.is_set():
-            raise EmbeddedPostgresError(
-                f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
-                " start it again if it is wanted."
-            )
-
     def _prepared(self) -> _Launcher:
         """Make the cluster ready, and return what launches its server on a port."""
         data = self._data
@@ -483,18 +446,24 @@ class EmbeddedPostgres:
                 begun_s = time.monotonic()
                 pid, reason, is_passing = self._run_server(launch)
                 if self._stopping.is_set():
-                    return
-                if self._settled.is_set():
+                    break
+                if self._ready.done():
                     self._emit("exited", pid=pid, reason=reason)
                 elif not is_passing or time.monotonic() > give_up_s:
-                    self._failure = reason
-                    return
+                    error = self._explained(reason, f" and read {self._data.log}")
+                    self._ready.set_exception(error)
+                    break
                 if time.monotonic() - begun_s > STABLE_RUN_S:
                     backoff.reset()
                 self._stopping.wait(backoff.take())
         finally:
             self._port = None
-            self._settled.set()
+            if not self._ready.done():
+                stopped = (
+                    f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
+                    " start it again if it is wanted."
+                )
+                self._ready.set_exception(EmbeddedPostgresError(stopped))
 
     def _run_server(self, launch: _Launcher) -> tuple[int | None, str, bool]:
         """Run a server from its launch to its exit.
@@ -509,20 +478,26 @@ class EmbeddedPostgres:
                 if self._stopping.is_set():
                     server.send(signal.SIGINT)
             if server.await_ready(self._settings.start_timeout_s) and not self._stopping.is_set():
-                self._publish(server)
+                self._port = server.port
+                is_first = not self._ready.done()
+                self._emit(
+                    "started" if is_first else "restarted",
+                    pid=server.pid,
+                    port=server.port,
+                    version=self._version,
+                    seconds=_since(server.launched_at_s),
+                )
+                if is_first:
+                    self._ready.set_result(None)
             server.wait()
+            return server.pid, server.why_it_ended(), server.should_retry()
         except OSError as error:
+            if self._server is not None:
+                self._server.end_by_force()
             return None, _text_of(error), False
-        with self._hand_over:
-            self._server = None
-        return server.pid, server.why_it_ended(), server.should_retry()
-
-    def _publish(self, server: ServerProcess) -> None:
-        self._port = server.port
-        event = "restarted" if self._settled.is_set() else "started"
-        seconds = _since(server.launched_at_s)
-        self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
-        self._settled.set()
+        finally:
+            with self._hand_over:
+                self._server = None
 
     def _ask_to_stop(self) -> None:
         with self._hand_over:

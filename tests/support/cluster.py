@@ -21,7 +21,7 @@ from psycopg import sql
 from store.db.migrate import upgrade
 from store.embedded import binaries
 from store.embedded.binaries import account_for
-from store.embedded.datadir import DATABASE, DataDir, child_view
+from store.embedded.datadir import DATABASE, DataDir
 from store.embedded.process import Launch
 from store.embedded.supervisor import ServerProcess
 from tests.support import programs
@@ -67,20 +67,10 @@ class ClusterServer:
         self.data.cluster.mkdir(mode=0o700)
         if self._account is not None:
             os.chown(self.data.cluster, self._account.pw_uid, self._account.pw_gid)
-        with child_view(self.data.cluster, self._account) as (launch, path):
-            program = found.program("pg_basebackup")
-            source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER}"
-            launch.run(
-                [
-                    program,
-                    "--pgdata",
-                    path,
-                    "--dbname",
-                    source,
-                    "--checkpoint=fast",
-                    "--wal-method=stream",
-                ]
-            )
+        source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER}"
+        launch = Launch(self._account, self.data.cluster)
+        command = [found.program("pg_basebackup"), "--pgdata", launch.path, "--dbname", source]
+        launch.run([*command, "--checkpoint=fast", "--wal-method=stream"])
         (self.data.cluster / "standby.signal").touch()
         self.set(
             primary_conninfo=f"{source} application_name={_STANDBY_NAME}",

@@ -34,7 +34,7 @@ from bench.support import (
     settle,
     used,
 )
-from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.embedded import EmbeddedPostgres
 from tests.faults.processes import metrics
 from tests.support.credentials import Pki
 from tests.support.node import COMMAND, clean_environment
@@ -152,7 +152,7 @@ def copy_node(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-a", str(source), str(target)], check=True)
     (target / "node-id").unlink()
     with (
-        EmbeddedPostgres(EmbeddedSettings(target)) as server,
+        EmbeddedPostgres(target) as server,
         psycopg.connect(server.url) as connection,
     ):
         connection.execute("update storenode.store set store_id = gen_random_uuid()")

@@ -24,7 +24,7 @@ from store.db.pool import Database
 from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.embedded import EmbeddedPostgres
 from storenode.message.rules import Policy
 from storenode.message.varint import delimited, varint
 from storenode.sds import codec
@@ -48,7 +48,7 @@ _SEED: Final = 6
 @contextmanager
 def filled_database(directory: Path, messages: int) -> Iterator[str]:
     """Start a Postgres server with so many messages in a directory; yield its database's URL."""
-    postgres = EmbeddedPostgres(EmbeddedSettings(directory, _SETTINGS))
+    postgres = EmbeddedPostgres(directory, _SETTINGS)
     url = postgres.start()
     try:
         upgrade(url)

@@ -8,43 +8,56 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Final
 
 import click
 
+from store.config.options import declare, options_of
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import Parsed
 
 DAY_S: Final = 86_400
 _MOST: Final = 1e12
-_HELP: Final = "help"
-_Command = TypeVar("_Command", bound=Callable[..., object])
 
 
-def _number(default: float, text: str) -> Any:  # noqa: ANN401 - a field of a dataclass
-    return field(default=default, metadata={_HELP: text})
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MOST:
+        raise ValueError(f"{text} is not a number above 0 and up to {_MOST:.0e}")
+    return value
+
+
+_NUMBER: Final = Parsed("number", "NUMBER", _positive)
+_number = partial(declare, "Options", kind=_NUMBER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """The load, and the costs of a message; kB are thousands of bytes."""
 
-    participants: float = _number(100_000, "People or devices that publish.")
-    messages_a_day: float = _number(20, "Messages of a participant a day.")
-    channel_size: float = _number(20, "Participants of a channel.")
-    connected_share: float = _number(0.2, "Share of the participants that are connected.")
-    peak_factor: float = _number(5, "Messages of the peak hour per message of a mean hour.")
-    retention_days: float = _number(30, "Days for which messages are stored.")
-    busy_share: float = _number(0.5, "Share of a core that is planned to be used.")
-    publish_node_ms: float = _number(2.0, "Milliseconds of the node's core for a publish.")
-    publish_postgres_ms: float = _number(0.64, "Milliseconds of a Postgres core for a publish.")
-    deliver_node_ms: float = _number(0.11, "Milliseconds of the node for a delivery.")
-    read_node_ms: float = _number(0.003, "Milliseconds of the node for a message of a scan.")
-    read_postgres_ms: float = _number(0.004, "Milliseconds of Postgres for a message of a scan.")
-    follower_kb: float = _number(56, "Memory of the node for a connected follower, in kB.")
-    message_kb: float = _number(1.9, "Disk for a message, in kB.")
+    participants: float = _number("People or devices that publish.", default=100_000)
+    messages_a_day: float = _number("Messages of a participant a day.", default=20)
+    channel_size: float = _number("Participants of a channel.", default=20)
+    connected_share: float = _number("Share of the participants that are connected.", default=0.2)
+    peak_factor: float = _number("Messages of the peak hour per message of a mean hour.", default=5)
+    retention_days: float = _number("Days for which messages are stored.", default=30)
+    busy_share: float = _number("Share of a core that is planned to be used.", default=0.5)
+    publish_node_ms: float = _number("Milliseconds of the node's core for a publish.", default=2.0)
+    publish_postgres_ms: float = _number(
+        "Milliseconds of a Postgres core for a publish.", default=0.64
+    )
+    deliver_node_ms: float = _number("Milliseconds of the node for a delivery.", default=0.11)
+    read_node_ms: float = _number(
+        "Milliseconds of the node for a message of a scan.", default=0.003
+    )
+    read_postgres_ms: float = _number(
+        "Milliseconds of Postgres for a message of a scan.", default=0.004
+    )
+    follower_kb: float = _number("Memory of the node for a connected follower, in kB.", default=56)
+    message_kb: float = _number("Disk for a message, in kB.", default=1.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +118,8 @@ def _rounded(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= _MOST:
-        raise ValueError(f"{text} is not a number above 0 and up to {_MOST:.0e}")
-    return value
-
-
-_NUMBER: Final = Parsed("number", "NUMBER", _positive)
-
-
-def _options(command: _Command) -> _Command:
-    for each in reversed(fields(Assumptions)):
-        flag = "--" + each.name.replace("_", "-")
-        decorate = option(
-            flag, type=_NUMBER, default=each.default, show_default=True, help=each.metadata[_HELP]
-        )
-        command = decorate(command)
-    return command
-
-
 @click.command("capacity", cls=LayeredCommand)
-@_options
+@options_of(Assumptions)
 @option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def capacity_command(*, as_json: bool, **load: float) -> None:
     """Compute the machines for a number of participants.

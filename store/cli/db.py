@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -26,7 +26,7 @@ from store.db.buckets import resummarize
 from store.db.condition import Sizes, read_sizes
 from store.db.errors import SchemaError, sentence
 from store.db.maintainer import database_ns, newest_commit_ns
-from store.db.partitions import Catalog, read_catalog
+from store.db.partitions import read_catalog
 from store.db.primary import DatabaseServer, PrimaryGuard, hosts_of, probed
 from store.db.retention import (
     PruneReport,
@@ -41,7 +41,7 @@ from store.domain.partitioning import DAY_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bou
 from store.domain.retention import Excess, Partition, Reading, RetentionClock, RetentionPolicy
 from store.embedded.datadir import DataDir, release_reserve
 from store.embedded.process import EmbeddedPostgresError
-from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings, running_url
+from store.embedded.supervisor import EmbeddedPostgres, running_url
 from store.runtime.database import completed_url
 from store.runtime.errors import WrongConfigurationError, as_sentence
 from store.runtime.node_files import SeenFiles
@@ -55,6 +55,7 @@ from storenode.message.limits import NS_PER_S
 
 _PROGRESS_ROWS: Final = 10_000
 _Result = TypeVar("_Result")
+_Json = dict[str, object]
 
 
 RESTART_PATIENCE_S: Final = 60.0
@@ -63,7 +64,6 @@ RESTART_PATIENCE_S: Final = 60.0
 _PARTS: Final = {"": "rows", "out of line": "rows, out of line", "maps": "maps of free space"}
 """What the parts of a table are called for people; the others are its indexes."""
 
-_HEAD: Final = ("TABLE", "PARTITION", "FROM", "TO", "SIZE")
 _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5
 
@@ -86,30 +86,32 @@ class Target:
         """
         if self.database_url is not None:
             yield _newest_first(completed_url(self.database_url))
-            return
-        running = self._running(may_free=may_free)
-        if running is not None:
+        elif (running := self._running(may_free=may_free)) is not None:
             yield running
-            return
-        if DataDir(self.data_dir.absolute()).cluster_major() is None:
+        elif DataDir(self.data_dir.absolute()).cluster_major() is None:
             raise CliError(
                 USAGE,
                 f"There is no database in {self.data_dir}: name a node's directory with --data-dir,"
                 " or an external database with --database-url.",
             )
-        with EmbeddedPostgres(EmbeddedSettings(self.data_dir)) as server:
-            yield server.url
+        else:
+            with EmbeddedPostgres(self.data_dir) as server:
+                yield server.url
 
     def _running(self, *, may_free: bool) -> str | None:
         """Return the URL of a node's server, after a wait if its space was released."""
-        freed = release_reserve(self.data_dir) if may_free else 0
-        deadline_s = time.monotonic() + (RESTART_PATIENCE_S if freed else 0.0)
+        patience_s = RESTART_PATIENCE_S if may_free and release_reserve(self.data_dir) else 0.0
+        deadline_s = time.monotonic() + patience_s
         while True:
             running = running_url(self.data_dir)
-            if time.monotonic() > deadline_s or (running is not None and _answers(running)):
-                return running
-            if running is None and not DataDir(self.data_dir.absolute()).is_locked():
+            if running is not None:
+                with suppress(psycopg.Error):
+                    psycopg.connect(running, connect_timeout=_CONNECT_TIMEOUT_S).close()
+                    return running
+            elif not DataDir(self.data_dir.absolute()).is_locked():
                 return None
+            if time.monotonic() > deadline_s:
+                return running
             time.sleep(_POLL_S)
 
     def run(
@@ -128,17 +130,11 @@ class Target:
             migrate.require_served(url)
             return asyncio.run(connected(url))
 
-    def print(self, value: dict[str, object], lines: Sequence[str]) -> None:
-        """Print a result: as one JSON object, or as lines for people."""
-        click.echo(json.dumps(value) if self.as_json else "\n".join(map(safe, lines)))
-
-
-def _answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S).close()
-    except psycopg.Error:
-        return False
-    return True
+    def print(self, value: _Json | Sequence[_Json], lines: Iterable[str]) -> None:
+        """Print a result: as JSON objects, one a line, or as lines for people."""
+        values = [value] if isinstance(value, dict) else value
+        shown = map(json.dumps, values) if self.as_json else map(safe, lines)
+        click.echo("\n".join(shown))
 
 
 def on_database(command: Callable[..., int]) -> Callable[..., int]:
@@ -167,7 +163,13 @@ def on_database(command: Callable[..., int]) -> Callable[..., int]:
         except WrongConfigurationError as error:
             raise CliError(error.exit_code, str(error)) from error
         except psycopg.Error as error:
-            raise _database_error(error) from error
+            if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+                raise CliError(
+                    UNREACHABLE,
+                    f"The database could not be reached ({sentence(error)}): check that Postgres"
+                    " runs, and --database-url or --data-dir.",
+                ) from error
+            raise CliError(FAILED, f"The database refused ({sentence(error)}).") from error
 
     return update_wrapper(run, command)
 
@@ -274,7 +276,15 @@ def check(target: Target, sample: int | None) -> int:
     """
     with target.url() as url:
         report = database_check.check(url, now_ns=time.time_ns, sample=sample, progress=_progress())
-    target.print(_check_json(report), [*_check_lines(report)])
+    target.print(
+        {
+            "ok": not report.findings,
+            "full": report.full,
+            "checked": report.checked,
+            "findings": [asdict(each) | {"advice": each.advice} for each in report.findings],
+        },
+        _check_lines(report),
+    )
     return FAILED if report.findings else OK
 
 
@@ -283,11 +293,15 @@ def check(target: Target, sample: int | None) -> int:
 def partitions(target: Target) -> int:
     """List the partitions of every table with their sizes."""
     inventory = target.run(partial(read_catalog, with_sizes=True))
-    if target.as_json:
-        for each in _sorted(inventory):
-            click.echo(json.dumps(_partition_json(each)))
-    else:
-        click.echo("\n".join(map(safe, _partition_lines(inventory))))
+    found = sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
+    horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
+    target.print(
+        [*map(_partition_json, found)],
+        [
+            *_table("ROWS (ABOUT)", ((each, _rows_text(each)) for each in found)),
+            f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}",
+        ],
+    )
     return OK
 
 
@@ -299,7 +313,7 @@ def sizes(target: Target) -> int:
     Reads sizes of files, the summaries, and a sample of the rows; nodes may go on meanwhile.
     """
     found = target.run(read_sizes)
-    target.print(asdict(found), [*_size_lines(found)])
+    target.print(asdict(found), _size_lines(found))
     return OK
 
 
@@ -393,9 +407,16 @@ def prune_command(
         )
 
     reading, report = target.run(work, may_free=True)
+    lines = [*_prune_lines(report, dry_run=dry_run)]
+    if reading.doubted:
+        lines.insert(
+            0,
+            f"The newest commit is {reading.ahead_ns // NS_PER_S:,} s old, and ages are counted"
+            " from it in case the clock is wrong: if it is right, say --trust-clock.",
+        )
     target.print(
         {**_prune_json(report, dry_run=dry_run), "clock_ahead_s": reading.ahead_ns // NS_PER_S},
-        [*_clock_lines(reading), *_prune_lines(report, dry_run=dry_run)],
+        lines,
     )
     return FAILED if report.problems else OK
 
@@ -445,7 +466,7 @@ def retention_command(
         return policy, await review(connection, policy, time_ns) if apply else found, report
 
     policy, found, report = target.run(work)
-    target.print(_retention_json(policy, found, report), [*_retention_lines(policy, found, report)])
+    target.print(_retention_json(policy, found, report), _retention_lines(policy, found, report))
     return FAILED if report is not None and report.problems else OK
 
 
@@ -498,16 +519,6 @@ def _newest_first(url: str) -> str:
     return choice.url
 
 
-def _database_error(error: psycopg.Error) -> CliError:
-    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
-        return CliError(
-            UNREACHABLE,
-            f"The database could not be reached ({sentence(error)}): check that Postgres runs, and"
-            " --database-url or --data-dir.",
-        )
-    return CliError(FAILED, f"The database refused ({sentence(error)}).")
-
-
 def _progress() -> Callable[[str, int], None]:
     """Return a counter of rows that prints on standard error, if it is a terminal."""
     if not sys.stderr.isatty():
@@ -522,15 +533,6 @@ def _progress() -> Callable[[str, int], None]:
     return show
 
 
-def _check_json(report: database_check.CheckReport) -> dict[str, object]:
-    return {
-        "ok": not report.findings,
-        "full": report.full,
-        "checked": report.checked,
-        "findings": [asdict(each) | {"advice": each.advice} for each in report.findings],
-    }
-
-
 def _check_lines(report: database_check.CheckReport) -> Iterator[str]:
     for each in report.findings:
         yield f"{each.where}: {each.kind} ({each.count:,})"
@@ -541,10 +543,6 @@ def _check_lines(report: database_check.CheckReport) -> Iterator[str]:
     extent = "all rows" if report.full else "a part of the rows"
     verdict = f"{len(report.findings)} kinds of faults" if report.findings else "no fault"
     yield f"Found {verdict} in {extent}: {counts or 'none could be read'}."
-
-
-def _sorted(inventory: Catalog) -> list[Partition]:
-    return sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
 
 
 def _partition_json(partition: Partition) -> dict[str, object]:
@@ -559,26 +557,31 @@ def _partition_json(partition: Partition) -> dict[str, object]:
     }
 
 
-def _partition_lines(inventory: Catalog) -> Iterator[str]:
-    rows = [
-        (*_cells(each), "unknown" if each.rows < 0 else f"{each.rows:,}")
-        for each in _sorted(inventory)
-    ]
-    yield from _aligned([(*_HEAD, "ROWS (ABOUT)"), *rows], len(_HEAD) + 1)
-    horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
-    yield f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}"
+def _rows_text(partition: Partition) -> str:
+    return "unknown" if partition.rows < 0 else f"{partition.rows:,}"
 
 
-def _cells(partition: Partition) -> tuple[str, ...]:
-    """Return the cells of a partition in a table for people."""
+def _table(last: str, rows: Iterable[tuple[Partition, str]]) -> Iterator[str]:
+    """Yield a table of partitions for people, whose last column has the given name."""
 
-    def end(key: int) -> str:
+    def end(table: str, key: int) -> str:
         if key in (UNBOUNDED_HIGH, UNBOUNDED_LOW):
             return "-"
-        return f"{key:,}" if partition.table == "commits" else format_time(key)[: len("2026-11-20")]
+        return f"{key:,}" if table == "commits" else format_time(key)[: len("2026-11-20")]
 
-    bounds, size = partition.bounds, format_size(partition.size_bytes)
-    return partition.table, partition.name, end(bounds.low), end(bounds.high), size
+    cells = [
+        (
+            each.table,
+            each.name,
+            end(each.table, each.bounds.low),
+            end(each.table, each.bounds.high),
+            format_size(each.size_bytes),
+            text,
+        )
+        for each, text in rows
+    ]
+    head = ("TABLE", "PARTITION", "FROM", "TO", "SIZE", last)
+    return _aligned([head, *cells], len(head))
 
 
 def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
@@ -596,10 +599,8 @@ def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
 
 
 def _excess_text(excess: Excess) -> str:
-    days = excess.days
-    return (
-        f"{days:,.0f} days ({format_size(excess.size_bytes)}, {excess.share:.0%} of the messages)"
-    )
+    size = format_size(excess.size_bytes)
+    return f"{excess.days:,.0f} days ({size}, {excess.share:.0%} of the messages)"
 
 
 def _limits_json(policy: RetentionPolicy) -> dict[str, object]:
@@ -646,18 +647,9 @@ def _retention_lines(
         yield from _prune_lines(report, dry_run=False)
 
 
-def _clock_lines(reading: Reading) -> Iterator[str]:
-    if reading.doubted:
-        yield (
-            f"The newest commit is {reading.ahead_ns // NS_PER_S:,} s old, and ages are counted"
-            " from it in case the clock is wrong: if it is right, say --trust-clock."
-        )
-
-
 def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
-    rows = [(*_cells(each.partition), each.reason.value) for each in report.dropped]
-    if rows:
-        yield from _aligned([(*_HEAD, "WHY"), *rows], len(_HEAD) + 1)
+    if report.dropped:
+        yield from _table("WHY", ((each.partition, each.reason.value) for each in report.dropped))
     for problem in report.problems:
         yield as_sentence(problem)
     what = "would go" if dry_run else "went"

@@ -129,14 +129,12 @@ def _directory(named: Path | None) -> Iterator[Path]:
         raise CliError(
             USAGE, f"The directory {error.filename} cannot be used: {error.strerror}."
         ) from error
-    is_kept = named is not None
+    is_removed = named is None
     try:
         yield path.absolute()
-    except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
-        raise
-    except BaseException:
-        is_kept = True
+    except Exception as error:
+        is_removed &= isinstance(error, BrokenPipeError)
         raise
     finally:
-        if not is_kept:
+        if is_removed:
             shutil.rmtree(path, ignore_errors=True)

@@ -7,7 +7,6 @@ import gc
 import importlib.metadata
 import resource
 import signal
-import sys
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,11 +14,9 @@ import click
 import uvloop
 
 from store.cli.demo import require_libraries
-from store.cli.run import announce
-from store.config.node import ConfigError
+from store.cli.run import announce, configured
 from store.config.options import options_of
 from store.gateway.config import GatewayConfig
-from store.observe.logging import configure
 from storenode.cli.client.session import DEFAULT_NODE, with_credentials
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
@@ -57,11 +54,7 @@ def gateway(
     one line of JSON on standard output, with the addresses that clients are given.
     """
     require_libraries("gateway", _LIBRARIES)
-    try:
-        config = GatewayConfig.from_options(options)
-    except ConfigError as error:
-        raise CliError(USAGE, str(error)) from error
-    configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
+    config = configured(GatewayConfig, options)
     _raise_descriptor_limit()
     uvloop.run(_serve(config, node, token, tls))
     return OK

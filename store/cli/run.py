@@ -1,4 +1,4 @@
-"""`storenode run`: a node in the foreground."""
+"""`storenode run`: a node in the foreground; `storenode check-config`: would it start?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 import uvloop
@@ -21,12 +21,16 @@ from store.config.options import RunCommand, options_of
 from store.observe.logging import configure
 from store.runtime.embedded_host import EmbeddedHost
 from store.runtime.errors import NodeFailedError
-from storenode.cli.client.text import note
-from storenode.cli.errors import FAILED, USAGE, CliError
+from storenode.cli.client.text import note, safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+
+if TYPE_CHECKING:
+    from store.gateway.config import GatewayConfig
 
 _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
 
+_Config = TypeVar("_Config", NodeConfig, "GatewayConfig")
 _LISTEN = "127.0.0.1:7420"
 """The address that client commands call by default."""
 
@@ -39,13 +43,52 @@ def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
     When it serves, it prints one line of JSON on standard output. A second signal ends it at
     once. SIGHUP reads the token file again. SIGUSR1 writes to the log where every thread is.
     """
+    config = configured(NodeConfig, options)
+    # At a crash in compiled code, which raises no exception, the log has the stacks.
+    faulthandler.enable(sys.stderr, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
+    uvloop.run(_serve(config))
+
+
+def configured(kind: type[_Config], options: dict[str, Any]) -> _Config:
+    """Return the configuration that options give, and set the log up by it.
+
+    Raises:
+        CliError: They contradict each other.
+    """
     try:
-        config = NodeConfig.from_options(options)
+        config = kind.from_options(options)
     except ConfigError as error:
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
-    _trace_crashes()
-    uvloop.run(_serve(config))
+    return config
+
+
+class CheckCommand(RunCommand):
+    """A command that has the options of `storenode run`, from the same table of a file too."""
+
+    table: ClassVar[str] = "run"
+
+
+@click.command("check-config", cls=CheckCommand)
+@options_of(NodeConfig)
+def check_config(**options: Any) -> int:  # noqa: ANN401 - the options, by name
+    """Try all that the next start of a node would try, and start nothing.
+
+    Takes the options of `storenode run`, also from STORENODE_... and from the table [run] of
+    --config. Reads files, certificates and tokens, tries the addresses, connects to the database
+    and checks its schema, and whether retention would be held. It may run beside the node, whose
+    addresses are not tried then. Prints a sentence for each problem; the exit code is 1 if there is
+    one.
+    """
+    from store.runtime.preflight import check_start  # noqa: PLC0415
+
+    problems = asyncio.run(check_start(NodeConfig.parse(options)))
+    for problem in problems:
+        click.echo(safe(problem))
+    if not problems:
+        click.echo("A node would start with these options.")
+    return FAILED if problems else OK
 
 
 async def _serve(config: NodeConfig) -> None:
@@ -66,12 +109,6 @@ async def _serve(config: NodeConfig) -> None:
         await node.run()
     except NodeFailedError as error:
         raise CliError(error.exit_code, str(error)) from error
-
-
-def _trace_crashes() -> None:
-    """Write the stacks to the log at a crash in compiled code, which raises no exception."""
-    faulthandler.enable(sys.stderr, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
 
 
 def announce(line: str) -> None:

@@ -15,7 +15,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _METADATA: Final = "option"
 
 
-def _declare(
+def declare(
     section: str,
     what: str,
     kind: Any = None,  # noqa: ANN401 - whatever click takes as a type
@@ -33,13 +33,13 @@ def _declare(
     return field(repr=not secret, metadata={_METADATA: given})
 
 
-data = partial(_declare, "Data")
-listener = partial(_declare, "Listeners")
-access = partial(_declare, "Access")
-messages = partial(_declare, "Messages")
-limit = partial(_declare, "Limits")
-peers = partial(_declare, "Peers")
-running = partial(_declare, "Running")
+data = partial(declare, "Data")
+listener = partial(declare, "Listeners")
+access = partial(declare, "Access")
+messages = partial(declare, "Messages")
+limit = partial(declare, "Limits")
+peers = partial(declare, "Peers")
+running = partial(declare, "Running")
 
 USUAL: Final = frozenset(
     (
@@ -72,8 +72,8 @@ class RunCommand(LayeredCommand):
 
     def shows(self, ctx: click.Context, param: click.Parameter) -> bool:
         """Return True if the help text has this option."""
-        is_declared = getattr(param, "section", "Options") != "Options"
-        return SHOW_ALL in ctx.meta or not is_declared or max(param.opts, key=len) in USUAL
+        isdeclared = getattr(param, "section", "Options") != "Options"
+        return SHOW_ALL in ctx.meta or not isdeclared or max(param.opts, key=len) in USUAL
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, given: bool) -> None:

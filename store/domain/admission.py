@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 from store.domain.access import Principal
 from store.domain.ports import Ephemeral, Source, TopicRights
 from store.messages.conflicts import StoreResult
-from store.messages.record import RecordBatch, begin_frame, index_batch, pubsub_suffix, split_frame
+from store.messages.record import RecordBatch, frame_prefix, index_batch, pubsub_suffix, split_frame
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, Lead, read_lead, read_names, read_times
 from store.messages.transfer import DecodedMessage, MalformedMessageError, decode_message
 from storenode.message.hashing import (
@@ -300,7 +300,7 @@ class Admission:
         head, tail = split_frame(item.body, len(item.payload), topic.suffix)
         if item.ephemeral:
             rest = head + item.payload + tail
-            self._relay(topic, digest, content, begin_frame(digest, len(rest)) + rest)
+            self._relay(topic, digest, content, frame_prefix(len(rest)) + digest + rest)
         else:
             assert item.timestamp is not None, "a message without a timestamp is refused"
             self._keep(item.timestamp, topic, (digest, content), (head, item.payload, tail))

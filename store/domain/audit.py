@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from store.messages.record import FrameError, Unframed, unframe
+from store.messages.record import FrameError, unframe
+from store.messages.transfer import DecodedMessage
 from storenode.message.hashing import content_digest, message_hash
 from storenode.message.topics import topic_key
 from storenode.sds.codec import channel_key, decode, sds_key
@@ -81,22 +82,21 @@ class Audit:
 def audit(message: StoredMessage) -> Audit:
     """Check a row of ``messages`` against itself; hash and digest are computed anew."""
     try:
-        fields = unframe(message.head, message.payload, message.tail)
+        item = unframe(message.head, message.payload, message.tail)
     except FrameError:
         return Audit((RowFault.FRAME,), None)
-    names = (fields.pubsub_topic.decode(), fields.content_topic.decode())
-    return Audit(tuple(_faults(message, fields)), names)
+    return Audit(tuple(_faults(message, item)), (item.pubsub_topic, item.content_topic))
 
 
-def _faults(message: StoredMessage, fields: Unframed) -> Iterator[RowFault]:
-    if fields.timestamp != message.ts:
+def _faults(message: StoredMessage, item: DecodedMessage) -> Iterator[RowFault]:
+    if item.timestamp != message.ts:
         yield RowFault.TIMESTAMP
-    if topic_key(fields.pubsub_topic, fields.content_topic) != message.topic:
+    if topic_key(item.pubsub_topic, item.content_topic) != message.topic:
         yield RowFault.TOPIC
-    named = (fields.pubsub_topic, fields.payload, fields.content_topic, fields.meta)
-    if not fields.timestamp or message_hash(*named, fields.timestamp) != message.hash:
+    named = (item.pubsub_topic, item.payload, item.content_topic, item.meta)
+    if not item.timestamp or message_hash(*named, item.timestamp) != message.hash:
         yield RowFault.HASH
-    if content_digest(*named, fields.timestamp or 0) != message.content_digest:
+    if content_digest(*named, item.timestamp or 0) != message.content_digest:
         yield RowFault.CONTENT_DIGEST
 
 

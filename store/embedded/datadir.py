@@ -79,7 +79,11 @@ class DataDir:
         try:
             # Elsewhere than on Linux, Postgres under another account must get through by name.
             self.path.mkdir(mode=0o700 if ON_LINUX else 0o711, parents=True, exist_ok=True)
-            self._close_to_others()
+            # Others could replace files in it. Where it is not this user's, it is a volume that an
+            # orchestrator has made, for this node alone.
+            found = self.path.stat()
+            if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWOTH:
+                self.path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
@@ -92,15 +96,6 @@ class DataDir:
                 f"{self.path} is itself a Postgres cluster, which a node does not touch: name an"
                 " empty directory with --data-dir."
             )
-
-    def _close_to_others(self) -> None:
-        """Take away what lets everybody replace files in it, where it is this user's.
-
-        Elsewhere it is a volume that an orchestrator has made, for this node alone.
-        """
-        found = self.path.stat()
-        if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWOTH:
-            self.path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
 
     def lock(self) -> None:
         """Take the directory for this process.
@@ -280,10 +275,7 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Ins
                     programs.program("initdb"),
                     f"--pgdata={launch.path}",
                     f"--username={_SUPERUSER}",
-                    "--encoding=UTF8",
-                    "--locale=C",
-                    "--data-checksums",
-                    "--auth=reject",
+                    *("--encoding=UTF8", "--locale=C", "--data-checksums", "--auth=reject"),
                 ]
             )
         granted = "pg_monitor"

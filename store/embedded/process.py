@@ -201,10 +201,10 @@ class OutputPump:
         self._thread = threading.Thread(target=self._run, name="postgres-log", daemon=True)
         self._thread.start()
 
-    def tail(self) -> str:
-        """Return the latest output, at most MAX_TAIL_BYTES of it."""
+    def complaint(self) -> str:
+        """Return the line of the latest output that says why the server failed."""
         with self._lock:
-            return self._tail.decode(errors="replace")
+            return complaint(self._tail.decode(errors="replace"))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the output; False when something still holds it open."""

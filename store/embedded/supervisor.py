@@ -22,9 +22,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Self
 
 from store.embedded import binaries
@@ -43,7 +43,6 @@ from store.embedded.process import (
     ProgramFailedError,
     WatchPipe,
     command_line,
-    complaint,
     ignore_libpq_variables,
     is_full_disk,
 )
@@ -78,7 +77,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "autovacuum_vacuum_insert_scale_factor": "0.1",
     "autovacuum_analyze_scale_factor": "0.02",
 }
-"""Settings that `EmbeddedSettings.extra` may replace."""
+"""Settings that those of a node may replace."""
 
 _OURS: Final[Mapping[str, str]] = {
     "listen_addresses": "127.0.0.1",
@@ -93,19 +92,12 @@ _MANAGED: Final = _OURS.keys() | {
 """Settings without which the supervisor would lose its server."""
 
 
-@dataclass(frozen=True)
-class EmbeddedSettings:
-    """The settings of an embedded Postgres.
+START_TIMEOUT_S: Final = 60.0
+"""How long a starting server may say nothing before it counts as stuck: a long recovery reports its
+progress and may go on."""
 
-    `extra` holds settings of Postgres by name. `start_timeout_s` is how long a starting server may
-    say nothing before it counts as stuck: a long recovery reports its progress and may go on.
-    `stop_timeout_s` is how long an orderly shutdown may take before it is cut short.
-    """
-
-    data_dir: Path
-    extra: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 60.0
-    stop_timeout_s: float = 30.0
+STOP_TIMEOUT_S: Final = 30.0
+"""How long an orderly shutdown may take before it is cut short."""
 
 
 def refuse_managed(extra: Mapping[str, str]) -> None:
@@ -132,11 +124,8 @@ BY_FORCE: Final = ((signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """The steps after an orderly shutdown, and how long each may take, in seconds."""
 
 _READY = "ready"
-_RETRYABLE = (
-    "Address already in use",
-    "could not create any TCP/IP sockets",
-    "pre-existing shared memory block",
-)
+_PASSING: Final = ("could not create any TCP/IP sockets", "pre-existing shared memory block")
+"""Reasons that pass: a port that was taken meanwhile, and processes of the previous server."""
 
 
 class ServerProcess:
@@ -175,10 +164,10 @@ class ServerProcess:
         """The process ID of the postmaster."""
         return self._child.pid
 
-    def await_ready(self, silence_s: float) -> bool:
+    def await_ready(self) -> bool:
         """Wait until the server accepts connections; False when it exits first.
 
-        One that says nothing for `silence_s` seconds is ended by force.
+        One that says nothing for `START_TIMEOUT_S` is ended by force.
         """
         seen_bytes, deadline = -1, 0.0
         while True:
@@ -189,17 +178,24 @@ class ServerProcess:
             if found and found.pid == self.pid and found.status == _READY:
                 return True
             if self._pump.bytes_read != seen_bytes:
-                seen_bytes, deadline = self._pump.bytes_read, time.monotonic() + silence_s
+                seen_bytes, deadline = self._pump.bytes_read, time.monotonic() + START_TIMEOUT_S
             if time.monotonic() > deadline:
-                self._stuck = f"it said nothing for {silence_s:g} s while starting"
+                self._stuck = f"it said nothing for {START_TIMEOUT_S:g} s while starting"
                 self.end_by_force()
                 return False
 
-    def wait(self) -> None:
-        """Wait for the exit of the postmaster, and for that of the processes it may leave."""
-        self._child.wait()
+    def wait(self) -> str:
+        """Wait for the exit of the postmaster, and for that of the processes it may leave.
+
+        Returns:
+            The reason of the exit: a signal's name or the server's last complaint.
+        """
+        status = self._child.wait()
         self._pump.join(OUTPUT_DRAIN_S)
         self._watch.close()
+        if self._stuck is not None:
+            return self._stuck
+        return f"killed by {signal.Signals(-status).name}" if status < 0 else self._pump.complaint()
 
     def send(self, number: signal.Signals) -> None:
         """Send the postmaster a signal; nothing happens when it has ended."""
@@ -214,19 +210,6 @@ class ServerProcess:
                 self._child.wait(patience_s)
                 return
 
-    def why_it_ended(self) -> str:
-        """Return the reason of the exit: a signal's name or the server's last complaint."""
-        if self._stuck is not None:
-            return self._stuck
-        status = self._child.returncode
-        if status is not None and status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        return complaint(self._pump.tail())
-
-    def should_retry(self) -> bool:
-        """Return True if it ended for a taken port or for processes of the previous server."""
-        return any(each in self._pump.tail() for each in _RETRYABLE)
-
 
 def choose_port(preferred: int | None) -> int:
     """Return the preferred port if it is free on the loopback interface, else any free one."""
@@ -239,13 +222,13 @@ def choose_port(preferred: int | None) -> int:
     raise OSError("no free port on 127.0.0.1")
 
 
-def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]) -> None:
+def clear_predecessor(data: DataDir, emit: Callable[..., None]) -> None:
     """Stop the server that a killed supervisor left, or remove its stale pid file.
 
     The lock must be held.
 
     A killed supervisor leaves a server that shuts down by itself: this waits for it, and forces it
-    if it takes longer than `timeout_s`. Only a server that carries the cluster's mark
+    if it takes longer than `STOP_TIMEOUT_S`. Only a server that carries the cluster's mark
     in its command line is signalled.
 
     Raises:
@@ -257,7 +240,7 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
         return
     if data.is_served_by(found.pid):
         emit("waiting", pid=found.pid)
-        for number, patience_s in ((signal.SIGINT, timeout_s), *BY_FORCE):
+        for number, patience_s in ((signal.SIGINT, STOP_TIMEOUT_S), *BY_FORCE):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found.pid, number)
             deadline_s = time.monotonic() + patience_s
@@ -299,7 +282,8 @@ class EmbeddedPostgres:
     """A Postgres server in a data directory, started and stopped with this object.
 
     All methods may be called from any thread; they block, so an event loop calls them through
-    `asyncio.to_thread`. `on_event` is called, from any thread, with one of these names and fields:
+    `asyncio.to_thread`. `settings` are those of Postgres, by name.
+    `on_event` is called, from any thread, with one of these names and fields:
 
     - `initialised` (version, seconds): a new cluster was made
     - `waiting` (pid): the server of a killed supervisor has still to end
@@ -310,10 +294,15 @@ class EmbeddedPostgres:
     A listener must not call `start` or `stop`, whose caller may be waiting for the listener.
     """
 
-    def __init__(self, settings: EmbeddedSettings, on_event: OnEvent | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        data_dir: Path,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        on_event: OnEvent = lambda _name, _fields: None,
+    ) -> None:
+        self._settings = dict(settings)
         self._on_event = on_event
-        self._data = DataDir(settings.data_dir.absolute())
+        self._data = DataDir(data_dir.absolute())
         self._calls = threading.RLock()
         self._hand_over = threading.Lock()
         self._stopping = threading.Event()
@@ -338,7 +327,7 @@ class EmbeddedPostgres:
                 return self.url
             self._stopping.clear()
             self._ready = Future()
-            refuse_managed(self._settings.extra)
+            refuse_managed(self._settings)
             ignore_libpq_variables()
             try:
                 self._data.prepare()
@@ -359,7 +348,7 @@ class EmbeddedPostgres:
     def stop(self) -> None:
         """Shut the server down, quickly but in order, and give the directory back.
 
-        It is ended by force when it does not end within `stop_timeout_s`. Stopping what does not
+        It is ended by force when it does not end within `STOP_TIMEOUT_S`. Stopping what does not
         run does nothing; a `start` that is under way in another thread is broken off.
         """
         self._ask_to_stop()
@@ -428,28 +417,28 @@ class EmbeddedPostgres:
             make_cluster(data, account, installation)
             self._emit("initialised", version=installation.version, seconds=_since(begun))
         else:
-            clear_predecessor(data, self._settings.stop_timeout_s, self._emit)
-        extra = dict(self._settings.extra)
+            clear_predecessor(data, self._emit)
+        extra = self._settings
         # Without LZ4 it would be pglz, at ten times the cost, and pages of hashes do not shrink.
         lz4 = "wal_compression=lz4"
         if "wal_compression" not in extra and binaries.accepts(installation, data.cluster, lz4):
-            extra["wal_compression"] = "lz4"
+            extra = {**extra, "wal_compression": "lz4"}
         self._password = data.read_password() or reset_password(data, account, installation)
         return partial(ServerProcess, data, account, installation, extra)
 
     def _keep(self, launch: _Launcher) -> None:
         """Run one server after the other until the keeper must stop or the first does not start."""
         backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
-        give_up_s = time.monotonic() + self._settings.start_timeout_s
+        give_up_s = time.monotonic() + START_TIMEOUT_S
         try:
             while not self._stopping.is_set():
                 begun_s = time.monotonic()
-                pid, reason, is_passing = self._run_server(launch)
+                pid, reason = self._run_server(launch)
                 if self._stopping.is_set():
                     break
                 if self._ready.done():
                     self._emit("exited", pid=pid, reason=reason)
-                elif not is_passing or time.monotonic() > give_up_s:
+                elif time.monotonic() > give_up_s or not any(each in reason for each in _PASSING):
                     error = self._explained(reason, f" and read {self._data.log}")
                     self._ready.set_exception(error)
                     break
@@ -465,19 +454,14 @@ class EmbeddedPostgres:
                 )
                 self._ready.set_exception(EmbeddedPostgresError(stopped))
 
-    def _run_server(self, launch: _Launcher) -> tuple[int | None, str, bool]:
-        """Run a server from its launch to its exit.
-
-        Returns:
-            Its process ID, why it ended, and True if that was a taken port or the last processes of
-            its predecessor.
-        """
+    def _run_server(self, launch: _Launcher) -> tuple[int | None, str]:
+        """Run a server from its launch to its exit; return its process ID, and why it ended."""
         try:
             with self._hand_over:
                 server = self._server = launch(choose_port(self._data.last_port()))
                 if self._stopping.is_set():
                     server.send(signal.SIGINT)
-            if server.await_ready(self._settings.start_timeout_s) and not self._stopping.is_set():
+            if server.await_ready() and not self._stopping.is_set():
                 self._port = server.port
                 is_first = not self._ready.done()
                 self._emit(
@@ -489,12 +473,11 @@ class EmbeddedPostgres:
                 )
                 if is_first:
                     self._ready.set_result(None)
-            server.wait()
-            return server.pid, server.why_it_ended(), server.should_retry()
+            return server.pid, server.wait()
         except OSError as error:
             if self._server is not None:
                 self._server.end_by_force()
-            return None, _text_of(error), False
+            return None, _text_of(error)
         finally:
             with self._hand_over:
                 self._server = None
@@ -509,7 +492,7 @@ class EmbeddedPostgres:
         if self._keeper is None:
             return
         self._ask_to_stop()
-        self._keeper.join(self._settings.stop_timeout_s)
+        self._keeper.join(STOP_TIMEOUT_S)
         server = self._server
         if server is not None and self._keeper.is_alive():
             server.end_by_force()
@@ -528,8 +511,6 @@ class EmbeddedPostgres:
         )
 
     def _emit(self, name: str, **fields: object) -> None:
-        if self._on_event is None:
-            return
         try:
             self._on_event(name, fields)
         except Exception:  # noqa: BLE001 - the keeper's end would be the server's

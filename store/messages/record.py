@@ -17,8 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from google.protobuf.message import DecodeError
-
+from store.messages.transfer import (
+    DecodedMessage,
+    MalformedMessageError,
+    decode_message,
+    transferred,
+)
 from storenode.message.limits import (
     CONTENT_DIGEST_BYTES,
     HASH_BYTES,
@@ -27,7 +31,6 @@ from storenode.message.limits import (
 )
 from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata, decode
-from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
@@ -86,7 +89,7 @@ class RecordBatch:
     def frame(self, index: int) -> bytes:
         """Join the frame of message ``index``."""
         rest = self.heads[index] + self.payloads[index] + self.tails[index]
-        return begin_frame(self.hashes[index], len(rest)) + rest
+        return frame_prefix(len(rest)) + self.hashes[index] + rest
 
     def extend(self, other: "RecordBatch") -> None:
         """Append another batch; a message that is in both is there twice then."""
@@ -129,9 +132,6 @@ class RecordBatch:
             raise ValueError("the topic keys of the batch are not those of its topics")
         if any(len(key) != TOPIC_KEY_BYTES for key in self.topics):
             raise ValueError(f"a topic key of the batch is not {TOPIC_KEY_BYTES} bytes")
-        self._check_sds()
-
-    def _check_sds(self) -> None:
         index = self.sds_index
         if len(index) != len(self.sds):
             raise ValueError("the SDS columns of the batch differ in length")
@@ -165,11 +165,6 @@ def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, 
     return head, body[tail_start:] + suffix
 
 
-def begin_frame(digest: bytes, rest_bytes: int) -> bytes:
-    """Return a frame up to the end of its hash, where so many bytes follow."""
-    return frame_prefix(rest_bytes) + digest
-
-
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
 def frame_prefix(rest_bytes: int) -> bytes:
     """Return a frame up to its hash, after which so many bytes follow."""
@@ -193,21 +188,7 @@ class FrameError(ValueError):
     """The parts do not join to a frame in its one canonical form; the text says what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unframed:
-    """The fields of a frame that identify its message; ``meta`` and ``timestamp`` None: absent.
-
-    Topics are UTF-8, ``timestamp`` is in nanoseconds.
-    """
-
-    pubsub_topic: bytes
-    content_topic: bytes
-    payload: bytes
-    meta: bytes | None
-    timestamp: int | None
-
-
-def unframe(head: bytes, payload: bytes, tail: bytes) -> Unframed:
+def unframe(head: bytes, payload: bytes, tail: bytes) -> DecodedMessage:
     """Read the frame that the hash and the three parts join to.
 
     The parts must be exactly what `split_frame` makes of the same message: laid out
@@ -216,21 +197,14 @@ def unframe(head: bytes, payload: bytes, tail: bytes) -> Unframed:
     Raises:
         FrameError: they are not.
     """
+    rest = head + payload + tail
     try:
-        item = WakuMessageKeyValue.FromString(head + payload + tail)
-    except DecodeError as error:
+        item = decode_message(transferred(frame_prefix(len(rest)) + bytes(HASH_BYTES) + rest))
+    except MalformedMessageError as error:
         raise FrameError("the frame does not decode") from error
-    message = item.message
-    suffix = pubsub_suffix(item.pubsub_topic.encode())
-    laid_out = split_frame(message.SerializeToString(), len(message.payload), suffix)
-    if message.payload != payload:
+    if item.payload != payload:
         raise FrameError("the payload lies elsewhere in the frame")
-    if laid_out != (head, tail):
+    suffix = pubsub_suffix(item.pubsub_topic.encode())
+    if split_frame(item.body, len(payload), suffix) != (head, tail):
         raise FrameError("the frame is not in its canonical form")
-    return Unframed(
-        pubsub_topic=item.pubsub_topic.encode(),
-        content_topic=message.content_topic.encode(),
-        payload=payload,
-        meta=message.meta if message.HasField("meta") else None,
-        timestamp=message.timestamp if message.HasField("timestamp") else None,
-    )
+    return item

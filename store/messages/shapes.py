@@ -28,9 +28,6 @@ TIME_BYTES: Final = 9
 LEAD_BYTES: Final = 6
 """Longest lead: two tags and two lengths of two bytes. What is longer is decoded."""
 
-_FEWEST_AT_ONCE: Final = 8
-"""Fewer times are read one by one: to begin with arrays costs as much as ten of them."""
-
 _FIRST_FIELD: Final = 0x0A
 _SECOND_FIELD: Final = 0x12
 _VERSION: Final = 0x18
@@ -101,23 +98,11 @@ def _delimited(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
     return None
 
 
-def _read_time(time: bytes) -> int | None:
-    zigzag = 0
-    for octet in reversed(time):
-        zigzag = zigzag << 7 | octet & (_MORE - 1)
-    whole = min(time[:-1]) >= _MORE > time[-1] > 0
-    return zigzag >> 1 if whole and not zigzag % 2 else None
-
-
 def read_times(times: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the nanoseconds of encoded times, `TIME_BYTES` each, and which are valid.
 
     One is not when it is negative, or the bytes are no ``sint64`` of just that size.
     """
-    if len(times) < _FEWEST_AT_ONCE:
-        found = list(map(_read_time, times))
-        timestamps = np.array([each or 0 for each in found], np.int64)
-        return timestamps, np.array([each is not None for each in found], np.bool_)
     octets = np.frombuffer(b"".join(times), np.uint8).reshape(-1, TIME_BYTES)
     zigzag = (octets & (_MORE - 1)).astype(np.uint64) @ _GROUPS
     last = octets[:, -1]

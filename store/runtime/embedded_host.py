@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from store.config.node import NodeConfig
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
-from store.embedded.supervisor import EmbeddedPostgres, EmbeddedSettings
+from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
 from store.runtime.errors import NodeFailedError, as_sentence
 
@@ -29,9 +29,8 @@ class EmbeddedHost:
     guard = None
 
     def __init__(self, config: NodeConfig) -> None:
-        settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
         self.on_event: Callable[[str, Mapping[str, object]], None] = lambda _name, _fields: None
-        self._server = EmbeddedPostgres(settings, self._note)
+        self._server = EmbeddedPostgres(config.data_dir, dict(config.postgres_setting), self._note)
         self._cluster = DataDir(config.data_dir).cluster
         self._starting: asyncio.Future[str] | None = None
 

@@ -35,7 +35,7 @@ class Command(NamedTuple):
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("run:run", "Run a node in the foreground.", "embedded"),
     "check-config": Command(
-        "check_config:check_config",
+        "run:check_config",
         "Check everything that the next start of a node needs.",
         "embedded",
     ),

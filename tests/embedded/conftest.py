@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.embedded import EmbeddedPostgres
 from tests.embedded.helpers import copy_owned, insert
 
 
@@ -12,7 +12,7 @@ from tests.embedded.helpers import copy_owned, insert
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a stopped data directory whose table `kept` holds the value 1."""
     data_dir = tmp_path_factory.mktemp("made-once") / "data"
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+    with EmbeddedPostgres(data_dir) as server:
         insert(server.url, 1)
     return data_dir
 

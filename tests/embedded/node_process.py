@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, EmbeddedSettings, process
+from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, process
 
 
 def main(data_dir: str, options: dict[str, object]) -> None:
@@ -22,7 +22,7 @@ def main(data_dir: str, options: dict[str, object]) -> None:
         os.setgid(uid)
         os.setuid(uid)
         sys.executable = str(options["python"])
-    server = EmbeddedPostgres(EmbeddedSettings(Path(data_dir)))
+    server = EmbeddedPostgres(Path(data_dir))
     if options.get("watch_by_pipe"):
         process.WATCH_BY_PIPE = True
     try:

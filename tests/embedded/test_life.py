@@ -11,9 +11,10 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import psutil
@@ -23,7 +24,6 @@ import pytest
 from store.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
-    EmbeddedSettings,
     binaries,
     process,
     running_url,
@@ -85,7 +85,7 @@ def _one(url: str, query: str) -> tuple[object, ...]:
 
 def test_a_new_directory_becomes_a_database_that_stays(tmp_path: Path, made_once: Path) -> None:
     events = Events()
-    server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "deep" / "data"), events)
+    server = EmbeddedPostgres(tmp_path / "deep" / "data", on_event=events)
     url = server.start()
     assert url == server.url == server.start()
     assert f"@127.0.0.1:{server.port}/storenode" in url
@@ -106,11 +106,11 @@ def served(made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Yield a server with settings of its own, whose process has variables of libpq."""
     data_dir = tmp_path_factory.mktemp("served") / "data"
     copy_owned(made_once, data_dir)
-    settings = EmbeddedSettings(data_dir, extra={"max_connections": "33", "work_mem": "9MB"})
+    settings = {"max_connections": "33", "work_mem": "9MB"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in FOREIGN_VARIABLES.items():
             patch.setenv(name, value)
-        with EmbeddedPostgres(settings) as server:
+        with EmbeddedPostgres(data_dir, settings) as server:
             yield server, data_dir
 
 
@@ -178,7 +178,7 @@ def test_a_start_mends_what_a_crash_or_an_operator_left(data_dir: Path) -> None:
     (data_dir / "postgres.json-half").write_text("{")
     (data_dir / "postgres.json").unlink()  # the password is lost
     data_dir.chmod(0o777)
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+    with EmbeddedPostgres(data_dir) as server:
         assert values(server.url) == [1]
     assert not [*data_dir.glob("*half")]
     assert stat.S_IMODE(data_dir.stat().st_mode) == 0o775
@@ -198,7 +198,7 @@ def test_stopping_waits_for_no_client_and_no_listener(data_dir: Path) -> None:
     def fail(name: str, _fields: object) -> None:
         raise ValueError(name)
 
-    server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=20), fail)
+    server = EmbeddedPostgres(data_dir, on_event=fail)
     with pytest.raises(EmbeddedPostgresError, match=r"was not started: call start\(\)"):
         _ = server.url
     with psycopg.connect(server.start()) as connection:
@@ -216,7 +216,7 @@ def test_the_server_goes_when_its_node_is_killed(data_dir: Path, *, watch_by_pip
         wait_gone(running.said["pid"])
     assert running_url(data_dir) is None
     assert "received fast shutdown request" in (data_dir / "postgres.log").read_text()
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+    with EmbeddedPostgres(data_dir) as server:
         assert values(server.url) == [1, 2]
 
 
@@ -224,7 +224,7 @@ def test_a_node_that_follows_at_once_waits_for_the_old_server(data_dir: Path) ->
     with node(data_dir) as running:
         insert(running.said["url"], 2)
         running.kill()
-        with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        with EmbeddedPostgres(data_dir) as server:
             assert server.pid != running.said["pid"]
             assert values(server.url) == [1, 2]
 
@@ -245,8 +245,9 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
     data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "BY_FORCE", ((signal.SIGQUIT, 0), (signal.SIGKILL, 10)))
+    monkeypatch.setattr(supervisor_module, "STOP_TIMEOUT_S", 0.2)
     events = Events()
-    with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
+    with EmbeddedPostgres(data_dir, on_event=events) as server:
         assert events.wait_for("waiting")["pid"] == suspended.pid
         wait_gone(suspended.pid)
         assert values(server.url) == [1]
@@ -262,7 +263,7 @@ def test_a_server_that_ends_unasked_is_restarted_with_its_data(
         return port.number
 
     monkeypatch.setattr(supervisor_module, "choose_port", choose_port)
-    with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
+    with EmbeddedPostgres(data_dir, on_event=events) as server:
         assert server.port == port.number
         url, last = server.url, events.wait_for("started")["pid"]
         insert(url, 2)
@@ -278,14 +279,14 @@ def test_a_server_that_ends_unasked_is_restarted_with_its_data(
             assert server.url == url
             assert values(url) == [1, 2]
             last = restarted
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as again:
+    with EmbeddedPostgres(data_dir) as again:
         assert again.url == url, "a later run has the same port"
     assert preferred == [DataDir(made_once).last_port(), *[port.number] * 3]
 
 
 def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> None:
     events = Events()
-    server = EmbeddedPostgres(EmbeddedSettings(data_dir), events)
+    server = EmbeddedPostgres(data_dir, on_event=events)
     server.start()
     assert server.pid is not None
     control = data_dir / "postgres" / "global" / "pg_control"
@@ -303,7 +304,8 @@ def test_a_server_that_hangs_is_stopped_by_force(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "BY_FORCE", ((signal.SIGQUIT, 0), (signal.SIGKILL, 10)))
-    server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2))
+    monkeypatch.setattr(supervisor_module, "STOP_TIMEOUT_S", 0.2)
+    server = EmbeddedPostgres(data_dir)
     server.start()
     assert server.pid is not None
     process = psutil.Process(server.pid)
@@ -319,11 +321,12 @@ def test_a_server_that_never_gets_ready_is_given_up(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(supervisor_module, "POLL_INTERVAL_S", 0.0)
-        server = EmbeddedPostgres(EmbeddedSettings(data_dir, start_timeout_s=0.0))
+        patch.setattr(supervisor_module, "START_TIMEOUT_S", 0.0)
+        server = EmbeddedPostgres(data_dir)
         with pytest.raises(EmbeddedPostgresError, match="said nothing for 0 s while starting"):
             server.start()
     assert server.pid is None
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as again:
+    with EmbeddedPostgres(data_dir) as again:
         assert values(again.url) == [1]
 
 
@@ -333,7 +336,7 @@ def test_stop_breaks_a_start_off(tmp_path: Path) -> None:
             # The same thread may do this, which makes the moment certain.
             server.stop()
 
-    server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "data"), stop_at_once)
+    server = EmbeddedPostgres(tmp_path / "data", on_event=stop_at_once)
     with pytest.raises(EmbeddedPostgresError, match="was stopped while it was starting"):
         server.start()
     assert server.pid is None
@@ -359,7 +362,7 @@ def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_a
     def clear(pid: int) -> bool:
         """Leave a pid file, and return True if it was removed."""
         pid_file.write_text(f"{pid}\n{data.cluster}\n1\n5432\n\n127.0.0.1\n\nready   \n")
-        supervisor_module.clear_predecessor(data, 1.0, lambda *_, **__: None)
+        supervisor_module.clear_predecessor(data, lambda *_, **__: None)
         return not pid_file.exists()
 
     with running() as other:
@@ -417,7 +420,7 @@ def test_the_log_is_bounded_and_loses_its_oldest_part_first(
     kept = (tmp_path / "postgres.log.1").read_text() + log.read_text()
     assert "".join(lines).endswith(kept)
     assert 1_000 <= len(kept) <= 2_000
-    assert pump.tail().endswith(lines[-1])
+    assert pump.complaint() == lines[-1].strip()
     assert {path.name for path in tmp_path.iterdir()} == {"postgres.log", "postgres.log.1"}
 
 
@@ -440,8 +443,8 @@ def test_a_program_that_does_not_exist_is_named() -> None:
         Launch().run(["/absent/postgres"])
 
 
-def _refusal(data_dir: Path, **settings: object) -> str:
-    server = EmbeddedPostgres(EmbeddedSettings(data_dir, **settings))  # type: ignore[arg-type]
+def _refusal(data_dir: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
+    server = EmbeddedPostgres(data_dir, settings)
     with pytest.raises(EmbeddedPostgresError) as caught:
         server.start()
     assert server.pid is None
@@ -452,7 +455,7 @@ def test_a_second_node_is_refused_with_the_process_that_has_the_directory(data_d
     with node(data_dir) as running:
         assert f"in use by process {running.process.pid}" in _refusal(data_dir)
         assert values(running.said["url"]) == [1]
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+    with EmbeddedPostgres(data_dir) as server:
         assert f"in use by process {os.getpid()}" in _refusal(data_dir)
         assert values(server.url) == [1]
 
@@ -460,7 +463,7 @@ def test_a_second_node_is_refused_with_the_process_that_has_the_directory(data_d
 def test_a_setting_that_postgres_refuses_is_named_and_leaves_the_directory_free(
     data_dir: Path,
 ) -> None:
-    broken = _refusal(data_dir, extra={"shared_buffers": "plenty"})
+    broken = _refusal(data_dir, {"shared_buffers": "plenty"})
     assert 'invalid value for parameter "shared_buffers": "plenty"' in broken
     assert str(data_dir / "postgres.log") in broken
     assert not DataDir(data_dir).is_locked()
@@ -468,7 +471,7 @@ def test_a_setting_that_postgres_refuses_is_named_and_leaves_the_directory_free(
 
 @pytest.mark.parametrize("name", ["port", "listen_addresses", "Unix_Socket_Directories"])
 def test_a_setting_that_is_the_supervisors_is_refused(tmp_path: Path, name: str) -> None:
-    assert f"{name} of the embedded Postgres is managed" in _refusal(tmp_path, extra={name: "1"})
+    assert f"{name} of the embedded Postgres is managed" in _refusal(tmp_path, {name: "1"})
     assert not list(tmp_path.iterdir())
 
 
@@ -558,7 +561,7 @@ def test_foreign_content_in_the_place_of_the_cluster_is_not_touched(
 def test_the_password_is_not_for_others_to_ask() -> None:
     with open_directory() as directory:
         data = directory / "data"
-        with EmbeddedPostgres(EmbeddedSettings(data)):
+        with EmbeddedPostgres(data):
             data.chmod(0)
             if not AS_ROOT:
                 with pytest.raises(EmbeddedPostgresError, match="not readable"):
@@ -591,7 +594,7 @@ def test_everything_below_a_private_directory_works(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(binaries, "_PRIVATE_COPY_BASES", (str(copies),))
         parents = [base / "private", base, *base.parents]
         modes = [each.stat().st_mode for each in parents]
-        with EmbeddedPostgres(EmbeddedSettings(base / "private" / "data")) as server:
+        with EmbeddedPostgres(base / "private" / "data") as server:
             insert(server.url, 1)
         assert [each.stat().st_mode for each in parents] == modes
         assert len([*copies.glob("storenode/*")]) == (1 if AS_ROOT else 0)
@@ -630,7 +633,7 @@ def test_a_node_whose_user_has_no_passwd_entry_has_its_own_database() -> None:
         # Whoever has the rights may serve it in between; what that makes is its owner's too.
         for name in ("postgres.json", "postgres.log", "storenode.lock"):
             (base / "data" / name).unlink()
-        with EmbeddedPostgres(EmbeddedSettings(base / "data")) as server:
+        with EmbeddedPostgres(base / "data") as server:
             assert values(server.url) == [1]
         assert {path.stat().st_uid for path in base.rglob("*")} == {uid}
 

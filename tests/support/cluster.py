@@ -30,7 +30,6 @@ from tests.support.polling import eventually
 from tests.support.ports import ReservedPort
 from tests.support.postgres import ROLE, SUPERUSER, copy_cluster
 
-START_TIMEOUT_S: Final = 60.0
 _STANDBY_NAME: Final = "second"
 _HBA: Final = """\
 host all all 127.0.0.1/32 trust
@@ -87,7 +86,7 @@ class ClusterServer:
         found = binaries.reachable(self._installation, Launch(self._account))
         account = account_for(self.data.cluster)
         self._server = ServerProcess(self.data, account, found, _SETTINGS, self.port)
-        assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
+        assert self._server.await_ready(), self._server.wait()
 
     @property
     def port(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import psycopg
 
-from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
+from store.embedded import EmbeddedPostgres, running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
 from storenode.client.retry import Retry
@@ -77,7 +77,7 @@ def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
             yield connection
         return
     with (
-        EmbeddedPostgres(EmbeddedSettings(node.data_dir)) as server,
+        EmbeddedPostgres(node.data_dir) as server,
         psycopg.connect(server.url) as connection,
     ):
         yield connection

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from store.embedded import EmbeddedPostgres, EmbeddedSettings, binaries
+from store.embedded import EmbeddedPostgres, binaries
 from store.embedded.binaries import account_for
 from store.embedded.datadir import DataDir, make_cluster
 from store.embedded.process import Launch
@@ -63,7 +63,7 @@ class PostgresServer:
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = QUICK) -> None:
         self.directory = directory
-        self._embedded = EmbeddedPostgres(EmbeddedSettings(directory, dict(settings)))
+        self._embedded = EmbeddedPostgres(directory, dict(settings))
         self._names = count(1)
 
     def start(self) -> None:

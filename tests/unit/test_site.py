@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.charts import IMAGES, Chart, charts, draw, path, svg
-from store.cli.capacity import Assumptions, capacity, capacity_command
+from store.cli.capacity import Capacity, capacity_command
 from store.cli.run import run
 from storenode import client
 from storenode.cli.main import COMMANDS
@@ -180,7 +180,8 @@ def rounded(text: str) -> float:
 
 @pytest.mark.parametrize(("column", "participants"), [*enumerate((1_000, 100_000, 10_000_000))])
 def test_the_table_is_what_the_command_adds_up(column: int, participants: int) -> None:
-    found = capacity(Assumptions(participants=participants))
+    result = CliRunner().invoke(capacity_command, ["--participants", str(participants), "--json"])
+    found = Capacity(**json.loads(result.stdout))
     for name, value in (
         ("messages a second, peak", found.messages_per_s),
         ("deliveries a second, peak", found.deliveries_per_s),

@@ -14,7 +14,7 @@ import pytest
 
 from store.db import migrate
 from store.domain.partitioning import DAY_NS
-from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from store.embedded import EmbeddedPostgres
 from storenode.cli.client.text import format_time
 from storenode.cli.main import main
 from tests.integration.database.sample_messages import admitted, plain, sds, write
@@ -311,7 +311,7 @@ def test_an_embedded_database_is_used_whether_it_runs_or_not(
     storenode: Storenode, tmp_path: Path
 ) -> None:
     data = str(tmp_path / "data")
-    server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "data"))
+    server = EmbeddedPostgres(tmp_path / "data")
     with server:
         assert storenode("upgrade", "--data-dir", data).code == 0
         assert storenode("check", "--data-dir", data, "--json").objects[0]["ok"] is True

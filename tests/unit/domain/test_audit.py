@@ -61,7 +61,7 @@ def test_what_was_admitted_is_in_order(message: WakuMessage, pubsub_topic: str) 
     assert audit(row).names == (pubsub_topic, message.content_topic)
     assert fields.payload == message.payload
     assert fields.timestamp == message.timestamp
-    assert fields.meta == (message.meta if message.HasField("meta") else None)
+    assert fields.meta == message.meta
     naive = b"".join(
         len(part).to_bytes(4) + part
         for part in (
@@ -92,9 +92,8 @@ def test_any_changed_byte_is_noticed(
     )
     # The hash is over what identifies a message, which leaves out version, proof and ephemeral.
     same = audit(changed).faults == ()
-    assert not same or unframe(changed.head, changed.payload, changed.tail) == unframe(
-        row.head, row.payload, row.tail
-    )
+    before = unframe(row.head, row.payload, row.tail)
+    assert not same or unframe(changed.head, changed.payload, changed.tail)[:6] == before[:6]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ from store.gateway.gossipsub import (
 from store.gateway.gossipsub_wire import (
     MESSAGE_ID_BYTES,
     GossipMessage,
-    Prune,
     encode_graft,
     encode_idontwant,
     encode_ihave,
@@ -50,10 +49,12 @@ from store.gateway.gossipsub_wire import (
     encode_message,
     encode_prune,
     encode_subscriptions,
+    ids_of,
+    messages_of,
     parse_rpc,
 )
 from store.gateway.limits import MAX_IWANT_PER_HEARTBEAT
-from store.gateway.wire import bytes_field
+from storenode.message.varint import delimited
 
 MIN_ROUTERS: Final = 3
 MAX_ROUTERS: Final = 10
@@ -246,9 +247,9 @@ class RelayJudge:
     def sends(self, router: RelayRouter, peer: str, data: bytes) -> None:
         """Check an RPC that a router sends."""
         rpc, now_ns = parse_rpc(data), self._world.timeline.now_ns
-        if router.is_leaf and (rpc.messages or rpc.ihave or rpc.graft):
+        if router.is_leaf and (rpc.messages or rpc.control.ihave or rpc.control.graft):
             raise ViolationError(f"the leaf {router.name} sends messages")
-        for message in rpc.messages:
+        for message in messages_of(rpc):
             if message not in self.made:
                 raise ViolationError(f"{router.name} forwards what was never published")
             if router.sources.get(message) == peer and not self.is_wanted(router, peer, message):
@@ -256,10 +257,10 @@ class RelayJudge:
             self._sent[router.life, peer, message] += 1
             if self._sent[router.life, peer, message] > 1 + MAX_SERVED:
                 raise ViolationError(f"{router.name} sends a message to {peer} without end")
-        self._asked[router.name, peer] += len(rpc.iwant)
+        self._asked[router.name, peer] += len(ids_of(*rpc.control.iwant))
         if self._asked[router.name, peer] > MAX_IWANT_PER_HEARTBEAT:
             raise ViolationError(f"{router.name} asks {peer} for too many messages")
-        for topic in rpc.graft:
+        for topic in (each.topic for each in rpc.control.graft):
             ended_ns = self._stream_ended_ns.get((router.name, peer), -BACKOFF_S * NS_PER_S)
             if now_ns - ended_ns < BACKOFF_S * NS_PER_S:
                 raise ViolationError(f"{router.name} grafts {peer}, which remembers an old stream")
@@ -279,8 +280,8 @@ class RelayJudge:
             rpc = parse_rpc(data)
         except ValueError:
             return
-        self._wanted.update((router.life, peer, each) for each in rpc.iwant)
-        for prune in rpc.prune:
+        self._wanted.update((router.life, peer, each) for each in ids_of(*rpc.control.iwant))
+        for prune in rpc.control.prune:
             until_ns = self._world.timeline.now_ns + min(prune.backoff_s, 3_600) * NS_PER_S
             self._backoff_until_ns[router.name, peer, prune.topic] = until_ns
 
@@ -357,10 +358,10 @@ class Liar:
 
     def receive(self, data: bytes, peer: str) -> None:
         """Read an RPC of a router."""
-        rpc = parse_rpc(data)
-        self._received.extend(each for each in rpc.messages if each not in self._received)
+        messages = list(messages_of(parse_rpc(data)))
+        self._received.extend(each for each in messages if each not in self._received)
         others = [each for each in self._world.victims_of(self.name) if each != peer]
-        for message in rpc.messages if self.trick is Trick.SIGN else ():
+        for message in messages if self.trick is Trick.SIGN else ():
             for victim in others:
                 self._world.transmit(self.name, victim, _signed(message))
 
@@ -376,7 +377,7 @@ class Liar:
         received_ids = [each.message_id for each in self._received]
         lies: dict[Trick, Callable[[], list[bytes]]] = {
             Trick.ANNOUNCE: lambda: [encode_ihave(topic, self._invented())],
-            Trick.GRAFT: lambda: [encode_prune(Prune(topic, 1)), encode_graft(topic)] * 4,
+            Trick.GRAFT: lambda: [encode_prune(topic, 1), encode_graft(topic)] * 4,
             Trick.DEMAND: lambda: [encode_iwant(received_ids * 3)],
             Trick.REFUSE: lambda: [encode_idontwant(self._invented())],
             Trick.SIGN: lambda: [
@@ -387,7 +388,7 @@ class Liar:
             Trick.REPLAY: lambda: [
                 b"".join(encode_message(each.topic, each.data) for each in self._received)
             ],
-            Trick.CHURN: lambda: [encode_graft(topic), encode_prune(Prune(topic, 2**40))],
+            Trick.CHURN: lambda: [encode_graft(topic), encode_prune(topic, 2**40)],
         }
         return lies[self.trick]() if self.trick in lies else []
 
@@ -399,8 +400,8 @@ class Liar:
 
 
 def _signed(message: GossipMessage) -> bytes:
-    parts = bytes_field(2, message.data) + bytes_field(4, message.topic.encode())
-    return bytes_field(2, parts + bytes_field(5, b"signature"))
+    parts = delimited(b"\x12", message.data) + delimited(b"\x22", message.topic.encode())
+    return delimited(b"\x12", parts + delimited(b"\x2a", b"signature"))
 
 
 class RelayWorld(World):
@@ -512,7 +513,7 @@ class RelayWorld(World):
         is_first = rpc == encode_subscriptions(self.topics)
         is_lost = self._is_faulty and not is_first and happens(self.rng, self.scenario.losses)
         if not self.scenario.pushes:
-            router, messages = self.routers.get(sender), parse_rpc(rpc).messages
+            router, messages = self.routers.get(sender), list(messages_of(parse_rpc(rpc)))
             is_lost = router is not None and not all(
                 self.judge.is_wanted(router, receiver, each) for each in messages
             )

@@ -16,18 +16,17 @@ from store.gateway.limits import (
     LONGEST_NODE_PAUSE_S,
 )
 from store.gateway.node import UpstreamNode
-from store.gateway.wire import (
-    WakuMessageFields,
-    bytes_field,
-    fields,
-    optional_bytes,
-    parse_waku_message,
-    required_bytes,
-)
+from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
+    FollowedPage,
+    KeptMessage,
+    RelayedMessage,
+)
 
 _REFUSED_CURSOR: Final = 400
+_EMPTY_PAYLOAD: Final = RelayedMessage(payload=b"").SerializeToString()
 _log = get_logger("store.gateway")
 
 
@@ -43,23 +42,24 @@ class FollowedMessage:
     stored: bytes
 
     @cached_property
-    def _fields(self) -> WakuMessageFields:
-        return parse_waku_message(self.stored)
+    def _fields(self) -> RelayedMessage:
+        return parse(RelayedMessage, self.stored)
 
     @property
     def content_topic(self) -> str:
         """The content topic."""
-        return (self._fields.content_topic or b"").decode()
+        return self._fields.content_topic.decode()
 
     @property
     def timestamp_ns(self) -> int:
         """The publisher's timestamp."""
-        return self._fields.timestamp_ns
+        return self._fields.timestamp
 
     @property
     def encoded(self) -> bytes:
         """The message with a field ``payload``, without which nwaku decodes none."""
-        return bytes_field(1, b"") + self.stored if self._fields.payload is None else self.stored
+        has_payload = self._fields.HasField("payload")
+        return self.stored if has_payload else _EMPTY_PAYLOAD + self.stored
 
 
 def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
@@ -68,25 +68,14 @@ def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
     Raises:
         ValueError: It is malformed.
     """
-    messages, cursor = [], b""
-    for number, value in fields(page):
-        if number == 1 and isinstance(value, bytes):
-            messages.append(parse_entry(value))
-        elif number == 2 and isinstance(value, bytes):
-            cursor = value
-    return messages, cursor
+    parsed = parse(FollowedPage, page)
+    return list(map(followed, parsed.messages)), parsed.cursor
 
 
-def parse_entry(entry: bytes) -> FollowedMessage:
-    """Return the message of a ``WakuMessageKeyValue``.
-
-    Raises:
-        ValueError: It is malformed.
-    """
-    outer = dict(fields(entry))
-    message_hash = optional_bytes(outer, 1, "message_hash") or b""
-    pubsub_topic = required_bytes(outer, 3, "pubsub_topic").decode()
-    return FollowedMessage(message_hash, pubsub_topic, required_bytes(outer, 2, "message"))
+def followed(message: KeptMessage) -> FollowedMessage:
+    """Return a message of a page; raise ValueError if it is incomplete."""
+    require(message, "message", "pubsub_topic")
+    return FollowedMessage(message.message_hash, message.pubsub_topic, message.message)
 
 
 class NodeFeed:

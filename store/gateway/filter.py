@@ -33,8 +33,9 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
 from store.gateway.send_queue import SendQueue
 from store.gateway.streams import Stream
-from store.gateway.wire import bytes_field, delimited, encode_status, fields
+from store.gateway.wire import delimited, encode_status, parse
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import FilterPush, FilterRequest
 
 FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
 FILTER_PUSH: Final = "/vac/waku/filter-push/2.0.0-beta1"
@@ -49,35 +50,12 @@ Criterion = tuple[str, str]
 
 
 class FilterRequestType(IntEnum):
-    """``FilterSubscribeRequest.filter_subscribe_type``."""
+    """Kinds of requests (``filter_subscribe_type``)."""
 
     PING = 0
     SUBSCRIBE = 1
     UNSUBSCRIBE = 2
     UNSUBSCRIBE_ALL = 3
-
-
-@dataclass(frozen=True, slots=True)
-class FilterRequest:
-    """A request of a client; ``pubsub_topic`` is None where it names none."""
-
-    request_id: bytes
-    kind: int
-    pubsub_topic: str | None
-    content_topics: tuple[str, ...]
-
-    @property
-    def criteria(self) -> set[Criterion]:
-        """The criteria that a request to subscribe or unsubscribe names.
-
-        Raises:
-            StatusError: It names none, or too many.
-        """
-        if self.pubsub_topic is None or not self.content_topics:
-            raise StatusError(400, "BAD_REQUEST: name the pubsub topic and the content topics")
-        if len(self.content_topics) > MAX_REQUESTED_TOPICS:
-            raise StatusError(400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics")
-        return {(self.pubsub_topic, each) for each in self.content_topics}
 
 
 def parse_request(data: bytes) -> FilterRequest:
@@ -86,26 +64,29 @@ def parse_request(data: bytes) -> FilterRequest:
     Raises:
         ValueError: It is malformed, or has no request ID.
     """
-    request_id: bytes | None = None
-    kind, topic, contents = 0, None, []
-    for number, value in fields(data):
-        match number, value:
-            case 1, bytes():
-                request_id = value
-            case 2, int():
-                kind = value
-            case 10, bytes():
-                topic = value.decode()
-            case 11, bytes():
-                contents.append(value.decode())
-    if request_id is None or len(request_id) > MAX_REQUEST_ID_BYTES:
+    request = parse(FilterRequest, data)
+    if not request.HasField("request_id") or len(request.request_id) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"a request ID of at most {MAX_REQUEST_ID_BYTES:,} bytes is required")
-    return FilterRequest(request_id, kind, topic, tuple(contents))
+    return request
+
+
+def named_criteria(request: FilterRequest) -> set[Criterion]:
+    """Return the criteria that a request to subscribe or unsubscribe names.
+
+    Raises:
+        StatusError: It names none, or too many.
+    """
+    if not request.HasField("pubsub_topic") or not request.content_topics:
+        raise StatusError(400, "BAD_REQUEST: name the pubsub topic and the content topics")
+    if len(request.content_topics) > MAX_REQUESTED_TOPICS:
+        raise StatusError(400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics")
+    return {(request.pubsub_topic, each) for each in request.content_topics}
 
 
 def encode_push(message: FollowedMessage) -> bytes:
     """Encode a ``MessagePush``."""
-    return bytes_field(1, message.encoded) + bytes_field(2, message.pubsub_topic.encode())
+    push = FilterPush(message=message.encoded, pubsub_topic=message.pubsub_topic)
+    return push.SerializeToString()
 
 
 @dataclass(slots=True, eq=False)
@@ -222,14 +203,14 @@ class Filter:
             case FilterRequestType.PING:
                 pass
             case FilterRequestType.UNSUBSCRIBE:
-                self._unsubscribe(subscriber, request.criteria)
+                self._unsubscribe(subscriber, named_criteria(request))
             case FilterRequestType.UNSUBSCRIBE_ALL:
                 self._remove(subscriber)
             case _:
                 raise StatusError(400, f"BAD_REQUEST: unknown type {request.kind}")
 
     def _subscribe(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
-        criteria = request.criteria
+        criteria = named_criteria(request)
         if request.pubsub_topic not in self._pubsub_topics:
             raise StatusError(
                 400, "BAD_REQUEST: the pubsub topic is not one of this gateway's shards"

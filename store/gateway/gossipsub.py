@@ -25,8 +25,6 @@ from typing import Final, TypeVar
 from store.domain.environment import Random
 from store.gateway.gossipsub_wire import (
     GossipMessage,
-    Prune,
-    Rpc,
     encode_graft,
     encode_idontwant,
     encode_ihave,
@@ -35,6 +33,8 @@ from store.gateway.gossipsub_wire import (
     encode_pong,
     encode_prune,
     encode_subscriptions,
+    ids_of,
+    messages_of,
     parse_rpc,
 )
 from store.gateway.limits import (
@@ -47,6 +47,7 @@ from store.gateway.limits import (
     MAX_RPC_BYTES,
     MAX_SEEN_MESSAGES,
 )
+from storenode.wire.storenode.internal.v1.libp2p_pb2 import GossipsubControl
 
 MESH_PEERS: Final = 6
 MIN_MESH_PEERS: Final = 4
@@ -241,9 +242,11 @@ class Router:
                 self._mesh.get(each.topic, {}).pop(key, None)
             elif len(peer.topics) < MAX_PEER_TOPICS:
                 peer.topics.add(each.topic)
-        for message in rpc.messages:
+        for message in messages_of(rpc):
             self._take_message(key, message)
-        self._take_control(key, peer, rpc)
+        self._take_control(key, peer, rpc.control)
+        if 0 < len(rpc.ping) < MAX_PING_BYTES:
+            self._send(key, encode_pong(rpc.ping))
         return self._flush()
 
     def _take_message(self, key: str, message: GossipMessage) -> None:
@@ -264,29 +267,28 @@ class Router:
                     self._send(other, encode_idontwant([message_id]))
         self._effects.append(Arrived(key, message))
 
-    def _take_control(self, key: str, peer: _RelayPeer, rpc: Rpc) -> None:
-        for prune in rpc.prune:
+    def _take_control(self, key: str, peer: _RelayPeer, control: GossipsubControl) -> None:
+        for prune in control.prune:
             if prune.topic in self._mesh:
                 self._mesh[prune.topic].pop(key, None)
                 backoff_s = min(max(prune.backoff_s or BACKOFF_S, MIN_BACKOFF_S), MAX_BACKOFF_S)
                 self._back_off(prune.topic, key, backoff_s)
         room = MAX_IDONTWANT_PER_HEARTBEAT - len(peer.unwanted[0])
-        peer.unwanted[0].update(rpc.idontwant[: max(0, room)])
-        self._request(key, peer, rpc)
-        for topic in rpc.graft:
-            self._take_graft(key, peer, topic)
-        for message_id in rpc.iwant:
+        peer.unwanted[0].update(ids_of(*control.idontwant)[: max(0, room)])
+        self._request(key, peer, control)
+        for graft in control.graft:
+            self._take_graft(key, peer, graft.topic)
+        for message_id in ids_of(*control.iwant):
             self._serve(key, peer, message_id)
-        if 0 < len(rpc.ping) < MAX_PING_BYTES:
-            self._send(key, encode_pong(rpc.ping))
 
-    def _request(self, key: str, peer: _RelayPeer, rpc: Rpc) -> None:
+    def _request(self, key: str, peer: _RelayPeer, control: GossipsubControl) -> None:
         wanted = []
-        for topic, ids in rpc.ihave:
-            for message_id in ids if topic in self._mesh else ():
+        for each in control.ihave:
+            for message_id in ids_of(each) if each.topic in self._mesh else ():
                 if peer.requested >= MAX_IWANT_PER_HEARTBEAT:
                     break
-                if (message_id, topic) in self._seen or key in self._promises.get(message_id, ()):
+                seen = (message_id, each.topic) in self._seen
+                if seen or key in self._promises.get(message_id, ()):
                     continue
                 peer.requested += 1
                 self._promises.setdefault(message_id, {})[key] = self._now_s + PROMISE_S
@@ -465,7 +467,7 @@ class Router:
 
     def _prune(self, topic: str, key: str) -> None:
         self._back_off(topic, key, BACKOFF_S)
-        self._send(key, encode_prune(Prune(topic, BACKOFF_S)))
+        self._send(key, encode_prune(topic, BACKOFF_S))
 
     def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
         """Refuse and send no GRAFT for a while, after a PRUNE of either side."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from store.gateway.limits import MAX_RPC_ENTRIES, MAX_RPC_IDS
-from store.gateway.wire import BYTES, bytes_field, fields, number_field, required_bytes
+from store.gateway.wire import parse, require
+from storenode.wire.storenode.internal.v1.libp2p_pb2 import (
+    GossipsubControl,
+    GossipsubGraft,
+    GossipsubIds,
+    GossipsubMessage,
+    GossipsubPrune,
+    GossipsubRpc,
+    GossipsubSubscription,
+    GossipsubWanted,
+)
 
 MESSAGE_ID_BYTES: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """A peer subscribes to a topic, or unsubscribes."""
-
-    topic: str
-    is_subscribed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,153 +43,79 @@ class GossipMessage:
         object.__setattr__(self, "message_id", hashlib.sha256(self.data).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Prune:
-    """A peer is no longer in the mesh of a topic, and may ask again after ``backoff_s`` seconds."""
-
-    topic: str
-    backoff_s: int
-
-
-@dataclass(slots=True)
-class Rpc:
-    """The content of one RPC; ``ihave`` has (topic, message IDs)."""
-
-    subscriptions: list[Subscription] = field(default_factory=list)
-    messages: list[GossipMessage] = field(default_factory=list)
-    ihave: list[tuple[str, list[bytes]]] = field(default_factory=list)
-    iwant: list[bytes] = field(default_factory=list)
-    graft: list[str] = field(default_factory=list)
-    prune: list[Prune] = field(default_factory=list)
-    idontwant: list[bytes] = field(default_factory=list)
-    ping: bytes = b""
-
-
-class _Budget:
-    """The numbers of entries and message IDs that an RPC may still have."""
-
-    def __init__(self) -> None:
-        self._entries = MAX_RPC_ENTRIES
-        self._ids = MAX_RPC_IDS
-
-    def entry(self) -> None:
-        self._entries -= 1
-        if self._entries < 0:
-            raise ValueError(f"an RPC has more than {MAX_RPC_ENTRIES:,} entries")
-
-    def ids(self, data: bytes, number: int) -> Iterator[bytes]:
-        """Yield the message IDs of a field of an entry; other values are counted alone."""
-        for found, value in fields(data):
-            self._ids -= 1
-            if self._ids < 0:
-                raise ValueError(f"an RPC has more than {MAX_RPC_IDS:,} message IDs")
-            if found == number and isinstance(value, bytes) and len(value) == MESSAGE_ID_BYTES:
-                yield value
-
-
-def parse_rpc(data: bytes) -> Rpc:
+def parse_rpc(data: bytes) -> GossipsubRpc:
     """Parse an RPC.
 
     Raises:
         ValueError: It is malformed, or has more entries than any honest peer sends.
     """
-    rpc, budget = Rpc(), _Budget()
-    for number, value in fields(data):
-        budget.entry()
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            parts = dict(fields(value))
-            topic = required_bytes(parts, 2, "topic").decode()
-            rpc.subscriptions.append(Subscription(topic, bool(parts.get(1, 0))))
-        elif number == 2:
-            parts = dict(fields(value))
-            body = parts.get(2, b"")
-            is_signed = bool(parts.get(1) or parts.get(3) or parts.get(5) or parts.get(6))
-            if isinstance(body, bytes):
-                topic = required_bytes(parts, 4, "topic").decode()
-                rpc.messages.append(GossipMessage(topic, body, is_signed))
-        elif number == 3:
-            _parse_control(rpc, value, budget)
-        elif number == 60:
-            rpc.ping = value
+    rpc = parse(GossipsubRpc, data)
+    control = rpc.control
+    about_topics = rpc.subscriptions, rpc.messages, control.ihave, control.graft, control.prune
+    count = sum(len(entries) for entries in (*about_topics, control.iwant, control.idontwant))
+    if count > MAX_RPC_ENTRIES:
+        raise ValueError(f"an RPC has more than {MAX_RPC_ENTRIES:,} entries")
+    about_ids = control.ihave, control.iwant, control.idontwant
+    if sum(len(each.message_ids) for entries in about_ids for each in entries) > MAX_RPC_IDS:
+        raise ValueError(f"an RPC has more than {MAX_RPC_IDS:,} message IDs")
+    for entries in about_topics:
+        for each in entries:
+            require(each, "topic")
     return rpc
 
 
-def _parse_control(rpc: Rpc, data: bytes, budget: _Budget) -> None:
-    for number, value in fields(data):
-        budget.entry()
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            ids = list(budget.ids(value, 2))
-            rpc.ihave.append((_topic(value), ids))
-        elif number == 2:
-            rpc.iwant += budget.ids(value, 1)
-        elif number == 3:
-            rpc.graft.append(_topic(value))
-        elif number == 4:
-            parts = dict(fields(value))
-            backoff_s = parts.get(3, 0)
-            rpc.prune.append(Prune(_topic(value), backoff_s if isinstance(backoff_s, int) else 0))
-        elif number == 5:
-            rpc.idontwant += budget.ids(value, 1)
+def messages_of(rpc: GossipsubRpc) -> Iterator[GossipMessage]:
+    """Yield the messages of an RPC."""
+    for each in rpc.messages:
+        is_signed = each.source or each.sequence_number or each.signature or each.key
+        yield GossipMessage(each.topic, each.data, bool(is_signed))
 
 
-def _topic(entry: bytes) -> str:
-    """Return the topic of an entry of control, which comes before its message IDs."""
-    for number, value in fields(entry):
-        if number == 1 and isinstance(value, bytes):
-            return value.decode()
-    raise ValueError("the required field topic is missing")
+def ids_of(*entries: GossipsubIds | GossipsubWanted) -> list[bytes]:
+    """Return the message IDs of some entries, without those of other sizes than SHA-256 has."""
+    return [one for each in entries for one in each.message_ids if len(one) == MESSAGE_ID_BYTES]
 
 
 def encode_subscriptions(topics: Iterable[str]) -> bytes:
     """Encode the subscription to some topics."""
-    return b"".join(
-        bytes_field(1, number_field(1, 1) + bytes_field(2, topic.encode())) for topic in topics
-    )
+    subscriptions = [GossipsubSubscription(is_subscribed=True, topic=each) for each in topics]
+    return GossipsubRpc(subscriptions=subscriptions).SerializeToString()
 
 
 def encode_message(topic: str, data: bytes) -> bytes:
     """Encode one message."""
-    return bytes_field(2, bytes_field(2, data) + bytes_field(4, topic.encode()))
+    return GossipsubRpc(messages=[GossipsubMessage(topic=topic, data=data)]).SerializeToString()
 
 
 def encode_ihave(topic: str, ids: Iterable[bytes]) -> bytes:
     """Encode the announcement of messages."""
-    return _control(1, bytes_field(1, topic.encode()) + _ids(2, ids))
+    return _encode(ihave=[GossipsubIds(topic=topic, message_ids=ids)])
 
 
 def encode_iwant(ids: Iterable[bytes]) -> bytes:
     """Encode the request for messages."""
-    return _control(2, _ids(1, ids))
+    return _encode(iwant=[GossipsubWanted(message_ids=ids)])
 
 
 def encode_graft(topic: str) -> bytes:
     """Encode the request to be in the mesh of a topic."""
-    return _control(3, bytes_field(1, topic.encode()))
+    return _encode(graft=[GossipsubGraft(topic=topic)])
 
 
-def encode_prune(prune: Prune) -> bytes:
-    """Encode the end of a peer's place in the mesh of a topic."""
-    return _control(4, bytes_field(1, prune.topic.encode()) + number_field(3, prune.backoff_s))
+def encode_prune(topic: str, backoff_s: int) -> bytes:
+    """Encode the end of a peer's place in the mesh of a topic, for a number of seconds."""
+    return _encode(prune=[GossipsubPrune(topic=topic, backoff_s=backoff_s)])
 
 
 def encode_idontwant(ids: Iterable[bytes]) -> bytes:
     """Encode the request not to send messages."""
-    return _control(5, _ids(1, ids))
+    return _encode(idontwant=[GossipsubWanted(message_ids=ids)])
 
 
 def encode_pong(ping: bytes) -> bytes:
     """Encode the answer to a ping."""
-    return bytes_field(61, ping)
+    return GossipsubRpc(pong=ping).SerializeToString()
 
 
-def _ids(number: int, ids: Iterable[bytes]) -> bytes:
-    tag = bytes((number << 3 | BYTES, MESSAGE_ID_BYTES))
-    return b"".join([tag + each for each in ids])
-
-
-def _control(number: int, entry: bytes) -> bytes:
-    return bytes_field(3, bytes_field(number, entry))
+def _encode(**entries: Any) -> bytes:  # noqa: ANN401 - lists of entries of a control message
+    return GossipsubRpc(control=GossipsubControl(**entries)).SerializeToString()

@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from store.gateway.faults import GatewayError, RefusalError
-from store.gateway.wire import bytes_field, fields, number_field
+from store.gateway.wire import parse, require
+from storenode.wire.storenode.internal.v1.libp2p_pb2 import Libp2pPublicKey, NoisePayload
 
 _RSA, _ED25519, _SECP256K1, _ECDSA = range(4)
 _STATIC_KEY: Final = b"noise-libp2p-static-key:"
@@ -53,7 +54,7 @@ class Identity:
     def public_key(self) -> bytes:
         """The public key as libp2p encodes it."""
         raw = self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        return number_field(1, _ED25519) + bytes_field(2, raw)
+        return Libp2pPublicKey(kind=_ED25519, data=raw).SerializeToString()
 
     @property
     def peer_id(self) -> str:
@@ -63,7 +64,8 @@ class Identity:
     def handshake_payload(self, static_key: bytes) -> bytes:
         """Return the proof that a key of Noise is this identity's."""
         signature = self.key.sign(_STATIC_KEY + static_key)
-        return bytes_field(1, self.public_key) + bytes_field(2, signature)
+        payload = NoisePayload(identity_key=self.public_key, identity_signature=signature)
+        return payload.SerializeToString()
 
 
 def kept_identity(path: Path) -> Identity:
@@ -124,18 +126,16 @@ def require_proof(payload: bytes, static_key: bytes) -> str:
         RefusalError: It does not prove that the key of the connection is its own.
     """
     try:
-        given = dict(fields(payload))
-        key, signature = given.get(1), given.get(2)
-        if not isinstance(key, bytes) or not isinstance(signature, bytes):
-            raise ValueError("the handshake names no key")  # noqa: TRY004 - of what was parsed
-        parts = dict(fields(key))
-        kind, raw = parts.get(1, _RSA), parts.get(2)
-        if not isinstance(kind, int) or not isinstance(raw, bytes) or kind not in _VERIFIERS:
+        proof = parse(NoisePayload, payload)
+        require(proof, "identity_key", "identity_signature")
+        key = parse(Libp2pPublicKey, proof.identity_key)
+        require(key, "data")
+        if key.kind not in _VERIFIERS:
             raise ValueError("the key is of no known kind")
-        _VERIFIERS[kind](raw, signature, _STATIC_KEY + static_key)
+        _VERIFIERS[key.kind](key.data, proof.identity_signature, _STATIC_KEY + static_key)
     except (ValueError, InvalidSignature) as error:
         raise RefusalError("identity", f"the client's identity is not proven: {error}") from error
-    return peer_id_of(key)
+    return peer_id_of(proof.identity_key)
 
 
 def peer_id_of(public_key: bytes) -> str:

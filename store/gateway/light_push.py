@@ -26,15 +26,11 @@ from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.streams import Stream
-from store.gateway.wire import (
-    Fields,
-    bytes_field,
-    encode_status,
-    fields,
-    number_field,
-    optional_bytes,
-    parse_waku_message,
-    required_bytes,
+from store.gateway.wire import encode_status, parse, parse_relayable, require
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
+    LegacyLightPush,
+    LegacyPushResponse,
+    LightPushRequest,
 )
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
 
@@ -82,10 +78,11 @@ def parse_request(data: bytes) -> PushRequest:
     Raises:
         ValueError: It is malformed, or a required field is missing.
     """
-    found = dict(fields(data))
-    message, topic = required_bytes(found, 21, "message"), optional_bytes(found, 20, "pubsub_topic")
-    parse_waku_message(message).require_relayable()
-    return PushRequest(_request_id(found), None if topic is None else topic.decode(), message)
+    found = parse(LightPushRequest, data)
+    require(found, "message")
+    parse_relayable(found.message)
+    topic = found.pubsub_topic if found.HasField("pubsub_topic") else None
+    return PushRequest(_request_id(found), topic, found.message)
 
 
 def parse_legacy_request(data: bytes) -> PushRequest:
@@ -94,27 +91,25 @@ def parse_legacy_request(data: bytes) -> PushRequest:
     Raises:
         ValueError: It is malformed, or a required field is missing.
     """
-    outer = dict(fields(data))
-    inner = dict(fields(required_bytes(outer, 2, "request")))
-    message = required_bytes(inner, 2, "message")
-    parse_waku_message(message).require_relayable()
-    topic = required_bytes(inner, 1, "pubsub_topic").decode()
-    return PushRequest(_request_id(outer), topic, message)
+    found = parse(LegacyLightPush, data)
+    require(found, "request")
+    request = found.request
+    require(request, "message", "pubsub_topic")
+    parse_relayable(request.message)
+    return PushRequest(_request_id(found), request.pubsub_topic, request.message)
 
 
 def encode_response(response: PushResponse) -> bytes:
     """Encode a ``LightpushResponse``."""
-    encoded = encode_status(response.request_id, response.status, response.sentence)
-    is_success = response.status is PushStatus.SUCCESS
-    return encoded + number_field(12, _RELAY_PEERS) if is_success else encoded
+    relayed = {"relay_peers": _RELAY_PEERS} if response.status is PushStatus.SUCCESS else {}
+    return encode_status(response.request_id, response.status, response.sentence, **relayed)
 
 
 def encode_legacy_response(response: PushResponse) -> bytes:
     """Encode a ``PushRPC`` with a response."""
     is_success = response.status is PushStatus.SUCCESS
-    info = response.sentence or "OK"
-    inner = number_field(1, int(is_success)) + bytes_field(2, info.encode())
-    return bytes_field(1, response.request_id) + bytes_field(3, inner)
+    answer = LegacyPushResponse(is_success=is_success, info=response.sentence or "OK")
+    return LegacyLightPush(request_id=response.request_id, response=answer).SerializeToString()
 
 
 PushVersion = tuple[Callable[[bytes], PushRequest], Callable[[PushResponse], bytes]]
@@ -186,8 +181,8 @@ _STATUSES: Final = {400: PushStatus.INVALID_MESSAGE, 429: PushStatus.TOO_MANY_RE
 """Statuses by that of the failed call of the node."""
 
 
-def _request_id(found: Fields) -> bytes:
-    request_id = required_bytes(found, 1, "request_id")
-    if len(request_id) > MAX_REQUEST_ID_BYTES:
+def _request_id(request: LightPushRequest | LegacyLightPush) -> bytes:
+    require(request, "request_id")
+    if len(request.request_id) > MAX_REQUEST_ID_BYTES:
         raise ValueError(f"the request ID has more than {MAX_REQUEST_ID_BYTES:,} bytes")
-    return request_id
+    return request.request_id

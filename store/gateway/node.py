@@ -17,29 +17,33 @@ import grpc
 from store.gateway.faults import StatusError
 from store.gateway.limits import FORWARD_PLACES, FORWARD_TIMEOUT_S, MAX_REFUSAL_BYTES
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.wire import bytes_field, number_field
 from store.observe.logging import get_logger
 from storenode.client.nodes import Node as ClientNode
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.errors import NodeError, node_error, query_error
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
+    PublishedMessage,
+    PublishedMessages,
+)
 from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_UNSPECIFIED,
     ContentFilter,
+    FollowRequest,
     PublishResponse,
     PublishResult,
     ScanPage,
     ScanRequest,
 )
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 _QUERY: Final = "/storenode.v1.Store/Query"
 _PUBLISH: Final = "/storenode.v1.Store/Publish"
 _FOLLOW: Final = "/storenode.v1.Store/Follow"
 _SCAN: Final = "/storenode.v1.Store/Scan"
 _SCAN_PAGE: Final = 10_000
-_NWAKU_RULES: Final = number_field(7421, 1)
-"""``StoreQueryRequest.nwaku_rules``; it goes first, so that a request that is cut off stays one."""
+_NWAKU_RULES: Final = StoreQueryRequest(nwaku_rules=True).SerializeToString()
+"""It goes first, so that a request that is cut off stays one."""
 _STATUS_CODES: Final = {
     "INVALID_ARGUMENT": 400,
     "OUT_OF_RANGE": 400,
@@ -111,10 +115,8 @@ class UpstreamNode:
         Raises:
             StatusError: No node gave them.
         """
-        entries = (
-            bytes_field(1, data) + bytes_field(2, topic.encode()) for data, topic in messages
-        )
-        request = b"".join(bytes_field(1, entry) for entry in entries) + number_field(4, source)
+        entries = [PublishedMessage(message=data, pubsub_topic=topic) for data, topic in messages]
+        request = PublishedMessages(messages=entries, source=source).SerializeToString()
 
         async def call(node: ClientNode) -> PublishResponse:
             publish = node.channel.unary_unary(_PUBLISH, None, PublishResponse.FromString)
@@ -133,8 +135,8 @@ class UpstreamNode:
         Raises:
             StatusError: The call failed; the next one is made at the next node.
         """
-        request = number_field(4, 1) + (bytes_field(2, cursor) if cursor else b"")
-        return self._stream(_FOLLOW, request, "follow_failed")
+        request = FollowRequest(cursor=cursor, include_data=True)
+        return self._stream(_FOLLOW, request.SerializeToString(), "follow_failed")
 
     async def scan(
         self, pubsub_topic: str, content_topics: Sequence[str], start_ns: int, end_ns: int

@@ -23,7 +23,9 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
 from store.gateway.streams import Stream
-from store.gateway.wire import bytes_field, encode_status, fields, number_field
+from store.gateway.wire import decode_varint, encode_status
+from storenode.wire.storenode.internal.v1.libp2p_pb2 import Identify
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import WakuMetadata
 
 STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 METADATA: Final = "/vac/waku/metadata/1.0.0"
@@ -31,7 +33,10 @@ IDENTIFY: Final = "/ipfs/id/1.0.0"
 PING: Final = "/ipfs/ping/1.0.0"
 
 _PING_BYTES: Final = 32
-_PROTOCOL_VERSION: Final = b"ipfs/0.1.0"
+_PROTOCOL_VERSION: Final = "ipfs/0.1.0"
+_REQUEST_ID: Final = b"\x0a"
+"""The tag of ``StoreQueryRequest.request_id``."""
+
 _TOO_MANY_REQUESTS, _UNAVAILABLE = 429, 503
 
 
@@ -80,11 +85,14 @@ class StoreQuery:
 
 
 def _request_id(request: bytes) -> bytes:
-    """Return the first field of a ``StoreQueryRequest``; empty where it cannot be used."""
+    """Return the first field of a ``StoreQueryRequest``, which may be malformed after it.
+
+    Empty where it cannot be used.
+    """
     with suppress(ValueError):
-        for number, value in fields(request):
-            if number == 1 and isinstance(value, bytes) and len(value) <= MAX_REQUEST_ID_BYTES:
-                return value
+        found = decode_varint(request, 1) if request.startswith(_REQUEST_ID) else None
+        if found is not None and found[0] <= min(MAX_REQUEST_ID_BYTES, len(request) - found[1]):
+            return request[found[1] :][: found[0]]
     return b""
 
 
@@ -106,17 +114,18 @@ def encode_identify(
     identity: Identity, listens: Sequence[ListenAddress], version: str, protocols: Sequence[str]
 ) -> bytes:
     """Encode the response of the identify protocol."""
-    parts = [bytes_field(5, _PROTOCOL_VERSION), bytes_field(6, f"storenode/{version}".encode())]
-    parts.append(bytes_field(1, identity.public_key))
-    parts += [bytes_field(2, each.encoded()) for each in listens]
-    parts += [bytes_field(3, each.encode()) for each in protocols]
-    return b"".join(parts)
+    return Identify(
+        public_key=identity.public_key,
+        listen_addresses=[each.encoded() for each in listens],
+        protocols=protocols,
+        protocol_version=_PROTOCOL_VERSION,
+        agent_version=f"storenode/{version}",
+    ).SerializeToString()
 
 
 def encode_metadata(cluster: int, shards: Iterable[int]) -> bytes:
     """Encode the cluster and the shards of the node (66/WAKU2-METADATA)."""
-    parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
-    return b"".join(parts)
+    return WakuMetadata(cluster_id=cluster, shards=sorted(shards)).SerializeToString()
 
 
 async def serve_pings(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG001

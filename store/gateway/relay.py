@@ -42,7 +42,7 @@ from store.gateway.multistream import ByteReader
 from store.gateway.send_queue import SendQueue
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
-from store.gateway.wire import delimited, parse_waku_message
+from store.gateway.wire import delimited, parse_relayable
 from store.observe.logging import get_logger
 from storenode.message.hashing import message_hash
 from storenode.message.limits import NS_PER_S
@@ -65,16 +65,15 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
     Raises:
         ValueError: It is one that nwaku punishes a peer for.
     """
-    found = parse_waku_message(message.data)
-    payload, content_topic = found.require_relayable()
+    found = parse_relayable(message.data)
     if len(message.data) + len(message.topic) > MAX_RELAYED_BYTES:
         raise ValueError("a message is too large to be relayed")
     try:
-        content_topic.decode()
-        digest = message_hash(message.topic, payload, content_topic, found.meta, found.timestamp_ns)
-    except (UnicodeDecodeError, OverflowError):
+        found.content_topic.decode()
+    except UnicodeDecodeError:
         return None
-    return digest, found.timestamp_ns
+    parts = found.payload, found.content_topic, found.meta, found.timestamp
+    return message_hash(message.topic, *parts), found.timestamp
 
 
 @dataclass(frozen=True, slots=True)

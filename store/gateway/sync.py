@@ -27,7 +27,7 @@ import numpy as np
 
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StatusError, StreamEndedError
-from store.gateway.feed import FollowedMessage, parse_entry
+from store.gateway.feed import FollowedMessage, followed
 from store.gateway.limits import (
     MAX_REQUESTED_TOPICS,
     MAX_SYNC_BYTES,
@@ -54,9 +54,14 @@ from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync_codec import NO_COMMON_TOPIC, PayloadError, SyncPayload, decode_payload
 from store.gateway.sync_session import MessageIds, SyncSession
-from store.gateway.wire import bytes_field, fields, parse_waku_message, required_bytes
+from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
+    QueriedPage,
+    RelayedMessage,
+    TransferredMessage,
+)
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 RECONCILIATION: Final = "/vac/waku/reconciliation/1.0.0"
@@ -70,9 +75,6 @@ SHORTEST_RANGE_NS: Final = 10 * NS_PER_S
 
 FIRST_PAUSE_S: Final = 2.0
 """From the connection to the first session with a peer."""
-
-_STATUS_FIELD, _MESSAGES_FIELD, _CURSOR_FIELD = 10, 20, 51
-"""Fields of a ``StoreQueryResponse``."""
 
 _OK: Final = 200
 _log = get_logger("store.gateway")
@@ -120,10 +122,9 @@ def parse_transfer(frame: bytes) -> tuple[str, bytes, int]:
     Raises:
         ValueError: It is malformed.
     """
-    outer = dict(fields(frame))
-    topic = required_bytes(outer, 1, "pubsub_topic").decode()
-    message = required_bytes(outer, 2, "message")
-    return topic, message, parse_waku_message(message).timestamp_ns
+    found = parse(TransferredMessage, frame)
+    require(found, "pubsub_topic", "message")
+    return found.pubsub_topic, found.message, parse(RelayedMessage, found.message).timestamp
 
 
 class NwakuSync:
@@ -346,8 +347,9 @@ class NwakuSync:
             async with connection.opened(TRANSFER) as stream:
                 for start in range(0, len(hashes), TRANSFER_BATCH):
                     for message in await self._read(hashes[start : start + TRANSFER_BATCH]):
-                        frame = bytes_field(1, message.pubsub_topic.encode())
-                        frame += bytes_field(2, message.encoded)
+                        frame = TransferredMessage(
+                            pubsub_topic=message.pubsub_topic, message=message.encoded
+                        ).SerializeToString()
                         if len(frame) > MAX_TRANSFER_FRAME_BYTES:
                             self._count("too_large")
                             continue
@@ -373,17 +375,13 @@ class NwakuSync:
         request.pagination_limit = len(hashes)
         while True:
             answer = await self._node.query(request.SerializeToString(), self._queries)
-            cursor = b""
-            for number, value in fields(answer):
-                if number == _STATUS_FIELD and isinstance(value, int) and value != _OK:
-                    raise StatusError(value, "the node cannot read messages by hash")
-                if number == _MESSAGES_FIELD and isinstance(value, bytes):
-                    messages.append(parse_entry(value))
-                if number == _CURSOR_FIELD and isinstance(value, bytes):
-                    cursor = value
-            if not cursor:
+            page = parse(QueriedPage, answer)
+            if page.status_code not in (0, _OK):
+                raise StatusError(page.status_code, "the node cannot read messages by hash")
+            messages += map(followed, page.messages)
+            if not page.pagination_cursor:
                 return messages
-            request.pagination_cursor = cursor
+            request.pagination_cursor = page.pagination_cursor
 
     def _count(self, outcome: str, count: int = 1) -> None:
         self._metrics.synced.labels(outcome).inc(count)

@@ -7,10 +7,12 @@ from storenode.wire.sds.v1 import message_pb2 as sds_pb2
 from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.internal.v1 import (
     gossip_raw_pb2,
+    libp2p_pb2,
     message_raw_pb2,
     publish_raw_pb2,
     sds_raw_pb2,
     transfer_raw_pb2,
+    waku_protocols_pb2,
 )
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 from storenode.wire.waku.message.v1 import message_pb2 as waku_pb2
@@ -23,6 +25,7 @@ MODULES = [
     admin_pb2,
     coverage_pb2,
     gossip_raw_pb2,
+    libp2p_pb2,
     message_raw_pb2,
     peer_pb2,
     publish_raw_pb2,
@@ -34,6 +37,7 @@ MODULES = [
     transfer_pb2,
     transfer_raw_pb2,
     waku_pb2,
+    waku_protocols_pb2,
 ]
 
 
@@ -75,6 +79,27 @@ def test_a_raw_message_differs_in_what_it_has_as_bytes_only(
     for number, name in names.items():
         field = raw.DESCRIPTOR.fields_by_number[number]
         assert (field.name, field.type, field.is_repeated) == (name, field.TYPE_BYTES, True)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        (waku_protocols_pb2.RelayedMessage, waku_pb2.WakuMessage),
+        (waku_protocols_pb2.WakuResponse, query_pb2.StoreQueryResponse),
+        (waku_protocols_pb2.QueriedPage, query_pb2.StoreQueryResponse),
+        (waku_protocols_pb2.KeptMessage, query_pb2.WakuMessageKeyValue),
+        (waku_protocols_pb2.FollowedPage, store_pb2.FollowPage),
+        (waku_protocols_pb2.PublishedMessages, store_pb2.PublishRequest),
+        (waku_protocols_pb2.TransferredMessage, transfer_pb2.WakuMessageAndTopic),
+    ],
+)
+def test_the_gateway_reads_a_part_of_what_the_node_sends(
+    part: type[Message], whole: type[Message]
+) -> None:
+    for field in part.DESCRIPTOR.fields:
+        known = whole.DESCRIPTOR.fields_by_number.get(field.number)
+        assert known is not None or field.name == "relay_peers", field.full_name
+        assert known is None or known.is_repeated == field.is_repeated, field.full_name
 
 
 def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:

@@ -11,7 +11,6 @@ from typing import Final
 
 from store.gateway.filter import FILTER_SUBSCRIBE
 from store.gateway.gossipsub_wire import (
-    Prune,
     encode_graft,
     encode_idontwant,
     encode_ihave,
@@ -22,8 +21,9 @@ from store.gateway.gossipsub_wire import (
 )
 from store.gateway.light_push import LIGHT_PUSH
 from store.gateway.relay import RELAY
-from store.gateway.wire import bytes_field, delimited, fields, number_field
+from store.gateway.wire import delimited
 from storenode.message.varint import varint
+from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import (
@@ -205,9 +205,14 @@ async def status_of(client: WakuClient, protocol: str, request: bytes) -> int:
     """Return the status in the answer to a request of light push or filter."""
     answer = await client.ask(protocol, delimited(request))
     size_bytes = 1 if answer[0] < 0x80 else 2
-    found = dict(fields(answer[size_bytes:]))[10]
-    assert isinstance(found, int)
-    return found
+    return wire.WakuResponse.FromString(answer[size_bytes:]).status_code
+
+
+def subscription(topic: str, content_topics: list[str]) -> bytes:
+    """Return a request to subscribe."""
+    return wire.FilterRequest(
+        request_id=b"r", kind=1, pubsub_topic=topic, content_topics=content_topics
+    ).SerializeToString()
 
 
 async def broken_services(address: str, rng: random.Random) -> None:
@@ -215,15 +220,12 @@ async def broken_services(address: str, rng: random.Random) -> None:
     message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
 
     def push(topic: str, message: WakuMessage) -> bytes:
-        return (
-            bytes_field(1, b"r")
-            + bytes_field(20, topic.encode())
-            + bytes_field(21, message.SerializeToString())
-        )
+        return wire.LightPushRequest(
+            request_id=b"r", pubsub_topic=topic, message=message.SerializeToString()
+        ).SerializeToString()
 
     def subscribe(topic: str, count: int) -> bytes:
-        named = b"".join(bytes_field(11, b"/a/1/%d/proto" % each) for each in range(count))
-        return bytes_field(1, b"r") + number_field(2, 1) + bytes_field(10, topic.encode()) + named
+        return subscription(topic, [f"/a/1/{each}/proto" for each in range(count)])
 
     here, elsewhere = "/waku/2/rs/1/2", "/waku/2/rs/65535/0"
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
@@ -243,11 +245,8 @@ async def many_subscriptions(address: str, rng: random.Random) -> None:
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         codes = []
         for number in range(100):
-            named = b"".join(
-                bytes_field(11, b"/many/1/%d-%d/proto" % (number, each)) for each in range(100)
-            )
-            request = bytes_field(1, b"r") + number_field(2, 1)
-            request += bytes_field(10, b"/waku/2/rs/1/2") + named
+            topics = [f"/many/1/{number}-{each}/proto" for each in range(100)]
+            request = subscription("/waku/2/rs/1/2", topics)
             codes.append(await status_of(client, FILTER_SUBSCRIBE, request))
         assert codes == [200] * 10 + [503] * 90
 
@@ -267,7 +266,7 @@ async def hostile_relay(address: str, rng: random.Random) -> None:
         lambda: encode_idontwant(invented(4_000)),
         lambda: encode_subscriptions(f"/waku/2/rs/9/{each}" for each in range(900)),
         lambda: encode_graft(topic) * 900,
-        lambda: encode_prune(Prune(topic, 2**40)) + encode_graft(topic),
+        lambda: encode_prune(topic, 2**40) + encode_graft(topic),
         lambda: encode_message(topic, rng.randbytes(500)),
         lambda: encode_message(topic, bytes(160_000)),
     )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -17,10 +17,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from store.gateway.filter import FILTER_SUBSCRIBE
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
-from store.gateway.wire import bytes_field, delimited, fields, number_field
+from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.message.varint import varint
+from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NETWORK, NODE_PAGE, PUBSUB, SHARD, TOPICS
@@ -220,7 +221,8 @@ async def test_metadata_and_the_largest_page_are_those_of_the_node(
         metadata = await client.ask(METADATA, b"\x00")
     # The node's own limit, 1,000 messages and 4 MiB, not that of other stores.
     assert (len(most.messages), most.HasField("pagination_cursor")) == (len(messages), False)
-    assert metadata == delimited(number_field(1, CLUSTER) + number_field(2, SHARD))
+    known = wire.WakuMetadata(cluster_id=CLUSTER, shards=[SHARD])
+    assert metadata == delimited(known.SerializeToString())
 
 
 async def test_queries_are_answered_as_nwaku_answers_them(
@@ -270,16 +272,21 @@ async def test_an_answer_has_every_field_that_nwaku_requires(
     asked = StoreQueryRequest(include_data=True, pagination_limit=1_000, pagination_forward=True)
     empty = 0
     async with WakuClient.connected(gateway.address("tcp")) as client:
-        for _ in range(2):
+        for status in (200, 400):
             answer = await client.ask(STORE_QUERY, delimited(asked.SerializeToString()))
-            found: list[tuple[int, Any]] = list(fields(answer[len(varint(len(answer))) :]))
-            assert {1, 10, 11} <= {number for number, _ in found}
-            for entry in (dict(fields(value)) for number, value in found if number == 20):
-                assert entry.keys() == {1, 2, 3}
-                message = dict(fields(cast("bytes", entry[2])))
-                assert {1, 2} <= message.keys()
-                empty += message[1] == b""
-            asked.pagination_cursor = dict(found).get(51, b"")
+            encoded = answer[len(varint(len(answer))) :]
+            head, page = wire.WakuResponse.FromString(encoded), wire.QueriedPage.FromString(encoded)
+            assert head.HasField("request_id")
+            assert head.status_description
+            assert head.status_code == status
+            for each in page.messages:
+                assert each.message_hash
+                assert each.pubsub_topic
+                message = wire.RelayedMessage.FromString(each.message)
+                assert message.HasField("payload")
+                assert message.HasField("content_topic")
+                empty += message.payload == b""
+            asked.pagination_cursor = b"no cursor"
     assert empty == sum(not each.payload for each in messages) > 0
 
 
@@ -289,37 +296,37 @@ async def test_an_answer_has_every_field_that_nwaku_requires(
 def message(payload: bytes = b"text", **more: Any) -> bytes:  # noqa: ANN401 - its fields
     given = {"content_topic": TOPIC, "timestamp": time.time_ns(), **more}
     encoded = WakuMessage(payload=payload, **given).SerializeToString()
-    return encoded if payload else bytes_field(1, b"") + encoded
+    return encoded if payload else b"\x0a\x00" + encoded
 
 
 def request(encoded: bytes | None, topic: str | None = PUBSUB) -> bytes:
-    named = b"" if topic is None else bytes_field(20, topic.encode())
-    return bytes_field(1, b"r") + named + (b"" if encoded is None else bytes_field(21, encoded))
+    asked = wire.LightPushRequest(request_id=b"r", pubsub_topic=topic, message=encoded)
+    return asked.SerializeToString()
 
 
 def legacy(encoded: bytes, topic: str = PUBSUB) -> bytes:
-    inner = bytes_field(1, topic.encode()) + bytes_field(2, encoded)
-    return bytes_field(1, b"r") + bytes_field(2, inner)
+    inner = wire.LegacyPushRequest(pubsub_topic=topic, message=encoded)
+    return wire.LegacyLightPush(request_id=b"r", request=inner).SerializeToString()
 
 
 async def status_of(client: WakuClient, asked: bytes) -> tuple[bytes, int]:
     """Return the request ID and the status of the response."""
     answer = await client.ask(LIGHT_PUSH, delimited(asked))
-    parts = dict(fields(answer[1 if answer[0] < 0x80 else 2 :]))
-    assert (12 in parts) == (parts[10] == 200)
-    assert (11 in parts) == (parts[10] != 200)
-    return cast("bytes", parts[1]), cast("int", parts[10])
+    response = wire.WakuResponse.FromString(answer[1 if answer[0] < 0x80 else 2 :])
+    assert bool(response.relay_peers) == (response.status_code == 200)
+    assert bool(response.status_description) == (response.status_code != 200)
+    return response.request_id, response.status_code
 
 
 def cases(again: bytes) -> Iterator[tuple[bytes, tuple[bytes, int]]]:
     """Yield requests with the request ID and the status of their responses."""
-    not_utf8 = bytes_field(1, b"x") + bytes_field(2, b"\xff\xfe") + number_field(10, 2)
+    not_utf8 = wire.RelayedMessage(payload=b"x", content_topic=b"\xff\xfe", timestamp=1)
     for encoded, status in (
         *((again, 200), (again, 200), (message(b""), 200), (message(ephemeral=True), 200)),
         (message(timestamp=None), 420),
         (message(timestamp=time.time_ns() - HOUR_NS), 420),
         (message(timestamp=time.time_ns() + HOUR_NS), 420),
-        *((not_utf8, 420), (message(bytes(150 * 1024)), 413)),
+        *((not_utf8.SerializeToString(), 420), (message(bytes(150 * 1024)), 413)),
     ):
         yield request(encoded), (b"r", status)
     yield request(message(), None), (b"r", 421)
@@ -341,9 +348,11 @@ async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[
                     for asked, answered in cases(message(payloads[0])):
                         assert await status_of(client, asked) == answered, asked[:100]
                     old = delimited(legacy(message(payloads[1])))
-                    inner = number_field(1, 1) + bytes_field(2, b"OK")
-                    answer = delimited(bytes_field(1, b"r") + bytes_field(3, inner))
-                    assert await client.ask(LEGACY_LIGHT_PUSH, old) == answer
+                    done = wire.LegacyPushResponse(is_success=True, info="OK")
+                    answer = wire.LegacyLightPush(
+                        request_id=b"r", response=done
+                    ).SerializeToString()
+                    assert await client.ask(LEGACY_LIGHT_PUSH, old) == delimited(answer)
                     with pytest.raises(StreamResetError):
                         await client.ask(LIGHT_PUSH, delimited(bytes(300 * 1024)))
                     assert (await status_of(client, request(message(payloads[2]))))[1] == 200

@@ -14,9 +14,10 @@ import pytest
 
 from store.gateway.identity import kept_identity
 from store.gateway.light_push import LIGHT_PUSH
-from store.gateway.wire import bytes_field, delimited
+from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import LightPushRequest
 from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_NWAKU,
     PublishRequest,
@@ -106,9 +107,10 @@ async def test_messages_reach_each_store_of_the_network_once_and_a_leaf_accepts_
                 timestamp=time.time_ns(),
                 ephemeral=payload == b"now",
             )
-            request = bytes_field(1, b"r") + bytes_field(20, PUBSUB.encode())
-            request += bytes_field(21, message.SerializeToString())
-            await client.ask(LIGHT_PUSH, delimited(request))
+            request = LightPushRequest(
+                request_id=b"r", pubsub_topic=PUBSUB, message=message.SerializeToString()
+            )
+            await client.ask(LIGHT_PUSH, delimited(request.SerializeToString()))
     expected.remove(b"now")
     eventually(lambda: stored(node_a) == stored(leaf) == sorted(expected))
     eventually(lambda: stored(node_b) == sorted([*expected, b"old"]))

@@ -26,8 +26,6 @@ from store.gateway.gossipsub import (
 )
 from store.gateway.gossipsub_wire import (
     GossipMessage,
-    Prune,
-    Rpc,
     encode_graft,
     encode_idontwant,
     encode_ihave,
@@ -35,6 +33,8 @@ from store.gateway.gossipsub_wire import (
     encode_message,
     encode_prune,
     encode_subscriptions,
+    ids_of,
+    messages_of,
     parse_rpc,
 )
 from store.gateway.limits import (
@@ -43,7 +43,7 @@ from store.gateway.limits import (
     MAX_RPC_ENTRIES,
     MAX_RPC_IDS,
 )
-from store.gateway.wire import bytes_field, number_field
+from storenode.wire.storenode.internal.v1 import libp2p_pb2 as wire
 
 VECTORS: Final = json.loads(
     gzip.decompress((Path(__file__).parents[2] / "vectors" / "waku_relay.json.gz").read_bytes())
@@ -75,18 +75,16 @@ def sent(effects: list[RouterEffect]) -> list[tuple[str, bytes]]:
 def test_recorded_rpcs_are_read_and_written_alike(rpc: str) -> None:
     data = bytes.fromhex(rpc)
     parsed = parse_rpc(data)
-    again = b"".join(
-        bytes_field(
-            1, number_field(1, int(each.is_subscribed)) + bytes_field(2, each.topic.encode())
-        )
-        for each in parsed.subscriptions
-    )
-    again += b"".join(encode_message(each.topic, each.data) for each in parsed.messages)
-    again += b"".join(encode_ihave(topic, ids) for topic, ids in parsed.ihave)
-    again += encode_iwant(parsed.iwant) if parsed.iwant else b""
-    again += b"".join(map(encode_graft, parsed.graft)) + b"".join(map(encode_prune, parsed.prune))
-    again += encode_idontwant(parsed.idontwant) if parsed.idontwant else b""
-    assert parse_rpc(again) == parsed != Rpc()
+    control = parsed.control
+    again = wire.GossipsubRpc(subscriptions=parsed.subscriptions).SerializeToString()
+    again += b"".join(encode_message(each.topic, each.data) for each in messages_of(parsed))
+    again += b"".join(encode_ihave(each.topic, ids_of(each)) for each in control.ihave)
+    again += b"".join(encode_iwant(ids_of(each)) for each in control.iwant)
+    again += b"".join(encode_graft(each.topic) for each in control.graft)
+    again += b"".join(encode_prune(each.topic, each.backoff_s) for each in control.prune)
+    again += b"".join(encode_idontwant(ids_of(each)) for each in control.idontwant)
+    parsed.DiscardUnknownFields()
+    assert parse_rpc(again) == parsed != wire.GossipsubRpc()
 
 
 def test_message_ids_are_those_of_nwaku() -> None:
@@ -106,18 +104,28 @@ def test_any_bytes_are_an_rpc_or_a_value_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        bytes_field(1, bytes_field(2, b"t")) * (MAX_RPC_ENTRIES + 1),
+        encode_subscriptions(["t"] * (MAX_RPC_ENTRIES + 1)),
         b"\x0a\x00" * 70_000,
-        b"\x0dsize" * (MAX_RPC_ENTRIES + 1),
         encode_ihave(ONE, [bytes(32)] * (MAX_RPC_IDS + 1)),
-        bytes_field(3, bytes_field(3, bytes_field(1, b"t")) * (MAX_RPC_ENTRIES + 1)),
-        bytes_field(3, bytes_field(1, b"\x12\x00" * (MAX_RPC_IDS + 1))),
-        bytes_field(2, bytes_field(4, b"\xff")),
+        encode_iwant([b""] * (MAX_RPC_IDS + 1)),
+        b"".join([encode_graft("t")] * (MAX_RPC_ENTRIES + 1)),
+        b"".join([encode_idontwant([bytes(32)])] * (MAX_RPC_ENTRIES + 1)),
+        wire.GossipsubRpc(messages=[wire.GossipsubMessage(data=b"no topic")]).SerializeToString(),
+        wire.GossipsubRpc(
+            control=wire.GossipsubControl(ihave=[wire.GossipsubIds()])
+        ).SerializeToString(),
+        b"\x12\x03\x22\x01\xff",
     ],
 )
 def test_rpcs_that_no_honest_peer_sends_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"RPC|utf-8|field topic"):
+    with pytest.raises(ValueError, match=r"RPC has more|are no GossipsubRpc|field topic"):
         parse_rpc(data)
+
+
+def test_ids_of_other_sizes_and_unknown_fields_are_dropped() -> None:
+    ids = [b"", bytes(31), bytes(32), bytes(33)]
+    control = parse_rpc(encode_ihave(ONE, ids) + encode_iwant(ids) + b"\x0dsize" * 9).control
+    assert ids_of(*control.ihave) == ids_of(*control.iwant) == [bytes(32)]
 
 
 def test_no_graft_is_sent_while_a_peer_may_remember_an_earlier_stream() -> None:
@@ -139,7 +147,7 @@ def test_a_graft_within_the_backoff_is_pruned_and_repeated_ones_cut_the_peer_off
         subject.join(0, str(number), is_outbound=False)
         subject.receive(0, str(number), encode_subscriptions([ONE]))
         effects = subject.receive(1, str(number), encode_graft(ONE))
-    assert sent(effects) == [(str(MAX_MESH_PEERS), encode_prune(Prune(ONE, BACKOFF_S)))]
+    assert sent(effects) == [(str(MAX_MESH_PEERS), encode_prune(ONE, BACKOFF_S))]
     assert len(subject._mesh[ONE]) == MAX_MESH_PEERS
     last = str(MAX_MESH_PEERS)
     reasons = []
@@ -162,7 +170,7 @@ def test_a_flood_of_announcements_is_asked_for_within_its_limit_and_punished() -
     for number in range(20):
         ids = [(number * 4_000 + each).to_bytes(32, "big") for each in range(4_000)]
         for _, rpc in sent(subject.receive(1, "liar", encode_ihave(ONE, ids))):
-            requested += len(parse_rpc(rpc).iwant)
+            requested += len(ids_of(*parse_rpc(rpc).control.iwant))
     assert requested == MAX_IWANT_PER_HEARTBEAT
     effects = [each for now in range(2, 8) for each in subject.heartbeat(now)]
     assert effects == [Disconnect("liar", "it does not send what it announces")]
@@ -184,9 +192,8 @@ def test_a_message_is_served_three_times_to_a_peer_and_not_to_one_that_refuses_i
 def test_a_signed_message_or_one_of_another_topic_does_not_hide_the_genuine_one() -> None:
     subject = router()
     subject.join(0, "a", is_outbound=False)
-    signed = bytes_field(
-        2, bytes_field(2, b"x") + bytes_field(4, ONE.encode()) + bytes_field(5, b"s")
-    )
+    named = wire.GossipsubMessage(data=b"x", topic=ONE, signature=b"s")
+    signed = wire.GossipsubRpc(messages=[named]).SerializeToString()
     assert subject.receive(1, "a", signed) == []
     assert subject.receive(1, "a", encode_message("/waku/2/rs/7/9", b"x")) == []
     arrived = subject.receive(1, "a", encode_message(ONE, b"x"))
@@ -239,7 +246,7 @@ def test_any_order_of_events_keeps_the_invariants(
             case _:
                 encoded = {
                     "graft": encode_graft(message.topic),
-                    "prune": encode_prune(Prune(message.topic, number)),
+                    "prune": encode_prune(message.topic, number),
                     "ihave": encode_ihave(message.topic, [message.message_id]),
                     "iwant": encode_iwant([message.message_id]),
                 }[what]
@@ -251,7 +258,8 @@ def test_the_largest_announcement_is_within_the_limits_of_nwaku() -> None:
     ids = [number.to_bytes(32, "big") for number in range(gossipsub.IHAVE_IDS)]
     rpc = encode_ihave(ONE, ids)
     assert len(rpc) <= MAX_RPC_BYTES
-    assert parse_rpc(rpc).ihave == [(ONE, ids)]
+    (announced,) = parse_rpc(rpc).control.ihave
+    assert (announced.topic, ids_of(announced)) == (ONE, ids)
 
 
 def test_backoffs_are_bounded_and_outlive_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +267,7 @@ def test_backoffs_are_bounded_and_outlive_a_new_stream(monkeypatch: pytest.Monke
     subject = router()
     for number in range(30):
         subject.join(0, f"stranger {number}", is_outbound=False)
-        subject.receive(0, f"stranger {number}", encode_prune(Prune(ONE, 2**40)))
+        subject.receive(0, f"stranger {number}", encode_prune(ONE, 2**40))
         subject.leave(f"stranger {number}")
         subject.check()
     subject.join(1, "stranger 29", is_outbound=True)
@@ -281,7 +289,7 @@ def test_strangers_do_not_keep_the_peers_of_this_router_out_of_its_mesh() -> Non
 def test_a_peer_that_prunes_and_grafts_by_turns_is_disconnected() -> None:
     subject = router()
     subject.join(0, "a", is_outbound=False)
-    flapping = encode_prune(Prune(ONE, 1)) + encode_graft(ONE)
+    flapping = encode_prune(ONE, 1) + encode_graft(ONE)
     effects = [each for _ in range(200) for each in subject.receive(1, "a", flapping)]
     assert [each.reason for each in effects if isinstance(each, Disconnect)] == [
         "it asks for a place in the mesh too often"

@@ -40,7 +40,7 @@ from store.gateway.multiplexing import (
 )
 from store.gateway.multistream import ByteReader, negotiate, propose
 from store.gateway.streams import Stream
-from store.gateway.wire import MAX_VARINT_BYTES, decode_varint, delimited, fields
+from store.gateway.wire import MAX_VARINT_BYTES, decode_varint, delimited
 from store.gateway.yamux import Yamux
 from storenode.message.varint import varint
 
@@ -73,15 +73,6 @@ def test_any_bytes_are_a_varint_incomplete_or_too_long(data: bytes) -> None:
         assert all(byte >= 0x80 for byte in data[:MAX_VARINT_BYTES])
     else:
         assert found is None or found[1] <= min(len(data), MAX_VARINT_BYTES)
-
-
-@given(st.binary(max_size=100))
-def test_any_bytes_are_fields_or_refused(data: bytes) -> None:
-    try:
-        found = list(fields(data))
-    except ValueError:
-        return
-    assert sum(len(value) for _, value in found if isinstance(value, bytes)) <= len(data)
 
 
 def addresses() -> Iterator[st.SearchStrategy[str]]:

@@ -26,7 +26,6 @@ from store.gateway.feed import NodeFeed, parse_page
 from store.gateway.filter import (
     FILTER_SUBSCRIBE,
     Filter,
-    FilterRequest,
     FilterRequestType,
     encode_push,
     parse_request,
@@ -46,10 +45,11 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
 from store.gateway.relay import Relay
 from store.gateway.spool import Spool
-from store.gateway.wire import delimited, encode_status, fields
+from store.gateway.wire import delimited, encode_status
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts
 from storenode.connection.errors import NodeError
+from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_RELAY, FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -87,18 +87,18 @@ def test_answers_are_those_that_js_waku_accepted() -> None:
         if what == "filter push":
             continue
         answer = bytes.fromhex(exchange["answer"])
-        request, parts = bytes.fromhex(exchange["request"]), dict(fields(answer))
+        request, parsed = bytes.fromhex(exchange["request"]), wire.WakuResponse.FromString(answer)
         if what == "filter":
-            sentence, status = cast("bytes", parts[11]).decode(), cast("int", parts[10])
+            status, sentence = parsed.status_code, parsed.status_description
             made = encode_status(parse_request(request).request_id, status, sentence)
         elif what == "lightpush 3":
-            if parts[10] != PushStatus.SUCCESS:
+            if parsed.status_code != PushStatus.SUCCESS:
                 continue
             made = encode_push_response(
                 PushResponse(parse_push_request(request).request_id, PushStatus.SUCCESS)
             )
         else:
-            if dict(fields(cast("bytes", parts[3])))[1] != 1:
+            if not wire.LegacyLightPush.FromString(answer).response.is_success:
                 continue
             made = encode_legacy_response(
                 PushResponse(parse_legacy_request(request).request_id, PushStatus.SUCCESS)
@@ -111,14 +111,13 @@ def test_answers_are_those_that_js_waku_accepted() -> None:
 def test_pushes_are_those_that_js_waku_accepted() -> None:
     frames = [each["frame"] for each in VECTORS["accepted"] if each["what"] == "filter push"]
     for frame in map(bytes.fromhex, frames):
-        encoded, topic = (cast("bytes", value) for _, value in fields(frame))
-        page = FollowPage()
-        entry = page.messages.add(pubsub_topic=topic.decode())
-        entry.message.MergeFromString(encoded)
+        pushed, page = wire.FilterPush.FromString(frame), FollowPage()
+        entry = page.messages.add(pubsub_topic=pushed.pubsub_topic)
+        entry.message.MergeFromString(pushed.message)
         (message,), _ = parse_page(page.SerializeToString())
-        again = dict(fields(encode_push(message)))
-        assert WakuMessage.FromString(cast("bytes", again[1])) == entry.message
-        assert again[2] == topic
+        again = wire.FilterPush.FromString(encode_push(message))
+        assert WakuMessage.FromString(again.message) == entry.message
+        assert again.pubsub_topic == pushed.pubsub_topic
     assert frames
 
 
@@ -135,7 +134,7 @@ def test_pushed_messages_always_have_the_field_that_nwaku_requires() -> None:
     )
     (message,), cursor = parse_page(page.SerializeToString())
     assert (cursor, message.content_topic, message.timestamp_ns) == (b"c", "/a/1/b/proto", -(2**62))
-    assert 1 in dict(fields(message.encoded))
+    assert wire.RelayedMessage.FromString(message.encoded).HasField("payload")
 
 
 class FakeConnection:
@@ -160,11 +159,15 @@ def connections(count: int) -> list[WakuConnection]:
     return [cast("WakuConnection", FakeConnection(client)) for _ in range(count)]
 
 
-def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> FilterRequest:
-    return FilterRequest(b"r", kind, pubsub, contents)
+def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> wire.FilterRequest:
+    return wire.FilterRequest(
+        request_id=b"r", kind=kind, pubsub_topic=pubsub, content_topics=contents
+    )
 
 
-def status_of(found: Filter, asked: FilterRequest, connection: WakuConnection, now_ns: int) -> int:
+def status_of(
+    found: Filter, asked: wire.FilterRequest, connection: WakuConnection, now_ns: int
+) -> int:
     try:
         found.handle(asked, connection, now_ns)
     except StatusError as error:

@@ -33,10 +33,11 @@ from store.gateway.noise import SecurePipe, StaticKey
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
-from store.gateway.wire import bytes_field, delimited, encode_status, fields, number_field
+from store.gateway.wire import delimited, encode_status
 from store.gateway.yamux import Yamux
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
+from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
 from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_NWAKU,
     FollowPage,
@@ -102,12 +103,9 @@ async def until(is_reached: Callable[[], bool]) -> None:
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 TOPIC: Final = "/a/1/b/proto"
-SUBSCRIBE: Final = (
-    bytes_field(1, b"r")
-    + number_field(2, 1)
-    + bytes_field(10, PUBSUB.encode())
-    + bytes_field(11, TOPIC.encode())
-)
+SUBSCRIBE: Final = wire.FilterRequest(
+    request_id=b"r", kind=1, pubsub_topic=PUBSUB, content_topics=[TOPIC]
+).SerializeToString()
 
 
 class FollowedNode:
@@ -158,9 +156,9 @@ async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mpl
         del stream, connection
         taken.append([])
         for _ in range(2):
-            pushed = dict(fields(await reader.delimited(1_000)))
-            message = WakuMessage.FromString(cast("bytes", pushed[1]))
-            assert (pushed[2], message.content_topic) == (PUBSUB.encode(), TOPIC)
+            pushed = wire.FilterPush.FromString(await reader.delimited(1_000))
+            message = WakuMessage.FromString(pushed.message)
+            assert (pushed.pubsub_topic, message.content_topic) == (PUBSUB, TOPIC)
             taken[-1].append(message.payload)
         raise StreamEndedError
 
@@ -344,7 +342,7 @@ def counted(metrics: GatewayMetrics, **labels: str) -> float:
 
 
 def frame_of(message: tuple[bytes, int, str, bytes]) -> bytes:
-    return bytes_field(1, message[2].encode()) + bytes_field(2, message[3])
+    return wire.TransferredMessage(pubsub_topic=message[2], message=message[3]).SerializeToString()
 
 
 BOTH: Final = [made(b"both %d" % number, 400 + number) for number in range(300)]

@@ -115,7 +115,7 @@ def _reads(node: Node, process: Process, rng: Rng) -> tuple[Coverage, _Views]:
     assert node.peering is not None
     ids = SimIds(process, rng)
     views = _Views(process, ids, node.peering.index)
-    return Coverage(views, SimStatements(process, rng), ids), views
+    return Coverage(views.open_view, SimStatements(process, rng), ids), views
 
 
 async def ask_coverage(node: Node, process: Process, rng: Rng) -> None:

@@ -131,7 +131,7 @@ class LatticeReader:
         self._left = most_summed()
 
     async def read(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
-        """Return what `store.domain.view.OpenView.lattices` does; once."""
+        """Return what `store.domain.view.ColdView.lattices` does; once."""
         lows = [low for low, _ in spans]
         sums = [LatticeSum() for _ in spans]
 
@@ -275,7 +275,7 @@ class SnapshotView:
         return await self._in_time(partial(self._load, needs))
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
-        """Return what `OpenView.lattices` does."""
+        """Return what `ColdView.lattices` does."""
         reader = LatticeReader(self.connection, self.folded, self.minutes)
         return await self._in_time(partial(reader.read, spans))
 

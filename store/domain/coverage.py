@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -20,11 +21,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from reconcile.ids import HASH_WORDS, LOWEST, SyncIds, ordered
-from reconcile.view import Spans
+from reconcile.ids import HASH_WORDS, LOWEST, SyncId, SyncIds, ordered
+from reconcile.view import Measured, Spans
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
-from store.domain.view import OpenView, Reconcilable, Span, StoredIds
+from store.domain.view import Span, StoredIds
 from storenode.message.limits import NS_PER_S
 
 BLOCK_NS: Final = 10 * MINUTE_NS
@@ -50,8 +51,23 @@ Sums = Mapping[Span, tuple[int, bytes]]
 """The count and the XOR (32 bytes) of the messages that are stored here, by span."""
 
 
-async def measure_spans(view: OpenView, where: Iterable[Span]) -> Sums:
-    """Return the sums of spans, which may overlap, in their order; raises as `OpenView.measure`."""
+class MeasuredView(Protocol):
+    """The contents of a store at one moment, whose spans can be measured."""
+
+    @property
+    def horizon(self) -> SyncId:
+        """The lowest ID that is stored or accepted."""
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The newest commits of what it was made from; of what was read, so far."""
+
+    async def measure(self, spans: Spans) -> Measured:
+        """Return counts and fingerprints of spans; raises `NotServingError`."""
+
+
+async def measure_spans(view: MeasuredView, where: Iterable[Span]) -> Sums:
+    """Return the sums of spans, which may overlap, in their order; raises `NotServingError`."""
     spans = list(where)
     if not spans:
         return {}
@@ -480,9 +496,12 @@ class Coverage:
     """
 
     def __init__(
-        self, reconcilable: Reconcilable, statements: Statements, stored: StoredIds
+        self,
+        open_view: Callable[[SyncId, SyncId], AbstractAsyncContextManager[MeasuredView]],
+        statements: Statements,
+        stored: StoredIds,
     ) -> None:
-        self._reconcilable = reconcilable
+        self._open_view = open_view
         self._statements = statements
         self._stored = stored
 
@@ -503,7 +522,7 @@ class Coverage:
         stated = await self._statements.between(start_ns, end_ns)
         spans = [*measured, *(each.span for found in stated.values() for each in found)]
         lower_ns = max(0, min([start_ns, *(span[0] for span in spans)]))
-        async with self._reconcilable.open_view((lower_ns, LOWEST[1]), (end_ns, LOWEST[1])) as view:
+        async with self._open_view((lower_ns, LOWEST[1]), (end_ns, LOWEST[1])) as view:
             sums = await measure_spans(view, spans)
             return KnownCoverage(stated, sums, view.places, view.horizon[0])
 

@@ -328,7 +328,7 @@ class NodeRuntime:
         self.reconcilable = IndexedReconcilable(ids, index)
         self._statements = StatementBuffer(DatabaseStatements(database))
         stack.push_async_callback(finish, self._statements.flush)
-        self.coverage = Coverage(self.reconcilable, self._statements, ids)
+        self.coverage = Coverage(self.reconcilable.open_view, self._statements, ids)
         self._online = DatabaseOnlineTimes(database)
         self.maintainer = Maintainer(
             database.connect,

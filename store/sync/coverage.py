@@ -26,8 +26,8 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
-from store.domain.view import OpenView
 from store.sync.index.view_reads import in_thread_if
+from store.sync.index.views import StoredView
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.report import ContentConflict, SessionReport
 from storenode.common.bounded_dict import BoundedDict
@@ -53,10 +53,10 @@ def comparison_of(
     )
 
 
-async def measure(view: OpenView, result: Result, found: Comparison, now_ns: int) -> Sums | None:
+async def measure(view: StoredView, result: Result, found: Comparison, now_ns: int) -> Sums | None:
     """Measure the spans that a session may state something about; None: there are none.
 
-    Raises as `OpenView.measure`.
+    Raises as `StoredView.measure`.
     """
     if result.refusal or result.truncated:
         return None

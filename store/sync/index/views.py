@@ -1,4 +1,4 @@
-"""`store.domain.view.Reconcilable`: the index in memory over the summaries of the store.
+"""Views of a store for reconciliation: the index in memory over the summaries of the database.
 
     open_view ─ newest commit, horizon ─► the index once it has that commit: its view, its floor
          │                                      │ not in time, or there is no index
@@ -58,7 +58,9 @@ class IndexedReconcilable:
         *,
         recent: bool = False,
     ) -> AsyncIterator[StoredView]:
-        """Return a view of what is stored in a range (see `store.domain.view.Reconcilable`).
+        """Open a view of a half-open range, with everything that was acknowledged.
+
+        ``recent``: what other nodes of the store took in the last seconds may be missing.
 
         Raises:
             StoreUnavailableError: the database does not serve.
@@ -108,7 +110,7 @@ class IndexedReconcilable:
 
 
 class StoredView:
-    """`store.domain.view.OpenView` of an index and summaries."""
+    """The IDs of a store at one moment: those of the index in memory over summaries."""
 
     def __init__(
         self,
@@ -124,11 +126,12 @@ class StoredView:
         """Below it nothing is held, or kept."""
         self._hot = hot
         self._cold = cold
-        self._ids: View
+        self.ids: View
+        """The IDs of the range that was opened; `load` reads what they need."""
         if hot is not None:
-            self._ids = MemoryView(hot.view, hot.floor)
+            self.ids = MemoryView(hot.view, hot.floor)
         if cold is not None:
-            self._ids = self._covered(cold)
+            self.ids = self._covered(cold)
 
     @property
     def memory_start(self) -> SyncId | None:
@@ -146,7 +149,7 @@ class StoredView:
         return None if self._hot is None else self._hot.view
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
-        """Return what `OpenView.lattices` does: above the floor from what is in memory."""
+        """Return the sums of disjoint, ascending ranges (see `ColdView.lattices`)."""
         hot, floor_ns = self._hot, self._floor_ns
         below = [(low, min(high, floor_ns)) for low, high in spans if low < floor_ns]
         above = [(max(low, floor_ns), high) for low, high in spans if high > floor_ns]
@@ -199,11 +202,6 @@ class StoredView:
         """The time from which on every ID is in memory."""
         return MAX_TIMESTAMP_NS if self._hot is None else self._hot.floor[0]
 
-    @property
-    def ids(self) -> View:
-        """The IDs of the range that was opened."""
-        return self._ids
-
     async def load(self, needs: Needs) -> Loaded:
         """Read what the view lacks; raises as `measure`."""
         return await (await self._opened_cold()).load(needs)
@@ -231,7 +229,7 @@ class StoredView:
                 raise StoreUnavailableError(
                     "messages were dropped since the view was opened; try again"
                 )
-            self._ids = self._covered(cold)
+            self.ids = self._covered(cold)
         return self._cold
 
     def _covered(self, cold: ColdView) -> SummaryView:

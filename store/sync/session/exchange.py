@@ -36,7 +36,6 @@ from store.domain.coverage import Comparison, Statements, Sums
 from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import NotServingError, PeerAddress, PeerError
-from store.domain.view import OpenView, Reconcilable
 from store.sync.coverage import comparison_of, measure, statements_of
 from store.sync.errors import (
     EXPECTED,
@@ -47,6 +46,7 @@ from store.sync.errors import (
 )
 from store.sync.frames import parse_reconcile, pieces
 from store.sync.index.view_reads import in_thread_if
+from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     FIRST_FRAME_S,
@@ -107,7 +107,7 @@ class ExchangeWork:
     store_id: str
     cluster: int
     shards: tuple[int, ...]
-    reconcilable: Reconcilable
+    reconcilable: IndexedReconcilable
     transfer: TransferWork
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
@@ -117,7 +117,7 @@ class ExchangeWork:
     compact_from: int | None = COMPACT_FROM_IDS
     statements: Statements | None = None
 
-    def horizon(self, view: OpenView) -> SyncId:
+    def horizon(self, view: StoredView) -> SyncId:
         """Return the bound below which nothing is held, or all would be refused as too old."""
         now_ns = self.transfer.environment.now_ns()
         refused_below_ns = self.transfer.policy().horizon_ns
@@ -408,7 +408,7 @@ class Exchange:
     # Statements of coverage
 
     async def _measure(
-        self, report: SessionReport, side: Reconciliation, result: Result, view: OpenView
+        self, report: SessionReport, side: Reconciliation, result: Result, view: StoredView
     ) -> tuple[Comparison, Sums] | None:
         """Measure what this session, which this node began, will make statements about."""
         if self.work.statements is None or not report.store_id:

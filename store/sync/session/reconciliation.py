@@ -61,10 +61,11 @@ from reconcile.session import (
     SessionStep,
 )
 from store.domain.ports import StoreUnavailableError
-from store.domain.view import OpenView, Span
+from store.domain.view import Span
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
 from store.sync.index.view_reads import in_thread_if, worked_through
+from store.sync.index.views import StoredView
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
     MAX_RECONCILE_S,
@@ -133,7 +134,7 @@ class Reconciliation:
         exchange: Exchange,
         role: Role,
         stream: FrameStream,
-        view: OpenView | None,
+        view: StoredView | None,
         report: SessionReport,
         *,
         window: Bounds | None = None,

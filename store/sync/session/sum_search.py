@@ -28,8 +28,9 @@ import numpy as np
 from reconcile.ids import SyncIds, less, match
 from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS, HOUR_NS
-from store.domain.view import OpenView, Span
+from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
+from store.sync.index.views import StoredView
 from store.sync.limits import (
     FEW_LISTED_IDS,
     MAX_CONFLICT_PEERS,
@@ -135,7 +136,7 @@ class Search:
 
     def __init__(
         self,
-        view: OpenView,
+        view: StoredView,
         whole: Span,
         sent: SyncIds,
         seed: bytes,

@@ -187,7 +187,7 @@ async def peer_node(
                 statements=statements,
             )
         )
-        coverage = Coverage(reconcilable, statements, ids)
+        coverage = Coverage(reconcilable.open_view, statements, ids)
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         context = replace(context, now_ns=lambda: time.time_ns() + ahead_ns)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"

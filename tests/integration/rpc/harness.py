@@ -248,7 +248,7 @@ def context_of(
     return RpcContext(
         identity=identity,
         services=services,
-        coverage=Coverage(IndexedReconcilable(ids, index), statements, ids),
+        coverage=Coverage(IndexedReconcilable(ids, index).open_view, statements, ids),
         intake=DatabaseOnlineTimes(database).overlapping,
         missing_parents=partial(count_missing_parents, database),
         policy=lambda: rules.policy,

@@ -14,10 +14,10 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, Writer
-from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.node import system_environment
 from store.sync.errors import Fault, SessionFaultError
+from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
@@ -71,7 +71,7 @@ class World:
             store_id="sm",
             cluster=1,
             shards=(),
-            reconcilable=cast("Reconcilable", None),
+            reconcilable=cast("IndexedReconcilable", None),
             transfer=transfer,
             transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
@@ -224,7 +224,7 @@ def cuts_of(world: World) -> tuple[SyncId, ...]:
         world.exchange,
         Role.INITIATOR,
         cast("FrameStream", None),
-        cast("OpenView", _Empty()),
+        cast("StoredView", _Empty()),
         report,
         window=((10, bytes(32)), (END_NS, bytes(32))),
     )
@@ -262,5 +262,5 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
 
 def offering(exchange: Exchange, report: SessionReport) -> Reconciliation:
     bounds = (10, bytes(32)), (20, bytes(32))
-    stream, view = cast("FrameStream", None), cast("OpenView", _Empty())
+    stream, view = cast("FrameStream", None), cast("StoredView", _Empty())
     return Reconciliation(exchange, Role.INITIATOR, stream, view, report, window=bounds)

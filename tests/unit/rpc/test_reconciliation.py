@@ -32,6 +32,7 @@ from store.domain.ports import PeerError
 from store.domain.view import Span
 from store.sync.errors import EXPECTED, ProtocolBrokenError
 from store.sync.frames import parse_reconcile
+from store.sync.index.views import StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session import sum_search
 from store.sync.session.exchange import Exchange, ExchangeWork
@@ -232,7 +233,7 @@ def _verifying(
         exchange,
         role,
         stream,
-        SideView(side) if has_view else None,
+        cast("StoredView", SideView(side)) if has_view else None,
         side.report,
         window=window if is_initiator else None,
         session_id="" if is_initiator else "0" * 32,

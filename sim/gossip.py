@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sim.calls import CallClosedError, End, Ended, Status
 from sim.database import MAX_NEEDED, Database
-from sim.limits import NS_PER_MS
+from sim.limits import MAX_FRAME_IDS, NS_PER_MS
 from sim.process import Process
 from sim.promise import Promise
 from sim.rng import happens
@@ -36,7 +36,7 @@ from store.gossip.events import (
     FrameIn,
     FrameOut,
     GetEvents,
-    GossipCount,
+    GossipCounter,
     Inventory,
     OutgoingBodies,
     SyncLeaves,
@@ -100,9 +100,11 @@ class Frames:
         """Return a frame as the transport decodes it.
 
         Raises:
-            FrameRejectedError: it is no frame of gossip.
+            FrameRejectedError: it is no frame of gossip, or too large.
         """
         if isinstance(frame, Inventory | GetEvents | SyncLeaves):
+            if len(frame.ids) > MAX_FRAME_IDS:
+                raise FrameRejectedError("the frame has too many IDs")
             return frame
         if not isinstance(frame, OutgoingBodies):
             raise FrameRejectedError("this is no frame")
@@ -456,13 +458,15 @@ class Gossiping:
 
     # What the machine counts
 
-    def _count(self, counted: GossipCount) -> None:
+    def _count(self, what: GossipCounter, number: int, _reason: str) -> None:
         """Sum up what all machines count."""
-        self._world.counts[str(counted.what)] += counted.count
+        self._world.counts[str(what)] += number
 
     def _make(self) -> Gossip:
         gossip = self._world.gossip
-        machine = Gossip(self._owner.database.store_id, gossip.max_confirms, gossip.limits)
+        machine = Gossip(
+            self._owner.database.store_id, gossip.max_confirms, gossip.limits, self._count
+        )
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.bridge import Life
 from sim.calls import CallClosedError, End, Ended, Identity
 from sim.gossip import GOSSIP
-from sim.limits import NS_PER_S
+from sim.limits import MAX_FRAME_IDS, NS_PER_S
 from sim.network import Caller
 from sim.scenario import Trick
 from store.domain.admission import Admission
@@ -259,7 +259,7 @@ class Liar(Caller):
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
 
     def _lie(self) -> object:
-        rng, most = self._world.rng, self._world.gossip.limits.max_frame_ids
+        rng = self._world.rng
         announced = list(self._announced)[-_FRAME_IDS:]
         lies: dict[Trick, object] = {
             Trick.CLAIM: Inventory(announced or [rng.randbytes(32)]),
@@ -268,7 +268,7 @@ class Liar(Caller):
             if self._bodies
             else SyncLeaves(announced),
             Trick.ASK: GetEvents(announced) if announced else SyncLeaves(announced),
-            Trick.HOARD: Inventory([bytes(32)] * (most + 1)),
+            Trick.HOARD: Inventory([bytes(32)] * (MAX_FRAME_IDS + 1)),
             Trick.GARBAGE: rng.choice((b"garbage", OutgoingBodies([b"\xff"]))),
             Trick.DEAF: SyncLeaves(announced),
         }

@@ -18,6 +18,9 @@ COLLECT_AFTER_OBJECTS: Final = 500_000
 """So many new objects may wait for the garbage collector: nearly all live on. To collect as usual
 takes a fifth of the time of a run, and half of that of a group of 10,000."""
 
+MAX_FRAME_IDS: Final = 1_024
+"""IDs in a frame of gossip."""
+
 MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 

@@ -436,7 +436,6 @@ def _gossip_limits(rng: Rng) -> GossipLimits:
         unread_interval_ns=rng.choice((1, 5, 10)) * NS_PER_S,
         pushed_ids=rng.choice((0, 2, 2_048)),
         frame_ids=rng.choice((1, 7, 64)),
-        max_frame_ids=1_024,
         frame_bytes=rng.choice((200, 2_000, 100_000)),
         round_ids=rng.choice((1, 5, 64)),
         unstored_bytes=rng.choice((300, 2_000, 1_000_000)),

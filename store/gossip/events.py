@@ -25,7 +25,7 @@ happens, and again where that fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -251,14 +251,8 @@ class GossipCounter(StrEnum):
     CONFLICTS = "conflicts"
 
 
-@dataclass(frozen=True, slots=True)
-class GossipCount:
-    """An increment of a counter; ``reason`` is the label of a refusal."""
-
-    what: GossipCounter
-    count: int
-    reason: str = ""
-
+Count = Callable[[GossipCounter, int, str], None]
+"""Increments a counter by a number; the last argument is the label of a refusal, or empty."""
 
 Effect = (
     WriteFrame
@@ -271,5 +265,4 @@ Effect = (
     | Expire
     | CutOff
     | Conflicting
-    | GossipCount
 )

@@ -20,7 +20,6 @@ announced. While a peer that announced a parent can be asked, no other is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -77,7 +76,11 @@ class FetchSource:
     open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     guesses: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     rounds: list[FetchRound] = field(default_factory=list)
-    asked: int = 0
+
+    @property
+    def asked(self) -> int:
+        """The number of messages in rounds."""
+        return sum(len(round_.ids) for round_ in self.rounds)
 
     def offer(self, digest: bytes, *, guess: bool) -> None:
         """Offer a message for the next request to the peer."""
@@ -131,10 +134,8 @@ class FetchQueue:
     def leave(self, peer: str) -> None:
         """Remove a peer."""
         source = self.sources.pop(peer)
-        for round_ in source.rounds:
-            self._reopen(round_.ids, peer)
-        for digest in source.announced:
-            self._forget(digest, peer)
+        for digest in list(source.announced):
+            self._forget(source, digest, peer)
 
     def announce(
         self, digest: bytes, peer: str, content: bytes = b"", *, guess: bool = False
@@ -206,9 +207,7 @@ class FetchQueue:
         """Fetch a message no more from a peer whose copy is refused."""
         source = self.sources[peer]
         self._close(source, digest)
-        want = self._wants.get(digest)
-        if want is not None:
-            self._not_from(source, want, digest, peer)
+        self._forget(source, digest, peer)
 
     # Asking
 
@@ -231,7 +230,6 @@ class FetchQueue:
                 self.sources[other].withdraw(digest)
         if ids:
             source.rounds.append(FetchRound(now_ns, ids, guess))
-            source.asked += len(ids)
         return list(ids)
 
     def is_asked(self, digest: bytes, peer: str) -> bool:
@@ -253,7 +251,9 @@ class FetchQueue:
                     failed.append((peer, self._fail(source, peer, round_)))
                 elif not round_.given_up and now_ns >= round_.asked_ns + SILENCE_NS:
                     round_.given_up = True
-                    self._reopen(round_.ids, peer)
+                    for digest in round_.ids:
+                        if self._wants[digest].asked == peer:
+                            self._open(digest, self._wants[digest])
         return failed
 
     @property
@@ -282,23 +282,22 @@ class FetchQueue:
             assert all(self._wants[digest].is_open for digest in queue)
             assert all(self._wants[digest].peers[peer] is guess for digest in queue)
         assert sum(round_.guess for round_ in source.rounds) <= 1
-        assert source.asked == sum(len(round_.ids) for round_ in source.rounds)
         assert source.asked <= _FULL_ROUNDS * self._round_ids
         assert len(source.rounds) <= MAX_ROUNDS
         assert all(round_.ids for round_ in source.rounds)
 
     def _have_announced(self, digest: bytes, peer: str) -> None:
         """Turn a guess into an announcement; an open request for it came too early."""
-        want = self._wants[digest]
-        guess, want.peers[peer] = want.peers[peer], False
-        source = self.sources[peer]
-        if guess and self.is_asked(digest, peer):
-            self._close(source, digest)
-            if want.asked == peer:
-                self._reopen([digest], peer)
-        if guess and want.is_open:
-            source.withdraw(digest)
-            source.offer(digest, guess=False)
+        want, source = self._wants[digest], self.sources[peer]
+        if not want.peers[peer]:
+            return
+        want.peers[peer] = False
+        source.withdraw(digest)
+        self._close(source, digest)
+        if want.asked == peer:
+            want.asked = ""
+        if want.is_open:
+            self._open(digest, want)
 
     def _want(self, digest: bytes) -> _Fetch:
         want = self._wants.get(digest)
@@ -307,25 +306,23 @@ class FetchQueue:
             self._unknown[digest] = None
         return want
 
-    def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
-        """Open messages that a peer does not deliver to other peers."""
-        for digest in ids:
-            want = self._wants.get(digest)
-            if want is not None and want.asked == peer:
-                self._open(digest, want, but=peer)
-
-    def _open(self, digest: bytes, want: _Fetch, but: str = "") -> None:
+    def _open(self, digest: bytes, want: _Fetch) -> None:
         """Offer a message to peers that have announced it, or else to guessed ones."""
         want.asked = ""
-        free = [each for each in want.peers if each != but and not self.is_asked(digest, each)]
+        free = [each for each in want.peers if not self.is_asked(digest, each)]
         announced = [peer for peer in free if not want.peers[peer]]
         for peer in announced or free:
             self.sources[peer].offer(digest, guess=want.peers[peer])
 
-    def _forget(self, digest: bytes, peer: str) -> None:
-        """Remove a peer from those that may deliver a message."""
+    def _forget(self, source: FetchSource, digest: bytes, peer: str) -> None:
+        """Fetch a message no more from a peer that may have announced it, but from others."""
+        if source.announced.pop(digest, None) is None:
+            return
+        source.withdraw(digest)
         want = self._wants[digest]
         del want.peers[peer]
+        if want.asked == peer:
+            want.asked = ""
         if want.peers:
             if want.is_open:
                 self._open(digest, want)
@@ -335,7 +332,6 @@ class FetchQueue:
 
     def _fail(self, source: FetchSource, peer: str, round_: FetchRound) -> int:
         source.rounds.remove(round_)
-        source.asked -= len(round_.ids)
         faults = 0
         for digest in round_.ids:
             want = self._wants[digest]
@@ -344,24 +340,14 @@ class FetchQueue:
                 self._open(digest, want)
             else:
                 faults += not want.peers[peer]
-                self._not_from(source, want, digest, peer)
+                self._forget(source, digest, peer)
         return faults
-
-    def _not_from(self, source: FetchSource, want: _Fetch, digest: bytes, peer: str) -> None:
-        """Fetch a message from other peers, if there are any."""
-        if want.asked == peer:
-            self._reopen([digest], peer)
-        if digest in source.announced:
-            del source.announced[digest]
-            source.withdraw(digest)
-            self._forget(digest, peer)
 
     def _close(self, source: FetchSource, digest: bytes) -> None:
         """Remove a message from the round of a peer."""
         for round_ in source.rounds:
             if digest in round_.ids:
                 del round_.ids[digest]
-                source.asked -= 1
                 if not round_.ids:
                     source.rounds.remove(round_)
                 return

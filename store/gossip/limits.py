@@ -129,7 +129,6 @@ class GossipLimits:
         unstored_bytes: of received frames of one peer that wait for the database; with more, it is
             not read from.
         frame_ids: IDs in a frame that is sent, 140 kB.
-        max_frame_ids: IDs in a received frame; more are a fault.
         frame_bytes: bodies in a frame that is sent; a larger message goes alone.
         round_ids: IDs in one request for bodies.
         leaf_ids: leaves that are listed; the others are in the XOR and the count.
@@ -149,7 +148,6 @@ class GossipLimits:
     announced_ids: int = 16_384
     unstored_bytes: int = 8 * 1024 * 1024
     frame_ids: int = 4_096
-    max_frame_ids: int = 8_192
     frame_bytes: int = 1024 * 1024
     round_ids: int = 1_024
     leaf_ids: int = 256

@@ -32,16 +32,16 @@ Rules.
 10. A peer with this node's own store is turned away: the database is between the two.
 
 Inputs about peers that are not joined are passed over, since they may be under way when a peer
-leaves. An answer to something that was not asked, or of another length, raises `GossipStateError`
-and changes nothing.
+leaves. An answer to something that was not asked, or of another length, is a fault of the driver.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count as numbers
+from itertools import islice
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from store.domain.unread import GossipPeerState, UnreadEvent
@@ -50,13 +50,13 @@ from store.gossip.events import (
     Bodies,
     Committed,
     Conflicting,
+    Count,
     CutOff,
     Effect,
     Expire,
     FrameIn,
     FrameOut,
     GetEvents,
-    GossipCount,
     GossipCounter,
     GraphEvent,
     Inventory,
@@ -80,7 +80,6 @@ from store.gossip.unread import UnreadEvents
 from store.messages.conflicts import Conflict, is_other_content
 from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
-from storenode.message.limits import HASH_BYTES
 
 _TOO_NEW: Final = "too_new"
 """The label of admission for a message whose time has not come (`rules.Reason`)."""
@@ -90,10 +89,6 @@ _LEAVES_SHARE: Final = 4
 
 _P = ParamSpec("_P")
 _E = TypeVar("_E", PersistBatch, LoadBodies, LookUp)
-
-
-class GossipStateError(RuntimeError):
-    """The input is not allowed now; nothing was changed."""
 
 
 @dataclass(slots=True)
@@ -128,13 +123,18 @@ class Gossip:
     """The gossip of the node with a store; its ``max_confirms`` is that of every new message.
 
     With ``max_confirms`` 0 (text: MAX_CONFIRMS) a message is unread only if its publisher wants
-    confirmations.
+    confirmations. ``count`` increments a counter.
     """
 
     def __init__(
-        self, store_id: str, max_confirms: int = 0, bounds: GossipLimits = DEFAULT_LIMITS
+        self,
+        store_id: str,
+        max_confirms: int = 0,
+        bounds: GossipLimits = DEFAULT_LIMITS,
+        count: Count = lambda _what, _number, _reason: None,
     ) -> None:
         self.store_id = store_id
+        self._add = count
         self._max_confirms = max_confirms
         self._bounds = bounds
         self._now_ns = 0
@@ -151,7 +151,7 @@ class Gossip:
         self._fetches = FetchQueue(bounds.announced_ids, bounds.round_ids)
         self._pending: dict[bytes, _Pending] = {}
         self._requests: dict[int, _Request] = {}
-        self._tokens = count(1)
+        self._tokens = numbers(1)
         self._retries: deque[tuple[int, _Request]] = deque()
         self._failing = False  # the last time that something was to be read
         self._looking = False  # a look-up is under way
@@ -162,7 +162,6 @@ class Gossip:
         self._refused = BoundedDict[tuple[str, bytes], int](limits.MAX_REFUSED)
         # What comes out of a step
         self._effects: list[Effect] = []
-        self._counts: Counter[tuple[GossipCounter, str]] = Counter()
         self._cut: set[str] = set()
 
     def step(
@@ -175,16 +174,14 @@ class Gossip:
         """Take one input in: one of the methods of this class, with its arguments.
 
         ``now_ns`` never goes back.
-
-        Raises:
-            GossipStateError: it is not allowed now.
         """
         self._now_ns = max(self._now_ns, now_ns)
         take(self, *given, **options)
         self._run_timers()
         self._cut_off()
         self._go_on()
-        return self._flush()
+        effects, self._effects = [*self._unread.flush(), *self._effects], []
+        return effects
 
     def wait(self) -> None:
         """Let time pass: every step does what is due."""
@@ -244,16 +241,9 @@ class Gossip:
 
     # What comes out of a step
 
-    def _flush(self) -> list[Effect]:
-        effects = self._unread.flush() + self._effects
-        effects += [GossipCount(what, number, why) for (what, why), number in self._counts.items()]
-        self._effects = []
-        self._counts.clear()
-        return effects
-
     def _count(self, what: GossipCounter, number: int, reason: str = "") -> None:
         if number:
-            self._counts[what, reason] += number
+            self._add(what, number, reason)
 
     def _request(self, request: _Request) -> None:
         self._requests[request.effect.token] = request
@@ -314,8 +304,7 @@ class Gossip:
         """Note that the stream has taken the frame of a `WriteFrame`."""
         peer = self._peers.get(key)
         if peer is not None:
-            if not peer.writing:
-                raise GossipStateError("a sent frame is not allowed now: none was written")
+            assert peer.writing, "a frame was sent that was not written"
             peer.writing = False
 
     def _forget_store(self, bit: int) -> None:
@@ -549,11 +538,12 @@ class Gossip:
 
     def _answered(self, token: int, kind: type[_E], count: int) -> tuple[_Request, _E]:
         """Close a request that is answered about so many messages."""
-        request = self._requests.get(token)
-        effect = None if request is None else request.effect
-        if request is None or not isinstance(effect, kind) or not _is_answered(effect, count):
-            raise GossipStateError(f"an answer to {kind.__name__} is not allowed now: none is open")
-        del self._requests[token]
+        request = self._requests.pop(token)
+        effect = request.effect
+        asked = len(effect.batch if isinstance(effect, PersistBatch) else effect.ids)
+        assert isinstance(effect, kind), "the answer is of another kind"
+        is_a_part = kind is LoadBodies and 0 < count < asked
+        assert count == asked or is_a_part, "the answer is of another length"
         if request.reads:
             self._failing = False
         return request, effect
@@ -579,9 +569,7 @@ class Gossip:
 
         The machine asks again after a while, and gives up in the end what cannot be stored.
         """
-        request = self._requests.pop(token, None)
-        if request is None:
-            raise GossipStateError("a failure is not allowed now: nothing was asked for")
+        request = self._requests.pop(token)
         request.tries += 1
         if request.reads:
             self._failing = True
@@ -664,31 +652,20 @@ class Gossip:
             peer.rest_ns = self._now_ns + limits.SLOW_NS
         if isinstance(frame, Bodies):
             self._receive_bodies(peer, frame)
-        elif self._is_sound(peer, frame.ids):
-            self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
-            match frame:
-                case Inventory():
-                    self._receive_inventory(peer, frame)
-                case GetEvents():
-                    self._receive_request(peer, frame.ids)
-                case SyncLeaves():
-                    self._receive_leaves(peer, frame)
+            return
+        self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
+        match frame:
+            case Inventory():
+                self._receive_inventory(peer, frame)
+            case GetEvents():
+                self._receive_request(peer, frame.ids)
+            case SyncLeaves():
+                self._receive_leaves(peer, frame)
 
     def reject(self, key: str, reason: str) -> None:
         """Note a frame that cannot be read; ``reason`` is one sentence for the peer."""
         if key in self._peers:
             self._fault(key, scores.PROTOCOL_POINTS, reason)
-
-    def _is_sound(self, peer: GossipPeer, ids: Sequence[bytes]) -> bool:
-        most = self._bounds.max_frame_ids
-        if len(ids) > most:
-            problem = f"a frame has {len(ids):,} IDs: send at most {most:,} at once"
-        elif any(len(digest) != HASH_BYTES for digest in ids):
-            problem = f"an ID is not {HASH_BYTES} bytes: send message hashes"
-        else:
-            return True
-        self._fault(peer.key, scores.PROTOCOL_POINTS, problem)
-        return False
 
     def _receive_inventory(self, peer: GossipPeer, inventory: Inventory) -> None:
         """Note which messages a peer has; a repeated announcement is answered again.
@@ -745,7 +722,7 @@ class Gossip:
         for digest in ids:
             seen = self._recent.get(digest)
             again += seen is not None and bool(seen.sent_to & peer.bit)
-            if digest in peer.asked or digest in peer.batch.under_way:
+            if digest in peer.asked or digest in peer.loading or digest in peer.ready:
                 continue
             if len(peer.asked) >= self._bounds.asked_ids:
                 dropped += 1
@@ -889,11 +866,11 @@ class Gossip:
         if peer.leaves_due is not None:
             leaves, peer.leaves_due = peer.leaves_due, None
             return leaves
-        if peer.announces(self._now_ns) and not (peer.announced_last and peer.batch.ready):
+        if peer.announces(self._now_ns) and not (peer.announced_last and peer.ready):
             inventory = self._next_inventory(peer)
             if inventory.ids:
                 return inventory
-        return self._next_bodies(peer) if peer.batch.ready else None
+        return self._next_bodies(peer) if peer.ready else None
 
     def _next_inventory(self, peer: GossipPeer) -> Inventory:
         """Take the next announcements; what is forgotten since has no digest, and is left out."""
@@ -913,25 +890,23 @@ class Gossip:
         return Inventory(list(contents), list(contents.values()) if any(contents.values()) else ())
 
     def _next_bodies(self, peer: GossipPeer) -> OutgoingBodies:
-        ready, peer.batch.ready = peer.batch.ready, []
-        for digest, _, _ in ready:
-            peer.batch.under_way.discard(digest)
+        ready, peer.ready = peer.ready, {}
+        for digest in ready:
             seen = self._recent.get(digest)
             if seen is not None:
                 seen.notified |= peer.bit
                 seen.sent_to |= peer.bit
-        pushed = sum(was_pushed for _, _, was_pushed in ready)
+        pushed = sum(was_pushed for _, was_pushed in ready.values())
         self._count(GossipCounter.BODIES_PUSHED, pushed)
         self._count(GossipCounter.BODIES_ANSWERED, len(ready) - pushed)
-        return OutgoingBodies([message for _, message, _ in ready])
+        return OutgoingBodies([message for message, _ in ready.values()])
 
     def _load(self, peer: GossipPeer) -> None:
         ids = peer.gather(self._bounds.round_ids)
         if ids:
-            peer.batch.token = next(self._tokens)
-            self._request(
-                _Request(LoadBodies(peer.batch.token, ids, self._bounds.frame_bytes), peer)
-            )
+            peer.is_loading = True
+            load = LoadBodies(next(self._tokens), ids, self._bounds.frame_bytes)
+            self._request(_Request(load, peer))
 
     def loaded(self, token: int, messages: Sequence[bytes | None]) -> None:
         """Take in encoded ``WakuMessageAndTopic`` of the first IDs of a `LoadBodies`, in order.
@@ -939,22 +914,19 @@ class Gossip:
         At least one, None for messages that are not stored; the others are asked for again. What
         the peer got elsewhere meanwhile is left out.
         """
-        request, _ = self._answered(token, LoadBodies, len(messages))
+        request, effect = self._answered(token, LoadBodies, len(messages))
         peer = request.peer
         if peer is None or not self._is_joined(peer):
             return
-        batch = peer.batch
-        batch.token = missing = 0
-        for message in messages:
-            digest, pushed = batch.ids.popleft()
+        peer.is_loading, missing = False, 0
+        for digest, message in zip(effect.ids, messages, strict=False):
+            pushed = peer.loading.pop(digest)
             seen = self._recent.get(digest)
             has_it = seen is not None and bool(seen.holders & peer.store.bit)
             missing += message is None and not pushed
             if message is not None and not (pushed and has_it):
-                batch.ready.append((digest, message, pushed))
-                continue
-            batch.under_way.discard(digest)
-            if pushed and has_it:
+                peer.ready[digest] = message, pushed
+            elif pushed and has_it:
                 peer.answer(digest, self._bounds.queued_ids)
         if missing:
             self._fault(peer.key, scores.NOT_STORED_POINTS * missing)
@@ -968,9 +940,3 @@ class Gossip:
         if reading != peer.reading:
             peer.reading = reading
             self._effects.append(Listen(peer.key, reading))
-
-
-def _is_answered(effect: PersistBatch | LoadBodies | LookUp, count: int) -> bool:
-    """Return True if an answer about so many messages is of the right length."""
-    asked = len(effect.batch if isinstance(effect, PersistBatch) else effect.ids)
-    return count == asked or (isinstance(effect, LoadBodies) and 0 < count < asked)

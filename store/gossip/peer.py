@@ -15,25 +15,11 @@ before: its policy refuses them, or it has them from elsewhere and another node 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections import OrderedDict
 
 from store.gossip.events import SyncLeaves
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipLimits
 from store.gossip.stores import Store
-
-
-@dataclass(slots=True)
-class BodyBatch:
-    """Bodies on their way to a peer.
-
-    ``ids`` are not read yet, each with whether it is pushed; ``under_way`` are all of it.
-    """
-
-    ids: deque[tuple[bytes, bool]] = field(default_factory=deque)
-    token: int = 0
-    ready: list[tuple[bytes, bytes, bool]] = field(default_factory=list)
-    under_way: set[bytes] = field(default_factory=set)
 
 
 class GossipPeer:
@@ -43,7 +29,9 @@ class GossipPeer:
         bit: of the peer, in `store.gossip.recent_messages`.
         writing: a frame is under way to it.
         announced_last: the last frame was an announcement, so bodies go before the next one.
-        batch: bodies that are next.
+        loading: bodies to be read next, each with whether it is pushed.
+        is_loading: they are being read.
+        ready: bodies that were read, each with whether it is pushed.
         unanswered: news that are out, each with its number, of which ``announced`` is the newest.
         leaves: which version of the leaves it was sent last.
         leaves_received_ns: when it has sent its own.
@@ -58,7 +46,9 @@ class GossipPeer:
         self.bit = bit
         self.writing = False
         self.announced_last = False
-        self.batch = BodyBatch()
+        self.loading: dict[bytes, bool] = {}
+        self.is_loading = False
+        self.ready: dict[bytes, tuple[bytes, bool]] = {}
         self.answers: OrderedDict[bytes, None] = OrderedDict()
         self.news: OrderedDict[bytes, None] = OrderedDict()
         self.pushes: OrderedDict[bytes, None] = OrderedDict()
@@ -131,17 +121,12 @@ class GossipPeer:
 
     def gather(self, most: int) -> list[bytes]:
         """Return the bodies to read from the database next; none while some are on their way."""
-        batch = self.batch
-        if batch.token or batch.ready or not (batch.ids or self.asked or self.pushes):
+        if self.is_loading or self.ready:
             return []
-        wanted = most - len(batch.ids)
         for queue, is_pushed in ((self.asked, False), (self.pushes, True)):
-            for digest in _take(queue, wanted):
-                if digest not in batch.under_way:
-                    wanted -= 1
-                    batch.under_way.add(digest)
-                    batch.ids.append((digest, is_pushed))
-        return [digest for digest, _ in batch.ids]
+            for digest in _take(queue, most - len(self.loading)):
+                self.loading.setdefault(digest, is_pushed)
+        return list(self.loading)
 
     def check(self, limits: GossipLimits) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
@@ -150,10 +135,8 @@ class GossipPeer:
         assert not self.answers.keys() & self.news.keys()
         assert len(self.pushes) <= limits.pushed_ids
         assert len(self.asked) <= limits.asked_ids
-        assert len(self.batch.ids) <= limits.round_ids
-        under_way = [digest for digest, _ in self.batch.ids]
-        under_way += [digest for digest, *_ in self.batch.ready]
-        assert self.batch.under_way == set(under_way)
+        assert len(self.loading) <= limits.round_ids
+        assert not self.loading.keys() & self.ready.keys()
         assert len(self.unanswered) <= NEWS_WINDOW
         assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
 

@@ -49,7 +49,7 @@ from store.embedded.process import is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
-from store.gossip.events import GossipCount, GossipCounter
+from store.gossip.events import GossipCounter
 from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict
 from store.observe.clocks import ClockComparison
@@ -430,8 +430,9 @@ class NodeRuntime:
             self._connector,
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
+        count = partial(_count_gossip, self.metrics)
         driver = self.gossip = GossipDriver(
-            lambda: Gossip(self.identity.store_id, config.max_confirms),
+            lambda: Gossip(self.identity.store_id, config.max_confirms, count=count),
             self.identity.node_id,
             self._peers,
             database=DriverDatabase(
@@ -442,7 +443,7 @@ class NodeRuntime:
             ),
             connector=self._transport,
             environment=system_environment("store.gossip", self.metrics),
-            count=partial(_count_gossip, self.metrics),
+            count=count,
             max_needed=MAX_NEEDED,
         )
         self._confirmations = driver.waits
@@ -660,10 +661,10 @@ class SharedConfirmations(ConfirmationWaits):
         return "this node exchanges no read confirmations"
 
 
-def _count_gossip(metrics: Metrics, counted: GossipCount) -> None:
-    match counted.what:
+def _count_gossip(metrics: Metrics, what: GossipCounter, number: int, reason: str) -> None:
+    match what:
         case GossipCounter.REFUSED:
-            counter = metrics.messages_rejected.labels(Source.GOSSIP.value, counted.reason)
+            counter = metrics.messages_rejected.labels(Source.GOSSIP.value, reason)
         case GossipCounter.CONFLICTS:
             counter = metrics.conflicts.labels(Source.GOSSIP.value)
         case GossipCounter.BYTES_SENT:
@@ -671,8 +672,8 @@ def _count_gossip(metrics: Metrics, counted: GossipCount) -> None:
         case GossipCounter.BYTES_RECEIVED:
             counter = metrics.gossip_bytes.labels("received")
         case _:
-            counter = metrics.gossip_events.labels(counted.what.value)
-    counter.inc(counted.count)
+            counter = metrics.gossip_events.labels(what.value)
+    counter.inc(number)
 
 
 def system_environment(component: str, metrics: Metrics) -> Environment:

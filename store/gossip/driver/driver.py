@@ -45,11 +45,11 @@ from store.gossip.events import (
     Committed,
     Confirm,
     Conflicting,
+    Count,
     CutOff,
     Effect,
     Expire,
     FrameIn,
-    GossipCount,
     GossipCounter,
     Inventory,
     Listen,
@@ -106,7 +106,7 @@ class GossipDriver:
         database: DriverDatabase,
         connector: GossipConnector,
         environment: Environment,
-        count: Callable[[GossipCount], None],
+        count: Count,
         max_needed: int,
     ) -> None:
         self._node_id = node_id
@@ -301,7 +301,7 @@ class GossipDriver:
         if not stream.is_joined:
             return
         if isinstance(frame, Bodies):
-            self._count(GossipCount(GossipCounter.BYTES_RECEIVED, frame.size_bytes))
+            self._count(GossipCounter.BYTES_RECEIVED, frame.size_bytes, "")
             if len(frame.batch):
                 stream.brought_ns = self._steady_ns()
         self._take(Gossip.receive, stream.peer, frame)
@@ -460,15 +460,13 @@ class GossipDriver:
             case Conflicting():
                 fields = effect.conflict.fields()
                 self._log.warning("message_conflict", source="gossip", peer=effect.peer, **fields)
-            case GossipCount():
-                self._count(effect)
 
     def _act_on(self, stream: PeerStream, effect: WriteFrame | Listen | CutOff) -> None:
         match effect:
             case WriteFrame(frame=frame):
                 if isinstance(frame, OutgoingBodies):
                     sent = sum(map(len, frame.messages))
-                    self._count(GossipCount(GossipCounter.BYTES_SENT, sent))
+                    self._count(GossipCounter.BYTES_SENT, sent, "")
                 stream.send(frame)
             case Listen():
                 stream.listen(reading=effect.reading)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Concatenate, ParamSpec, TypeVar
@@ -15,7 +15,6 @@ from store.gossip.events import (
     Effect,
     FrameIn,
     FrameOut,
-    GossipCount,
     GossipCounter,
     GraphEvent,
     LoadBodies,
@@ -83,6 +82,8 @@ class Single:
 
     def __init__(self, **config: int) -> None:
         self.machine = machine_of("own", **config)
+        self.machine._add = lambda what, number, _: self.counts.update({what: number})
+        self.counts = Counter[GossipCounter]()
         self.now_ns = S
 
     def step(
@@ -157,11 +158,6 @@ def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
 def frames(effects: list[Effect], peer: str = "") -> list[FrameOut]:
     """Return what is sent, or what is sent to one peer."""
     return [each.frame for each in of(WriteFrame, effects) if not peer or each.peer == peer]
-
-
-def counted(effects: list[Effect], what: GossipCounter) -> int:
-    """Return how much of something was counted."""
-    return sum(each.count for each in of(GossipCount, effects) if each.what is what)
 
 
 class Member:

@@ -37,7 +37,6 @@ SMALL = GossipLimits(
     announced_ids=12,
     unstored_bytes=500,
     frame_ids=5,
-    max_frame_ids=40,
     round_ids=4,
     leaf_ids=3,
     catch_up_ids=10,

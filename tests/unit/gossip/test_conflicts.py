@@ -22,7 +22,7 @@ from store.gossip.events import (
 from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from tests.unit.gossip.gossip_world import Single, counted, frames, ids, of, records
+from tests.unit.gossip.gossip_world import Single, frames, ids, of, records
 
 OWN, OTHER = b"own content 1234", b"other content 12"
 
@@ -54,7 +54,7 @@ def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
     node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
     effects = node.receive("b", kind([one], content_digests=[OTHER]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
-    assert counted(effects, GossipCounter.CONFLICTS) == 1
+    assert node.counts[GossipCounter.CONFLICTS] == 1
     assert not of(Confirm, effects)
     again = node.receive("b", Inventory([one], [OTHER]))
     assert not conflicts(again), "it is reported once"

@@ -28,7 +28,7 @@ from store.gossip.events import (
     PersistBatch,
     WriteFrame,
 )
-from store.gossip.limits import PATIENCE_NS, GossipLimits
+from store.gossip.limits import PATIENCE_NS
 from store.gossip.machine import Gossip
 from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
@@ -81,10 +81,8 @@ def _presume(self: Gossip, token: int, is_stored: Sequence[bool], *_: object) ->
     _LOOKED_UP(self, token, [True] * len(is_stored))
 
 
-def _remember_everything(
-    self: Gossip, store_id: str, max_confirms: int, bounds: GossipLimits
-) -> None:
-    _INIT(self, store_id, max_confirms, bounds)
+def _remember_everything(self: Gossip, *given: Any) -> None:  # noqa: ANN401
+    _INIT(self, *given)
     self._fetches._announced_ids = 10**9
 
 

@@ -33,6 +33,7 @@ from store.gossip.driver.streams import (
 from store.gossip.events import (
     Bodies,
     Committed,
+    Count,
     FrameIn,
     FrameOut,
     GetEvents,
@@ -183,7 +184,7 @@ class Session:
         self.process = process
         self._own = BoundedDict[int, OwnBatch](world.gossip.kept_batches)
         self._keeps = False
-        self._tracked: dict[bytes, None] = {}
+        self.unread_hashes = BoundedDict[bytes, None](10**6)
         database.listeners[process] = self.note
         process.at_end.append(self._end)
 
@@ -263,24 +264,11 @@ class Session:
         """Pop a batch of this life when its commit is reported."""
         return self._own.pop(token, None)
 
-    def is_tracked(self, digest: bytes) -> bool:
-        """Return True if a message became unread in this life."""
-        return digest in self._tracked
-
-    def remember(self, hashes: Iterable[bytes]) -> None:
-        """Remember unread messages."""
-        self._tracked.update(dict.fromkeys(hashes))
-
-    def forget(self, hashes: Iterable[bytes]) -> None:
-        """Forget messages that are confirmed."""
-        for digest in hashes:
-            self._tracked.pop(digest, None)
-
     def note(self, token: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
         """Note a batch that this life has committed."""
         rows = self.database.unread
         needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
-        self.remember(needed)
+        self.unread_hashes.update(dict.fromkeys(needed))
         places = [place for place, is_new in enumerate(new) if is_new]
         if self._keeps and places:
             self._own[token] = OwnBatch(batch.select(places), source, needed, 1)
@@ -462,11 +450,9 @@ class Gossiping:
         """Sum up what all machines count."""
         self._world.counts[str(what)] += number
 
-    def _make(self) -> Gossip:
+    def _make(self, count: Count) -> Gossip:
         gossip = self._world.gossip
-        machine = Gossip(
-            self._owner.database.store_id, gossip.max_confirms, gossip.limits, self._count
-        )
+        machine = Gossip(self._owner.database.store_id, gossip.max_confirms, gossip.limits, count)
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step

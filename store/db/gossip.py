@@ -178,7 +178,8 @@ class ConfirmationTracker:
     Batches need not be read from the database to be sent on: `take` returns one when its commit is
     seen, and `body` its messages from then on. They are kept only between `wake` and `rest`, while
     there are peers; one that was rolled back has a token that no commit ever has, and goes in time.
-    ``max_confirms`` stores must confirm a new message, whatever its source.
+    ``max_confirms`` stores must confirm a new message, whatever its source. ``unread_hashes``:
+    messages that are unread, or will be with the current transaction.
     """
 
     def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
@@ -188,7 +189,7 @@ class ConfirmationTracker:
         self._kept_bytes = 0
         self._seen: dict[bytes, tuple[OwnBatch, int]] = {}  # by hash, once their commits are seen
         self._keeps = False
-        self._tracked = BoundedDict[bytes, None](MAX_TRACKED)
+        self.unread_hashes = BoundedDict[bytes, None](MAX_TRACKED)
 
     @contextmanager
     def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
@@ -201,10 +202,10 @@ class ConfirmationTracker:
         wanted = list(self._wanted(parts))
         if self._unread.count + len(wanted) > MAX_UNREAD_EVENTS:
             wanted = []
-        fresh = [row[0] for row in wanted if row[0] not in self._tracked]
+        fresh = [row[0] for row in wanted if row[0] not in self.unread_hashes]
         self._unread.count += len(wanted)
-        self.remember([row[0] for row in wanted])
         needed = {row[0]: row[2] for row in wanted}
+        self.unread_hashes.update(dict.fromkeys(needed))
         for part in parts if self._keeps else ():
             if part.new.hashes:
                 self._keep(part, needed)
@@ -212,23 +213,11 @@ class ConfirmationTracker:
             yield _track_parameters(sorted(wanted)) if wanted else None
         except BaseException:
             self._unread.count -= len(wanted)
-            self.forget(fresh)
+            for digest in fresh:
+                self.unread_hashes.pop(digest, None)
             for part in parts:
                 self._drop(part.place[1])
             raise
-
-    def is_tracked(self, digest: bytes) -> bool:
-        """Return True if a message is known to have become unread."""
-        return digest in self._tracked
-
-    def remember(self, hashes: Iterable[bytes]) -> None:
-        """Note messages that are unread, or will be with the current transaction."""
-        self._tracked.update(dict.fromkeys(hashes))
-
-    def forget(self, hashes: Iterable[bytes]) -> None:
-        """Forget messages that enough stores have confirmed."""
-        for digest in hashes:
-            self._tracked.pop(digest, None)
 
     def wake(self) -> None:
         """Store batches from now on."""

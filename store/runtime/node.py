@@ -430,9 +430,8 @@ class NodeRuntime:
             self._connector,
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
-        count = partial(_count_gossip, self.metrics)
         driver = self.gossip = GossipDriver(
-            lambda: Gossip(self.identity.store_id, config.max_confirms, count=count),
+            lambda count: Gossip(self.identity.store_id, config.max_confirms, count=count),
             self.identity.node_id,
             self._peers,
             database=DriverDatabase(
@@ -443,7 +442,7 @@ class NodeRuntime:
             ),
             connector=self._transport,
             environment=system_environment("store.gossip", self.metrics),
-            count=count,
+            count=partial(_count_gossip, self.metrics),
             max_needed=MAX_NEEDED,
         )
         self._confirmations = driver.waits
@@ -645,7 +644,7 @@ class SharedConfirmations(ConfirmationWaits):
         super().__init__(
             unread,
             reach=lambda: None,
-            is_tracked=tracking.is_tracked,
+            unread_hashes=tracking.unread_hashes,
             # The gossip of the others reads from the table what is asked for.
             want=lambda *_given: None,
             most_tracked=MAX_NEEDED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,8 +54,8 @@ class ConfirmationWaits:
     """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
 
     ``reach``: how many other stores may confirm; None: unknown, since peers may yet call.
-    ``is_tracked``: False for messages that are in no table. ``want``: asks for confirmations of
-    what was stored before, by so many stores.
+    ``unread_hashes``: messages that certainly have a row in the table. ``want``: asks for
+    confirmations of what was stored before, by so many stores.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class ConfirmationWaits:
         table: UnreadTable,
         *,
         reach: Callable[[], int | None],
-        is_tracked: Callable[[bytes], bool],
+        unread_hashes: Container[bytes],
         want: Callable[[Sequence[bytes], Sequence[bytes], int], None],
         most_tracked: int,
     ) -> None:
         self._table = table
         self._reach = reach
-        self._is_tracked = is_tracked
+        self._unread_hashes = unread_hashes
         self._want = want
         self._most_tracked = most_tracked
         self._loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class ConfirmationWaits:
 
     async def _wait(self, lacking: set[bytes], min_confirms: int) -> str:
         """Wait, and return the reason for the end; empty: all have been confirmed."""
-        tracked = set(filter(self._is_tracked, lacking))
+        tracked = {digest for digest in lacking if digest in self._unread_hashes}
         ended: asyncio.Future[str] = self._loop.create_future()
         wait = _Wait(min_confirms, set(lacking), tracked, self._loop.time(), ended)
         self._open[wait] = None

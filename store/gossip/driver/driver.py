@@ -22,6 +22,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Concatenate, Final, ParamSpec
 
 from store.domain.environment import Environment
@@ -99,7 +100,7 @@ class GossipDriver:
 
     def __init__(
         self,
-        make: Callable[[], Gossip],
+        make: Callable[[Count], Gossip],
         node_id: str,
         peers: Sequence[PeerAddress],
         *,
@@ -116,9 +117,9 @@ class GossipDriver:
         self._count = count
         self._steady_ns = environment.steady_ns
         self._environment = environment
-        self._make = make
+        self._make = partial(make, count)
         self._loop = asyncio.get_running_loop()
-        machine = make()
+        machine = self._make()
         self._store_id = machine.store_id
         self._machine: Gossip | None = machine
         self._is_awake = False
@@ -137,7 +138,7 @@ class GossipDriver:
         self.waits = ConfirmationWaits(
             database.unread,
             reach=self._reach,
-            is_tracked=database.tracking.is_tracked,
+            unread_hashes=database.tracking.unread_hashes,
             want=self._want,
             most_tracked=max_needed,
         )
@@ -454,7 +455,8 @@ class GossipDriver:
                 self.waits.confirm(effect.ids, effect.counts)
                 self._writes.add(effect)
             case Read():
-                self._database.tracking.forget(effect.ids)
+                for digest in effect.ids:
+                    self._database.tracking.unread_hashes.pop(digest, None)
             case Expire():
                 self._writes.add(effect)
             case Conflicting():
@@ -496,7 +498,7 @@ class GossipDriver:
 
         A row that this node lacks was added by another, or by a write that was never answered.
         """
-        table, is_tracked = self._database.unread, self._database.tracking.is_tracked
+        table, hashes = self._database.unread, self._database.tracking.unread_hashes
         asked = [] if self._machine is None else self._machine.unread(COMPARED_AT_ONCE)
         found = await table.of(asked) if asked else ()
         newest = await table.newest(COMPARED_AT_ONCE)
@@ -505,7 +507,7 @@ class GossipDriver:
             return
         rows = {event.message_hash: event for event in found if not event.expired}
         still = [digest for digest in asked if machine.is_unread(digest)]
-        gone = [digest for digest in still if digest not in rows and is_tracked(digest)]
+        gone = [digest for digest in still if digest not in rows and digest in hashes]
         if gone:
             self._take(Gossip.settle, gone)
         left = [rows[digest] for digest in still if digest in rows]
@@ -516,7 +518,8 @@ class GossipDriver:
             self._restore(unknown)
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
-        self._database.tracking.remember(event.message_hash for event in newest)
+        hashes = (event.message_hash for event in newest)
+        self._database.tracking.unread_hashes.update(dict.fromkeys(hashes))
         self._take(Gossip.restore, list(reversed(newest)))
 
 

@@ -6,7 +6,7 @@ to do again what was done does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +17,7 @@ from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
 from store.gossip.events import Committed, FrameIn, FrameOut
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
+from storenode.common.bounded_dict import BoundedDict
 
 # Transport
 
@@ -89,7 +90,12 @@ class Messages(Protocol):
 
 
 class Tracking(Protocol):
-    """The batches of this node's own transactions, by commit."""
+    """The batches of this node's own transactions, by commit.
+
+    ``unread_hashes``: messages that certainly have an unread row, the newest of them.
+    """
+
+    unread_hashes: BoundedDict[bytes, None]
 
     def wake(self) -> None:
         """Keep batches from now on until their commit is reported."""
@@ -99,15 +105,6 @@ class Tracking(Protocol):
 
     def take(self, token: int) -> OwnBatch | None:
         """Return the batch of a commit; None: another node's, or it was not kept."""
-
-    def is_tracked(self, digest: bytes) -> bool:
-        """Return True for a message that certainly has an unread row."""
-
-    def remember(self, hashes: Iterable[bytes]) -> None:
-        """Note that these are unread."""
-
-    def forget(self, hashes: Iterable[bytes]) -> None:
-        """Forget messages that enough stores have confirmed."""
 
 
 class UnreadTable(Protocol):

@@ -46,7 +46,7 @@ class Publisher:
         self.waits = ConfirmationWaits(
             self.table,
             reach=lambda: self.reach,
-            is_tracked=tracking.is_tracked,
+            unread_hashes=tracking.unread_hashes,
             want=lambda hashes, _digests, needed: self.wanted.append((hashes, needed)),
             most_tracked=MAX_NEEDED,
         )

@@ -99,7 +99,7 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
 async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
     parts = MagicMock()
     driver = GossipDriver(
-        lambda: Gossip("s"),
+        lambda _count: Gossip("s"),
         "n",
         (),
         database=parts,

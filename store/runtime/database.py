@@ -8,28 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import psycopg
 
 from store.config.node import NodeConfig
 from store.db import migrate
-from store.db.errors import HostRefusedError, SchemaError, is_login_refused, sentence
+from store.db.errors import HostRefusedError, is_login_refused, sentence
 from store.db.pool import Database, complete_url
 from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
 from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
-from store.embedded.process import EmbeddedPostgresError
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.errors import (
-    NodeFailedError,
-    UnreachableError,
-    WrongConfigurationError,
-    as_sentence,
-    ended,
-)
+from store.runtime.errors import UnreachableError, WrongConfigurationError, ended
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.node_files import SeenFiles
 from storenode.common.backoff import Backoff
@@ -69,28 +62,26 @@ def completed_url(url: str, *, read_only: bool = False) -> str:
         ) from None
 
 
-def external_host(config: NodeConfig, on_hosts: GuardEvent) -> ExternalHost:
-    """Return the Postgres of ``--database-url``; a guard chooses among its hosts."""
-    seen = SeenFiles(config.data_dir)
-    return ExternalHost(config, None if config.read_only else PrimaryGuard(seen, on_hosts))
-
-
 class ExternalHost:
     """A Postgres that others run; its schema is theirs to upgrade.
 
-    The data directory is locked all the same: the node ID in it is this node's alone.
-    ``guard`` chooses among its hosts; None: it has one.
+    The data directory is locked all the same: the node ID in it is this node's alone. ``guard``
+    chooses among the hosts of ``--database-url``; None for a node that only reads, which has one.
     """
 
     kind = "external"
 
-    def __init__(self, config: NodeConfig, guard: PrimaryGuard | None) -> None:
+    def __init__(self, config: NodeConfig, on_event: GuardEvent) -> None:
         assert config.database_url is not None
+        seen = SeenFiles(config.data_dir)
+        self.guard = None if config.read_only else PrimaryGuard(seen, on_event)
         self._data = DataDir(config.data_dir.absolute())
-        self.guard = guard
         self._url = config.database_url
         self._read_only = config.read_only
         self._patience_s = config.start_timeout / NS_PER_S
+        self._kept_s = time.monotonic()
+        self._used = ""
+        self._served = True
 
     async def start(self) -> str:
         """Take the data directory, wait for the database, and check its schema.
@@ -98,14 +89,12 @@ class ExternalHost:
         Raises:
             WrongConfigurationError: The URL cannot be read.
             UnreachableError: No connection in time.
-            NodeFailedError: The schema is missing, too old or too new, or the directory is in use.
+            SchemaError: The schema is missing, too old or too new.
+            EmbeddedPostgresError: The directory cannot be used, or is in use.
         """
         self.url()
-        try:
-            self._data.prepare()
-            self._data.lock()
-        except EmbeddedPostgresError as error:
-            raise NodeFailedError(str(error)) from error
+        self._data.prepare()
+        self._data.lock()
         return await self.reach(wait=True)
 
     def url(self) -> str:
@@ -131,7 +120,7 @@ class ExternalHost:
         """Return the URL of a database whose schema is served; ``wait``: within the start timeout.
 
         Raises:
-            WrongConfigurationError, UnreachableError, NodeFailedError: As `start`.
+            WrongConfigurationError, UnreachableError, SchemaError: As `start`.
         """
         url = self.url()
         deadline_s = time.monotonic() + (self._patience_s if wait else 0)
@@ -140,8 +129,6 @@ class ExternalHost:
             try:
                 chosen = await self._choose(url)
                 await asyncio.to_thread(migrate.require_served, chosen)
-            except SchemaError as error:
-                raise NodeFailedError(as_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = is_login_refused(error)
@@ -151,6 +138,7 @@ class ExternalHost:
                     raise UnreachableError(text or _unreachable(url, reason)) from error
                 _LOG.warning("database_not_reached", reason=reason, retry_in_s=backoff.pause_s)
             else:
+                self._used = chosen
                 return chosen
             await asyncio.sleep(backoff.take())
 
@@ -161,6 +149,35 @@ class ExternalHost:
         if choice.refused and not choice.served:
             raise HostRefusedError("; ".join(choice.refused.values()))
         return choice.url
+
+    async def look(self, database: Database, metrics: Metrics, health: NodeHealth) -> None:
+        """Look at the hosts once, and keep the pools on the newest server."""
+        assert self.guard is not None
+        try:
+            async with asyncio.timeout(HOSTS_TIMEOUT_S):
+                choice = await self.guard.choose(self.url())
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            _LOG.debug("database_hosts_not_seen", reason=str(error))
+            return
+        self._served = choice.served
+        if choice.url != self._used:
+            self._used = choice.url
+            database.move(choice.url)
+        metrics.database_hosts_refused.set(len(choice.refused))
+        metrics.database_timeline.set(self.guard.timeline)
+        health.set(Obstacle.REFUSED, present=bool(choice.refused))
+        if time.monotonic() - self._kept_s > HOSTS_KEEP_INTERVAL_S:
+            self._kept_s = time.monotonic()
+            await asyncio.to_thread(self.guard.keep)
+
+    async def end(self, database: Database) -> None:
+        """Keep what was seen up to the end, as far as the database still answers."""
+        assert self.guard is not None
+        patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
+        with contextlib.suppress(psycopg.Error, StoreUnavailableError, TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await database.read(self.guard.reach)
+        await asyncio.to_thread(self.guard.keep)
 
 
 def _unreachable(url: str, reason: str) -> str:
@@ -183,60 +200,8 @@ def _shown_host(url: str) -> str:
 _ALARMING = frozenset({"commits_lost", "host_refused", "timeline_not_kept"})
 
 
-def note_hosts(metrics: Metrics) -> Callable[[str, Mapping[str, object]], None]:
-    """Log and count what happens to hosts."""
-
-    def note(name: str, fields: Mapping[str, object]) -> None:
-        write = _LOG.error if name in _ALARMING else _LOG.info
-        write(name if name == "commits_lost" else f"database_{name}", **fields)
-        metrics.database_events.labels(name).inc()
-
-    return note
-
-
-class HostWatch:
-    """Keeps the pools on the newest server; `url` names all hosts."""
-
-    def __init__(
-        self,
-        guard: PrimaryGuard,
-        url: str,
-        metrics: Metrics,
-        database: Database,
-        health: NodeHealth,
-    ) -> None:
-        self._guard = guard
-        self._url = url
-        self._metrics = metrics
-        self._database = database
-        self._health = health
-        self._kept_s = time.monotonic()
-        self._moved_to = url
-        self._served = True
-
-    async def look(self) -> None:
-        """Look at the hosts once."""
-        try:
-            async with asyncio.timeout(HOSTS_TIMEOUT_S):
-                choice = await self._guard.choose(self._url)
-        except (psycopg.Error, OSError, TimeoutError) as error:
-            _LOG.debug("database_hosts_not_seen", reason=str(error))
-            return
-        self._served = choice.served
-        if choice.url != self._moved_to:
-            self._moved_to = choice.url
-            self._database.move(choice.url)
-        self._metrics.database_hosts_refused.set(len(choice.refused))
-        self._metrics.database_timeline.set(self._guard.timeline)
-        self._health.set(Obstacle.REFUSED, present=bool(choice.refused))
-        if time.monotonic() - self._kept_s > HOSTS_KEEP_INTERVAL_S:
-            self._kept_s = time.monotonic()
-            await asyncio.to_thread(self._guard.keep)
-
-    async def end(self) -> None:
-        """Keep what was seen up to the end, as far as the database still answers."""
-        patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
-        with contextlib.suppress(psycopg.Error, StoreUnavailableError, TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._database.read(self._guard.reach)
-        await asyncio.to_thread(self._guard.keep)
+def note_host(metrics: Metrics, name: str, fields: Mapping[str, object]) -> None:
+    """Log and count an event of the hosts."""
+    write = _LOG.error if name in _ALARMING else _LOG.info
+    write(name if name == "commits_lost" else f"database_{name}", **fields)
+    metrics.database_events.labels(name).inc()

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 
 from store.config.node import NodeConfig
 from store.embedded.datadir import DataDir
-from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
-from store.runtime.errors import NodeFailedError, as_sentence
+from store.runtime.errors import NodeFailedError
 
 _LOG = get_logger("store.runtime.database")
 
@@ -22,14 +21,16 @@ _LOG = get_logger("store.runtime.database")
 class EmbeddedHost:
     """A Postgres in the data directory; its schema is brought up to date at the start.
 
-    ``on_event`` is called from any thread with an event of the server: `exited`, `restarted`, ...
+    ``on_event`` is called in the loop of the node with an event of the server and its reason:
+    `exited`, `restarted`, ...
     """
 
     kind = "embedded"
     guard = None
 
     def __init__(self, config: NodeConfig) -> None:
-        self.on_event: Callable[[str, Mapping[str, object]], None] = lambda _name, _fields: None
+        self.on_event: Callable[[str, str], None] = lambda _name, _reason: None
+        self._loop = asyncio.get_running_loop()
         self._server = EmbeddedPostgres(config.data_dir, dict(config.postgres_setting), self._note)
         self._cluster = DataDir(config.data_dir).cluster
         self._starting: asyncio.Future[str] | None = None
@@ -43,20 +44,17 @@ class EmbeddedHost:
         """Start the server and upgrade the schema.
 
         Raises:
-            NodeFailedError: One of them is impossible.
+            EmbeddedPostgresError: The server cannot be started.
+            SchemaError, NodeFailedError: The schema cannot be upgraded.
         """
         import psycopg  # noqa: PLC0415 - see above
 
         from store.db import migrate  # noqa: PLC0415
-        from store.db.errors import SchemaError, sentence  # noqa: PLC0415
+        from store.db.errors import sentence  # noqa: PLC0415
 
+        url = await (self._starting or self._start_server())
         try:
-            url = await (self._starting or self._start_server())
             await asyncio.to_thread(migrate.upgrade, url)
-        except EmbeddedPostgresError as error:
-            raise NodeFailedError(str(error)) from error
-        except SchemaError as error:
-            raise NodeFailedError(as_sentence(error)) from error
         except psycopg.Error as error:
             raise NodeFailedError(
                 "The schema of the embedded database could not be brought up to date"
@@ -77,9 +75,11 @@ class EmbeddedHost:
             await asyncio.to_thread(self._server.stop)
 
     def _start_server(self) -> asyncio.Future[str]:
-        return asyncio.get_running_loop().run_in_executor(None, self._server.start)
+        return self._loop.run_in_executor(None, self._server.start)
 
     def _note(self, name: str, fields: Mapping[str, object]) -> None:
         write = _LOG.warning if name == "exited" else _LOG.info
         write(f"postgres_{name}", **fields)
-        self.on_event(name, fields)
+        # In any thread, also while the loop is closing.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.on_event, name, str(fields.get("reason")))

@@ -14,15 +14,16 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 from uuid import UUID
 
 from store.config.node import NodeConfig
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
+from store.db.errors import SchemaError
 from store.db.feed import DatabaseFeed, follow_cursors
 from store.db.gossip import MAX_NEEDED, ConfirmationTracker, GossipReads, UnreadRows
 from store.db.maintainer import Maintainer
@@ -45,7 +46,7 @@ from store.domain.ports import (
     StoreUnavailableError,
 )
 from store.domain.unread import Confirmations
-from store.embedded.process import is_full_disk
+from store.embedded.process import EmbeddedPostgresError, is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
@@ -59,9 +60,15 @@ from store.observe.metrics import ROUTINE_EVENTS, Metrics, total
 from store.rpc.call import MAX_CALLERS, RpcContext
 from store.rpc.gossip import GossipTransport
 from store.rpc.peer_calls import PeerConnector, PeerReader
-from store.runtime.database import ExternalHost, HostWatch, external_host, note_hosts
+from store.runtime.database import ExternalHost, note_host
 from store.runtime.embedded_host import EmbeddedHost
-from store.runtime.errors import NodeFailedError, UnreachableError, WrongConfigurationError, ended
+from store.runtime.errors import (
+    NodeFailedError,
+    UnreachableError,
+    WrongConfigurationError,
+    as_sentence,
+    ended,
+)
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
 from store.runtime.monitor import DatabaseMonitor, Outage, WriteCanary
@@ -76,6 +83,7 @@ from store.serving.addresses import BindError, ListenerAddress, bind_error, requ
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
+from store.serving.sockets import ConnectionLimiter
 from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, first_dns_name
 from store.sync import fetch
@@ -113,8 +121,6 @@ RETENTION_LOCK_TIMEOUT_MS: Final = 250
 WIDE_INTERVALS: Final = 12
 """The whole history is reconciled once in so many sync intervals."""
 
-_T = TypeVar("_T")
-
 
 class NodeRuntime:
     """A node, made inside the event loop that runs it; `announce` is given the ready line.
@@ -134,10 +140,11 @@ class NodeRuntime:
         self.config = config
         self.version = version
         self._announce = announce
-        self._loop = asyncio.get_running_loop()
         self._ending = asyncio.Event()
+        self._starting: asyncio.Task[Listeners] | None = None
         self.metrics = metrics = Metrics(version)
-        self.health = NodeHealth(metrics, self._refresh)
+        self._status = NodeStatus(self)
+        self.health = NodeHealth(metrics, self._status.read_process)
         self.clocks = ClockComparison(config.max_clock_drift)
         self.policy = PolicySource(config, time.time_ns)
         self.callers = BoundedDict[str, float](MAX_CALLERS)
@@ -157,12 +164,10 @@ class NodeRuntime:
             self._host = embedded
             embedded.on_event = self._host_event
         else:
-            self._host = external_host(config, note_hosts(metrics))
-        self._status = NodeStatus(self)
+            self._host = ExternalHost(config, partial(note_host, metrics))
         self._drain = Drain()
         self._tasks = BackgroundTasks()
         self._monitor: DatabaseMonitor | None = None
-        self._hosts: HostWatch | None = None
         self.canary: WriteCanary | None = None
         self.gossip: GossipDriver | None = None
         self._transport: GossipTransport | None = None
@@ -181,14 +186,23 @@ class NodeRuntime:
         """
         try:
             async with AsyncExitStack() as stack:
-                listeners = await self._unless_ending(self._start(stack))
-                if listeners is not None:
+                stack.push_async_callback(self._host.stop)
+                starting = self._starting = asyncio.create_task(self._start(stack))
+                try:
+                    listeners = await starting
+                except asyncio.CancelledError:
+                    if not self._ending.is_set():
+                        raise
+                    _LOG.info("start_broken_off")
+                else:
                     await self._ending.wait()
                     await self._end_calls(listeners)
         except TlsError as error:
             raise WrongConfigurationError(str(error)) from error
-        except BindError as error:
+        except (BindError, EmbeddedPostgresError) as error:
             raise NodeFailedError(str(error)) from error
+        except SchemaError as error:
+            raise NodeFailedError(as_sentence(error)) from error
         except StoreUnavailableError as error:
             raise UnreachableError(ended(f"The database does not serve: {error}")) from error
         _LOG.info("ended")
@@ -196,6 +210,8 @@ class NodeRuntime:
     def stop(self) -> None:
         """Begin the end; `run` returns when all is closed."""
         self._ending.set()
+        if self._starting is not None:
+            self._starting.cancel()
 
     def reload(self) -> None:
         """Read again what may change while the node runs: the token file."""
@@ -203,29 +219,16 @@ class NodeRuntime:
 
     # Starting
 
-    async def _unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Await some work and return its result; None if `stop` was called first."""
-        doing = asyncio.create_task(work)
-        ending = asyncio.create_task(self._ending.wait())
-        await asyncio.wait({doing, ending}, return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        if not doing.done():
-            _LOG.info("start_broken_off")
-            doing.cancel()
-            await asyncio.wait({doing})
-        return None if doing.cancelled() else doing.result()
-
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self.config
-        stack.push_async_callback(self._host.stop)
         for check in file_checks(config, self._tokens):
             check()
         certified = None
         if config.tls_cert is not None and config.tls_key is not None:
             certified = first_dns_name(config.tls_cert, config.tls_key)
         metrics_address = await self._open_metrics(stack)
-        for address in listener_addresses(config):
-            if address.option != "--metrics-listen":  # which is open already
+        for option, address in listener_addresses(config).items():
+            if option != "--metrics-listen":  # which is open already
                 require_free(address)
         url = await self._host.start()
         node_id = certified or kept_node_id(config.data_dir)
@@ -239,8 +242,8 @@ class NodeRuntime:
         await self._status.read_summary()
         context = self._context()
         listeners = bind_listeners(config, context)
-        stack.push_async_callback(listeners.stop, 0)
-        for listener in listeners.all:
+        stack.push_async_callback(_stop_listeners, listeners, 0)
+        for listener in set(listeners.values()):
             await listener.start()
         self._begin_work(stack, listeners, context)
         self.health.set(Obstacle.STARTING, present=False)
@@ -248,9 +251,9 @@ class NodeRuntime:
         return listeners
 
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
-        where = self.config.metrics_listen
+        where, status = self.config.metrics_listen, self._status
         listener = MetricsListener(
-            {METRICS_PATH: self._render_metrics, STATUS_DATA_PATH: self._status.render_page},
+            {METRICS_PATH: status.render_metrics, STATUS_DATA_PATH: status.render_page},
             lambda: self.health.value.unready,
             self.config.metrics_hosts,
         )
@@ -342,9 +345,8 @@ class NodeRuntime:
             last_online_ns=database.last_online_ns,
             commits=commits,
         )
-        if guard is not None:
-            self._hosts = HostWatch(guard, self._host.url(), metrics, database, self.health)
-            stack.push_async_callback(self._hosts.end)
+        if isinstance(self._host, ExternalHost) and guard is not None:
+            stack.push_async_callback(self._host.end, database)
 
     def _open_peers(self, stack: AsyncExitStack) -> None:
         """Make what reconciles with peers, and fetches from them."""
@@ -486,15 +488,20 @@ class NodeRuntime:
 
     def _begin_work(self, stack: AsyncExitStack, listeners: Listeners, context: RpcContext) -> None:
         """Begin what runs until the end: checks, maintenance, exchange with peers, readings."""
-        config, tasks, health = self.config, self._tasks, self.health
-        self._show_options()
+        config, tasks, health, metrics = self.config, self._tasks, self.health, self.metrics
+        metrics.read_only.set(int(config.read_only))
+        interval_s = config.sync_interval / NS_PER_S if config.peer else 0
+        # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
+        metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
         assert self._monitor is not None
+        ports = {int(each.address.rpartition(":")[2]) for each in listeners.values()}
+        limiter = ConnectionLimiter(ports, config.max_connections_per_host)
         work = {
             "database monitor": self._monitor.run,
             "unfinished requests": context.arrivals.run,
         }
         every: list[tuple[float, str, Callable[[], object]]] = [
-            (CONNECTIONS_INTERVAL_S, "connections", listeners.connection_limiter(config).enforce),
+            (CONNECTIONS_INTERVAL_S, "connections", limiter.enforce),
             (FOLLOW_INTERVAL_S, "telemetry", self._status.follow),
             (CONDITION_INTERVAL_S, "condition", self._status.read_condition),
             (DISK_INTERVAL_S, "disk space", self._disk.look),
@@ -502,8 +509,9 @@ class NodeRuntime:
             (LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed),
             (TRIM_INTERVAL_S, "memory", Trimmer().trim_grown),
         ]
-        if self._hosts is not None:
-            every.append((HOSTS_INTERVAL_S, "database hosts", self._hosts.look))
+        if isinstance(self._host, ExternalHost) and self._host.guard is not None:
+            look_at_hosts = partial(self._host.look, self.database, metrics, health)
+            every.append((HOSTS_INTERVAL_S, "database hosts", look_at_hosts))
         if config.client_token_file is not None:
             every.append((TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow))
         if not config.read_only:
@@ -531,25 +539,13 @@ class NodeRuntime:
         with suppress(NotServingError):
             await self.unread.sweep()
 
-    def _show_options(self) -> None:
-        """Set the metrics of the options that alerts compare with."""
-        config, metrics = self.config, self.metrics
-        metrics.read_only.set(int(config.read_only))
-        interval_s = config.sync_interval / NS_PER_S if config.peer else 0
-        # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
-        metrics.peer_silence_limit_seconds.set(3_600 + 10 * interval_s * len(config.peer))
-
     def _tell_ready(self, listeners: Listeners, metrics_address: str) -> None:
         ready = {
-            "listen": listeners.client.address,
-            "peer": listeners.peer.address,
-            "admin": listeners.admin.address,
+            **{name: each.address for name, each in listeners.items()},
             "metrics": metrics_address,
             "database": self._host.kind,
             "node_id": self.identity.node_id,
         }
-        if listeners.http is not None:
-            ready["http"] = listeners.http.address
         _LOG.info("serving", **ready)
         self._announce(json.dumps({"event": "ready", **ready}))
 
@@ -563,20 +559,9 @@ class NodeRuntime:
         self._drain.begin()
         if self._confirmations is not None:
             self._confirmations.stop()
-        await listeners.stop(self.config.drain_timeout / NS_PER_S)
+        await _stop_listeners(listeners, self.config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
-
-    def _refresh(self) -> None:
-        """Renew the gauges that problems look at."""
-        if self.is_open:
-            self._status.read_process()
-
-    async def _render_metrics(self) -> bytes:
-        if self.is_open:
-            await self._status.read_database()
-        self._refresh()
-        return self.metrics.render()
 
     def _commits_lost(self, reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
@@ -591,14 +576,7 @@ class NodeRuntime:
             self.metrics.database_events.labels("back" if is_up else "away").inc()
         self.health.set(Obstacle.DATABASE, not is_up, outage and outage.sentence)
 
-    def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
-        # Called from the supervisor's threads, also while the loop is closing.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(
-                self._handle_host_event, name, str(fields.get("reason"))
-            )
-
-    def _handle_host_event(self, name: str, reason: str) -> None:
+    def _host_event(self, name: str, reason: str) -> None:
         if self._monitor is None or self._ending.is_set():
             return
         self.metrics.database_events.labels(f"postgres_{name}").inc()
@@ -610,6 +588,11 @@ class NodeRuntime:
             self.health.set(Obstacle.DISK, present=False)
             self.database.move(self._host.url())
         self._monitor.check_now()
+
+
+async def _stop_listeners(listeners: Listeners, grace_s: float) -> None:
+    """Stop all servers together, so that their times of grace are one."""
+    await asyncio.gather(*(each.stop(grace_s) for each in set(listeners.values())))
 
 
 def _note_conflict(source: Source, conflict: Conflict) -> None:

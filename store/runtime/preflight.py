@@ -26,7 +26,7 @@ from store.embedded.binaries import choose
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import refuse_managed, running_url
-from store.runtime.database import external_host
+from store.runtime.database import ExternalHost
 from store.runtime.errors import NodeFailedError, as_sentence
 from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, kept_node_id
@@ -48,7 +48,7 @@ async def check_start(config: NodeConfig) -> list[str]:
     is_running = data.path.is_dir() and data.is_locked()
     if not is_running:
         # A node that runs on the directory has these addresses itself.
-        for address in listener_addresses(config):
+        for address in listener_addresses(config).values():
             problems += _failure(partial(require_free, address))
     problems += _problems_of_directory(config, data)
     if not problems or is_running:
@@ -108,7 +108,7 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
 async def _checked_url(config: NodeConfig, data: DataDir) -> str | None:
     """Return the URL of the database; None for an embedded one that does not run."""
     if config.database_url is not None:
-        return await external_host(config, lambda _name, _fields: None).reach(wait=False)
+        return await ExternalHost(config, lambda _name, _fields: None).reach(wait=False)
     # A node would upgrade the schema of its own database.
     url = running_url(data.path)
     if url is not None:

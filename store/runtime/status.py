@@ -98,10 +98,6 @@ class NodeStatus:
 
     # Readings of the database
 
-    async def read_database(self) -> None:
-        """Renew the gauges of the database, unless they are a few seconds old at most."""
-        await asyncio.gather(self._stored.get(PATIENCE_S), self._condition.get(PATIENCE_S))
-
     async def read_condition(self) -> None:
         """Renew the gauges of the condition of the database."""
         await self._condition.get(READ_TIMEOUT_S)
@@ -167,8 +163,10 @@ class NodeStatus:
     # The process
 
     def read_process(self) -> None:
-        """Set the gauges of the process itself."""
+        """Set the gauges of the process itself, once the node is open."""
         node, metrics = self._node, self._metrics
+        if not node.is_open:
+            return
         self._read_pools()
         self._read_clocks()
         self._read_peers()
@@ -224,6 +222,13 @@ class NodeStatus:
     def _live_peers(self) -> Sequence[GossipPeerState]:
         """Return the peers with which messages are exchanged live."""
         return () if self._node.gossip is None else self._node.gossip.peers()
+
+    async def render_metrics(self) -> bytes:
+        """Return the metrics as text, those of the database a few seconds old at most."""
+        if self._node.is_open:
+            await asyncio.gather(self._stored.get(PATIENCE_S), self._condition.get(PATIENCE_S))
+        self.read_process()
+        return self._metrics.render()
 
     # The answer of ``GetStatus``
 

@@ -82,14 +82,6 @@ class GossipPeerState:
 
 
 @dataclass(frozen=True, slots=True)
-class GossipState:
-    """The live exchange, as operators see it."""
-
-    unread: UnreadSummary
-    peers: Sequence[GossipPeerState]
-
-
-@dataclass(frozen=True, slots=True)
 class Confirmation:
     """The result of the wait for confirmations of one message.
 

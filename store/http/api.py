@@ -178,8 +178,8 @@ async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
         if found.ready:
             state = await call.node.state()
             found.messages = state.messages
-            found.oldest_timestamp = str(state.oldest_timestamp_ns)
-            found.newest_timestamp = str(state.newest_timestamp_ns)
+            found.oldest_timestamp = str(state.oldest_timestamp)
+            found.newest_timestamp = str(state.newest_timestamp)
     await exchange.respond(encode(found))
 
 

@@ -10,11 +10,9 @@ from google.protobuf.message import Message
 
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import sds_lookup
-from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.call import RpcContext
 from store.serving.call import Call
-from store.serving.context import ServedDatabase
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, history_entries
 from store.sync.schedule import PeerState, Synchronizer
@@ -41,26 +39,13 @@ async def watch_status(node: RpcContext, _call: Call, request: bytes) -> bytes:
 
 
 async def _status(node: RpcContext) -> bytes:
-    identity, state, exchange = node.identity, await node.state(), node.exchange
-    peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
-    resume = None if exchange is None else exchange.resume()
+    status = await node.state()
     # After all that is waited for, so that the revision is that of what is reported.
     health = node.look()
-    return _filled(
-        admin_pb2.NodeStatus,
-        state,
-        revision=health.revision,
-        ready=health.ready,
-        unready=health.unready or "",
-        version=identity.version,
-        node_id=identity.node_id,
-        store_id=identity.store_id,
-        peers=[_peer(peer) for peer in peers],
-        resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
-        gossip=None if state.gossip is None else _gossip(state.gossip),
-        database=None if state.database is None else _database(state.database),
-        problems=[_problem(each) for each in health.problems],
-    ).SerializeToString()
+    status.revision, status.ready = health.revision, health.ready
+    status.unready = health.unready or ""
+    status.problems.extend(map(_problem, health.problems))
+    return status.SerializeToString()
 
 
 async def synchronize(node: RpcContext, _call: Call, request: bytes) -> bytes:
@@ -122,7 +107,7 @@ def _check_window(start_ns: int | None, end_ns: int | None) -> None:
 
 def report_of(report: SessionReport) -> admin_pb2.SyncReport:
     """Convert the report of a session that this node began to the schema's."""
-    return _filled(
+    return filled(
         admin_pb2.SyncReport,
         report,
         peer=str(report.peer),
@@ -132,13 +117,14 @@ def report_of(report: SessionReport) -> admin_pb2.SyncReport:
         equality=report.equality.value,
         hidden=0 if report.hidden is None else report.hidden.count,
         shown_conflicts=[
-            _filled(admin_pb2.ContentConflict, each) for each in report.shown_conflicts
+            filled(admin_pb2.ContentConflict, each) for each in report.shown_conflicts
         ],
     )
 
 
-def _peer(peer: PeerState) -> admin_pb2.PeerStatus:
-    return _filled(
+def peer_status(peer: PeerState) -> admin_pb2.PeerStatus:
+    """Convert the state of a configured peer to the schema's."""
+    return filled(
         admin_pb2.PeerStatus,
         peer,
         last_report=None if peer.last is None else report_of(peer.last),
@@ -156,21 +142,7 @@ def _problem(problem: Problem) -> admin_pb2.Problem:
     )
 
 
-def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
-    return admin_pb2.GossipStatus(
-        unread=gossip.unread.count,
-        oldest_unread=gossip.unread.oldest_ns,
-        waiting=gossip.unread.waiting,
-        peers=[_filled(admin_pb2.GossipPeer, peer) for peer in gossip.peers],
-    )
-
-
-def _database(database: ServedDatabase) -> admin_pb2.DatabaseStatus:
-    disks = [_filled(admin_pb2.DiskStatus, disk) for disk in database.disks]
-    return _filled(admin_pb2.DatabaseStatus, database, disks=disks)
-
-
-def _filled(kind: type[_M], state: object, **others: object) -> _M:
+def filled(kind: type[_M], state: object, **others: object) -> _M:
     """Return a message whose fields are ``others`` and, by their names, those of ``state``.
 
     A field that is a time is called ``..._ns`` there. One that is nowhere is an error.

@@ -25,16 +25,17 @@ from store.db.condition import (
 from store.domain.coverage import Coverage, CoverageStep, StoreCoverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
-from store.domain.unread import GossipPeerState, GossipState, UnreadSummary
+from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.logging import suppressed_total
 from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
+from store.rpc.admin import filled, peer_status
 from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
-from store.serving.context import DiskState, NodeState, ServedDatabase
 from store.serving.tls import MAX_PEM_BYTES
 from store.sync.schedule import PeerState
 from store.sync.session.report import SessionReport
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from store.runtime.node import NodeRuntime
@@ -232,42 +233,54 @@ class NodeStatus:
 
     # The answer of ``GetStatus``
 
-    async def state(self) -> NodeState:
-        """Return the state for ``GetStatus``."""
+    async def state(self) -> admin_pb2.NodeStatus:
+        """Return the answer of ``GetStatus``, but for the health of the node."""
         node, metrics = self._node, self._metrics
+        identity, resume = node.identity, node.synchronizer.resume()
         is_up = bool(total(metrics.database_up))
         summary = await self.read_summary() if is_up else self._summary
         condition = await self._condition.get(PATIENCE_S if is_up else 0)
-        served = None
+        gossip = database = None
+        if node.gossip is not None:
+            peers = [filled(admin_pb2.GossipPeer, each) for each in node.gossip.peers()]
+            gossip = admin_pb2.GossipStatus(
+                unread=self._unread.count,
+                oldest_unread=self._unread.oldest_ns,
+                waiting=self._unread.waiting,
+                peers=peers,
+            )
         if condition is not None:
-            served = ServedDatabase(
-                host=condition.host,
-                standby=condition.standby,
+            database = filled(
+                admin_pb2.DatabaseStatus,
+                condition,
                 timeline=int(total(metrics.database_timeline)),
-                standbys=condition.standbys,
-                size_bytes=condition.size_bytes,
                 disks=self._disks(),
                 archived=condition.archive.archived_until_ns > 0,
-                oldest_unarchived_ns=condition.archive.oldest_unarchived_ns,
+                oldest_unarchived=condition.archive.oldest_unarchived_ns,
             )
-        return NodeState(
+        return admin_pb2.NodeStatus(
+            version=identity.version,
+            node_id=identity.node_id,
+            store_id=identity.store_id,
             messages=summary.messages,
-            oldest_timestamp_ns=summary.oldest_timestamp_ns,
-            newest_timestamp_ns=summary.newest_timestamp_ns,
+            oldest_timestamp=summary.oldest_timestamp_ns,
+            newest_timestamp=summary.newest_timestamp_ns,
             index_entries=node.reconcilable.index_entries,
-            index_start_ns=node.reconcilable.index_start_ns,
-            gossip=None if node.gossip is None else GossipState(self._unread, self._live_peers()),
+            index_start=node.reconcilable.index_start_ns,
+            peers=map(peer_status, node.synchronizer.peers()),
+            resume=None if resume is None else filled(admin_pb2.ResumeStatus, resume),
+            gossip=gossip,
             conflicts=int(total(metrics.conflicts)),
-            database=served,
+            database=database,
         )
 
-    def _disks(self) -> list[DiskState]:
+    def _disks(self) -> list[admin_pb2.DiskStatus]:
         metrics = self._metrics
         sizes = {labels["volume"]: size for labels, size in samples(metrics.disk_size_bytes)}
         return [
-            DiskState(name, int(free), int(sizes.get(name, 0)))
+            admin_pb2.DiskStatus(volume=name, free_bytes=int(free), size_bytes=int(sizes[name]))
             for labels, free in samples(metrics.disk_free_bytes)
-            if (name := labels["volume"])
+            if (name := labels["volume"]) in sizes
         ]
 
     # The status page

@@ -13,7 +13,7 @@ from store.domain.coverage import Coverage, Interval
 from store.domain.ports import Services
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
-from store.domain.unread import Confirmations, GossipState
+from store.domain.unread import Confirmations
 from store.domain.view import Span
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
@@ -24,6 +24,7 @@ from store.serving.drain import Drain
 from store.serving.queue import FairQueue, memory_queue
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.rules import Policy
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 MIB: Final = 1024 * 1024
 
@@ -88,56 +89,13 @@ class HealthValue:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
-    """The state of a node that ``Admin.GetStatus`` reports, besides the node's identity.
-
-    Timestamps in Unix nanoseconds, 0 when nothing is stored. ``index_entries``: SyncIDs in memory,
-    which begin at ``index_start_ns``. ``gossip``: None where it is switched off. ``conflicts``:
-    messages since the start that share a hash with a stored one and differ from it. ``database``:
-    None while it has not been read.
-    """
-
-    messages: int
-    oldest_timestamp_ns: int
-    newest_timestamp_ns: int
-    index_entries: int
-    index_start_ns: int = 0
-    gossip: GossipState | None = None
-    conflicts: int = 0
-    database: ServedDatabase | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DiskState:
-    """The space of a volume."""
-
-    volume: str
-    free_bytes: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServedDatabase:
-    """The state of the database of a node, as ``Admin.GetStatus`` reports it."""
-
-    host: str
-    standby: bool
-    timeline: int
-    standbys: int
-    size_bytes: int
-    disks: Sequence[DiskState]
-    archived: bool
-    oldest_unarchived_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class NodeContext:
     """The parts of a node that client calls use, over any protocol.
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``access``: the rules in force. ``health``: the node's present health.
-    ``state``: the stored messages and the index; may raise the errors of ``store.domain.ports``.
+    ``state``: the status without its health; may raise the errors of ``store.domain.ports``.
     Coverage is read for one caller at a time. ``arrivals``: the requests that have not come in
     full, whose bounds a task of the node keeps to. ``in_flight``, ``large_reads``, ``followed``:
     the memory of publishers' requests, of large requests of reads, and of followed topics.
@@ -152,7 +110,7 @@ class NodeContext:
     now_ns: Callable[[], int]
     monotonic_ns: Callable[[], int]
     health: Callable[[], HealthValue]
-    state: Callable[[], Awaitable[NodeState]]
+    state: Callable[[], Awaitable[NodeStatus]]
     metrics: Metrics
     coverage: Coverage
     intake: Callable[[int, int], Awaitable[Sequence[Interval]]]

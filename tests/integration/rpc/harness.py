@@ -39,11 +39,12 @@ from store.rpc.identity import PeerRules
 from store.rpc.server import build_handlers
 from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
-from store.serving.context import HealthValue, NodeIdentity, NodeState
+from store.serving.context import HealthValue, NodeIdentity
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable
 from storenode.message.rules import Policy
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -236,13 +237,16 @@ def context_of(
     index = HotIndex(ids, WrittenIds(), system_environment("test", metrics))
     statements = StatementBuffer(DatabaseStatements(database))
 
-    async def state() -> NodeState:
+    async def state() -> NodeStatus:
         summary = await services.reader.summary()
-        return NodeState(
-            summary.messages,
-            summary.oldest_timestamp_ns,
-            summary.newest_timestamp_ns,
-            7,
+        return NodeStatus(
+            version=identity.version,
+            node_id=identity.node_id,
+            store_id=identity.store_id,
+            messages=summary.messages,
+            oldest_timestamp=summary.oldest_timestamp_ns,
+            newest_timestamp=summary.newest_timestamp_ns,
+            index_entries=7,
         )
 
     return RpcContext(

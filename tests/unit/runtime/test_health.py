@@ -15,7 +15,6 @@ from store.rpc.admin import get_status
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.peer_states import PeerStates
 from store.runtime.tasks import SingleFlightCache
-from store.serving.context import NodeIdentity, NodeState
 from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, SyncRole, Window
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
@@ -32,11 +31,8 @@ def node_health() -> tuple[NodeHealth, Metrics]:
 
 async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
     health, metrics = node_health()
-    assert (health.value.ready, health.value.unready, health.value.halted) == (
-        False,
-        STARTING,
-        STARTING,
-    )
+    value = health.value
+    assert (value.ready, value.unready, value.halted) == (False, STARTING, STARTING)
     revisions = [health.value.revision]
     for obstacle, present, expected in (
         (Obstacle.DATABASE, True, STARTING),
@@ -47,12 +43,8 @@ async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
         (Obstacle.DATABASE, True, DRAINING),
     ):
         health.set(obstacle, present)
-        is_ready = expected is None
-        assert (health.value.ready, health.value.unready, health.value.halted) == (
-            is_ready,
-            expected,
-            expected,
-        )
+        is_ready, value = expected is None, health.value
+        assert (value.ready, value.unready, value.halted) == (is_ready, expected, expected)
         assert total(metrics.ready) == is_ready
         assert total(metrics.health_revision) in (0, health.value.revision)
         revisions.append(health.value.revision)
@@ -106,13 +98,11 @@ async def test_a_status_reports_the_health_of_its_revision() -> None:
     health = NodeHealth(Metrics("test"))
     health.set(Obstacle.STARTING, present=False)
 
-    async def read_state() -> NodeState:
-        state = NodeState(0, 0, 0, 0)
+    async def read_state() -> NodeStatus:
         health.set(Obstacle.DATABASE, present=True)  # while the database is read
-        return state
+        return NodeStatus()
 
-    identity = NodeIdentity("a", "b", "1")
-    node = SimpleNamespace(identity=identity, state=read_state, exchange=None, look=health.look)
+    node = SimpleNamespace(state=read_state, look=health.look)
     answer = await get_status(cast("Any", node), cast("Any", None), b"")
     status = NodeStatus.FromString(answer)
     assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)

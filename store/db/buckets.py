@@ -157,6 +157,19 @@ async def folded_position(connection: Connection) -> int:
     return int(position)
 
 
+async def unfolded(connection: Connection, position: int) -> TimeBuckets:
+    """Return the buckets of minutes of all commits behind a position, in one snapshot."""
+    total = TimeBuckets.empty(MINUTE_NS)
+    while rows := await fetch_rows(
+        connection, SQL.commits.read_deltas, (position, _DELTAS_AT_ONCE)
+    ):
+        position = rows[-1][0]
+        total = TimeBuckets.join(MINUTE_NS, [total, unpack(delta for _, delta in rows)])
+    return total
+
+
+_DELTAS_AT_ONCE: Final = 256
+
 MAX_LATE_MESSAGES: Final = 100_000
 """Messages that are added to known sums at a time; where there are more, the sum is made anew."""
 
@@ -265,10 +278,10 @@ async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
 
 async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
     """Sum hours up and keep that; under FOLDING, in one snapshot, in which so much is folded."""
-    unfolded = await added(connection, folded, UNBOUNDED_HIGH - 1, hours)
+    late = await added(connection, folded, UNBOUNDED_HIGH - 1, hours)
     for start in hours:
         everything = await sum_of_time(connection, start, start + HOUR_NS)
-        total = everything - unfolded.get(start, LatticeSum())
+        total = everything - late.get(start, LatticeSum())
         await write_sums(connection, {(HOURS, start): total})
 
 
@@ -485,18 +498,17 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
     await fold_until(connection, newest)
     async with alone(connection):
         span = (bounds.low, bounds.high - 1)
-        deltas = await fetch_rows(connection, SQL.commits.read_unfolded, span)
-        minutes = unpack([summary for (summary,) in deltas])
-        unfolded = between(minutes, bounds.low, bounds.high)
+        folded = await folded_position(connection)
+        deltas = between(await unfolded(connection, folded), bounds.low, bounds.high)
         await delete_buckets(connection, [bounds])
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
         statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
-        await connection.execute(statement, columns([unfolded]), prepare=False)
+        await connection.execute(statement, columns([deltas]), prepare=False)
         for level in range(1, len(LEVELS_NS)):
             given = {"low": span[0], "last": span[1], "level": level, "length": LEVELS_NS[level]}
             await connection.execute(SQL.buckets.insert_level, given)
         hours = [start for start, _ in await unknown_hours(connection, bounds)]
-        await seal_hours(connection, hours, await folded_position(connection))
+        await seal_hours(connection, hours, folded)
         await seal_days(connection, await unknown_days(connection, bounds))
         ((messages,),) = await fetch_rows(connection, SQL.buckets.count_messages, span)
-    return int(messages + unfolded.counts.sum())
+    return int(messages + deltas.counts.sum())

@@ -19,17 +19,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, LiteralString, NamedTuple
+from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
-from store.db.arrays import BinaryArray
-from store.db.buckets import added, between, columns, minutes_of, sum_of_time, unpack
+from store.db.buckets import (
+    added,
+    between,
+    columns,
+    folded_position,
+    minutes_of,
+    sum_of_time,
+    unfolded,
+)
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
 from store.db.migrate import differences, require_served
@@ -183,31 +191,22 @@ class CheckReport:
 
 
 class _RowTable(NamedTuple):
-    """A table that is partitioned by time: its key, the position before its first row, a statement.
+    """A table that is partitioned by time.
 
-    ``look_up`` reads what is compared with the rows of a chunk.
+    ``statement`` reads the rows behind a position, which their first columns are, beside what must
+    agree with them; ``first`` is the position before all rows.
     """
 
-    keys: str
-    casts: tuple[str, ...]
+    statement: LiteralString
     first: tuple[Any, ...]
-    look_up: LiteralString
+    chunk_rows: int
 
 
-_NO_KEY: Final = "00000000-0000-0000-0000-000000000000"
+_NO_KEY: Final = UUID(int=0)
 _ROW_TABLES: Final = {
-    "messages": _RowTable(
-        "ts, hash", ("bigint", "bytea"), (UNBOUNDED_LOW, b""), SQL.messages.check_messages
-    ),
-    "hashes": _RowTable(
-        "key, ts", ("bigint", "bigint"), (-(1 << 63), UNBOUNDED_LOW), SQL.messages.check_hashes
-    ),
-    "sds": _RowTable(
-        "key, ts, hash",
-        ("uuid", "bigint", "bytea"),
-        (_NO_KEY, UNBOUNDED_LOW, b""),
-        SQL.sds.check_payloads,
-    ),
+    "messages": _RowTable(SQL.messages.check_messages, (UNBOUNDED_LOW, b""), MESSAGE_CHUNK_ROWS),
+    "hashes": _RowTable(SQL.messages.check_hashes, (-(1 << 63), UNBOUNDED_LOW), INDEX_CHUNK_ROWS),
+    "sds": _RowTable(SQL.sds.check_payloads, (_NO_KEY, UNBOUNDED_LOW, b""), INDEX_CHUNK_ROWS),
 }
 
 
@@ -341,58 +340,31 @@ class _DatabaseCheck:
 
     async def _check_table(self, table: str, catalog: Catalog) -> int:
         """Compare all rows of a table, or a share of its pages; return their number."""
-        share, done = None, 0
+        statement, first, size = _ROW_TABLES[table]
+        sample, done = "", 0
         if self._sample is not None:
             rows = sum(
                 each.rows if each.rows >= 0 else each.size_bytes // _ROW_BYTES
                 for each in catalog.of(table)
             )
             share = min(1.0, self._sample / rows) if rows else 1.0
+            # The same pages for each chunk.
+            sample = f"tablesample system ({100 * share}) repeatable ({random.getrandbits(16)})"
         compare = {
             "messages": self._compare_messages,
             "hashes": self._compare_hashes,
             "sds": self._compare_sds_rows,
         }[table]
-        more: list[list[int]] = []
-        if table == FINE_TABLE:  # with the partitions in which the names of topics are looked for
-            named = catalog.bounds("topics")
-            more = [[each.low for each in named], [each.high for each in named]]
+        others = catalog.bounds("topics" if table == FINE_TABLE else FINE_TABLE)
+        spans = [each.low for each in others], [each.high - 1 for each in others]
         for bounds in catalog.bounds(table):
-            async for chunk in self._chunks(table, bounds, share, more):
+            text, after = statement.format(sample=sample, bounds=bounds.condition("ts")), first
+            while chunk := await self._rows(text, (*after, size, *spans)):
                 await compare(chunk)
+                after = chunk[-1][: len(first)]
                 done += len(chunk)
                 self._progress(table, done)
         return done
-
-    async def _chunks(
-        self, table: str, bounds: Bounds, share: float | None, more: Sequence[object]
-    ) -> AsyncIterator[list[Any]]:
-        keys, casts, _, look_up = _ROW_TABLES[table]
-        arrays = ", ".join(f"%s::{cast}[]" for cast in casts)
-        given = SQL.messages.check_given.format(arrays=arrays, keys=keys)
-        async for chunk in self._keys(table, bounds, share):
-            given_keys = [list(column) for column in zip(*chunk, strict=True)]
-            statement = f"with k as materialized ({given}) {look_up}"
-            yield await self._rows(statement, [*given_keys, *more])
-
-    async def _keys(
-        self, table: str, bounds: Bounds, share: float | None
-    ) -> AsyncIterator[Sequence[Any]]:
-        """Yield the keys of a partition, or of a share of its pages, in chunks."""
-        keys, casts, after, _ = _ROW_TABLES[table]
-        size = MESSAGE_CHUNK_ROWS if table == FINE_TABLE else INDEX_CHUNK_ROWS
-        parts = {"keys": keys, "table": table, "bounds": bounds.condition("ts")}
-        if share is not None:
-            statement = SQL.messages.check_sample.format(percent=100 * share, **parts)
-            sample = sorted(await self._rows(statement))
-            for start in range(0, len(sample), size):
-                yield sample[start : start + size]
-            return
-        start_at = ", ".join(f"%s::{cast}" for cast in casts)
-        statement = SQL.messages.check_following.format(after=start_at, rows=size, **parts)
-        while rows := await self._rows(statement, after):
-            yield rows
-            after = rows[-1]
 
     async def _compare_messages(self, rows: Sequence[Any]) -> None:
         indexed: dict[tuple[int, bytes], SdsRow] = {}
@@ -430,29 +402,17 @@ class _DatabaseCheck:
                 self._add(RowFault.WRONG_SDS_ROW, "sds", _name(*key))
 
     async def _compare_hashes(self, rows: Sequence[Any]) -> None:
-        lost = [(ts, key.to_bytes(8, signed=True)) for key, ts, is_stored in rows if not is_stored]
-        await self._report_lost(RowFault.LOST_MESSAGE, "hashes", lost)
+        for key, ts, is_lost in rows:
+            if is_lost:
+                self._add(RowFault.LOST_MESSAGE, "hashes", _name(ts, key.to_bytes(8, signed=True)))
 
     async def _compare_sds_rows(self, rows: Sequence[Any]) -> None:
-        lost = [(ts, digest) for _, ts, digest, payload in rows if payload is None]
-        await self._report_lost(RowFault.LOST_SDS_MESSAGE, "sds", lost)
-        for key, ts, digest, payload in rows:
+        for key, ts, digest, payload, is_lost in rows:
             row = None if payload is None else sds_row(payload)
-            if payload is not None and (row is None or row.key != key.bytes):
+            if is_lost:
+                self._add(RowFault.LOST_SDS_MESSAGE, "sds", _name(ts, digest))
+            elif payload is not None and (row is None or row.key != key.bytes):
                 self._add(RowFault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
-
-    async def _report_lost(
-        self, fault: RowFault, table: str, lost: Sequence[tuple[int, bytes]]
-    ) -> None:
-        """Report rows without a message, but for those whose messages were pruned meanwhile."""
-        if not lost:
-            return
-        # The horizon last: a partition that goes in between is behind it then.
-        fine = Cover((await self._catalog()).bounds(FINE_TABLE))
-        ((horizon_ns,),) = await self._rows(SQL.stores.check_horizon)
-        for ts, digest in lost:
-            if ts >= (horizon_ns or 0) and fine.find(ts) is not None:
-                self._add(fault, table, _name(ts, digest))
 
     # Summaries
 
@@ -517,10 +477,11 @@ class _DatabaseCheck:
                 await connection.execute(_SNAPSHOT)
                 # The snapshot begins with the next statement: what is seen there stays.
                 await connection.execute(sql.SQL(_KEEP).format(name))
-                unfolded = await self._unfolded(bounds)
+                folded = await folded_position(connection)
+                deltas = between(await unfolded(connection, folded), bounds.low, bounds.high)
                 ((buckets,),) = await self._rows(SQL.buckets.check_count, (low, last))
-                rows = await fetch_rows(connection, statement, unfolded)
-                wrong = await self._wrong_hours(bounds)
+                rows = await fetch_rows(connection, statement, columns([deltas]))
+                wrong = await self._wrong_hours(bounds, folded)
         except psycopg.errors.UndefinedTable:
             return 0  # retention was faster
         for start_ns, stored, said in rows:
@@ -530,26 +491,16 @@ class _DatabaseCheck:
             self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(1, start_ns))
         return int(buckets)
 
-    async def _unfolded(self, bounds: Bounds) -> list[BinaryArray]:
-        minutes = []
-        async with self._connection.cursor(name="storenode_check", binary=True) as cursor:
-            await cursor.execute(SQL.commits.read_unfolded, (bounds.low, bounds.high - 1))
-            while rows := await cursor.fetchmany(_FETCH_ROWS):
-                found = unpack(summary for (summary,) in rows)
-                minutes.append(between(found, bounds.low, bounds.high))
-        return columns(minutes)
-
-    async def _wrong_hours(self, bounds: Bounds) -> list[int]:
+    async def _wrong_hours(self, bounds: Bounds, folded: int) -> list[int]:
         """Return starts of the whole hours of a range whose known sum is not its messages'."""
         given = (bounds.low, bounds.high - HOUR_NS)
         known = await self._rows(SQL.buckets.check_known_hours, given)
-        folded = await self._count(SQL.stores.read_folded_position)
         hours = [start_ns for start_ns, *_ in known]
-        unfolded = await added(self._connection, folded, UNBOUNDED_HIGH - 1, hours)
+        late = await added(self._connection, folded, UNBOUNDED_HIGH - 1, hours)
         wrong = []
         for start_ns, count, state in known:
             total = await sum_of_time(self._connection, start_ns, start_ns + HOUR_NS)
-            total -= unfolded.get(start_ns, LatticeSum())
+            total -= late.get(start_ns, LatticeSum())
             if total != LatticeSum.stored(count, bytes(state)):
                 wrong.append(start_ns)
         return wrong

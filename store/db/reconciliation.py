@@ -45,7 +45,7 @@ from store.db.buckets import (
     fold_until,
     of_rows,
     sum_of_time,
-    unpack,
+    unfolded,
 )
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import find_failure
@@ -233,7 +233,6 @@ _EXPIRED: Final = (
     "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
 )
 _Result = TypeVar("_Result")
-_DELTAS_AT_ONCE: Final = 256
 _FINER_NS: Final = {HOUR_NS: (MINUTE_NS,), DAY_NS: (HOUR_NS, MINUTE_NS)}
 
 _BEGIN: Final = f"""
@@ -372,7 +371,7 @@ def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
 async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     await connection.execute(_BEGIN, prepare=False)
     ((position, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
-    minutes = await _unfolded(connection, position)
+    minutes = await unfolded(connection, position)
     most = (MAX_TOP_BUCKETS + 1,)
     is_many = await fetch_row(connection, SQL.buckets.count_hours, most) == most
     length_ns = DAY_NS if is_many else HOUR_NS
@@ -391,19 +390,6 @@ async def _fold_much(connection: Connection) -> None:
         # work then.
         with contextlib.suppress(pg.LockNotAvailable, pg.ReadOnlySqlTransaction):
             await fold_until(connection)
-
-
-async def _unfolded(connection: Connection, position: int) -> TimeBuckets:
-    total = TimeBuckets.empty(MINUTE_NS)
-    while True:
-        parameters = (position, _DELTAS_AT_ONCE)
-        rows = await fetch_rows(connection, SQL.commits.read_deltas, parameters)
-        if rows:
-            position = rows[-1][0]
-            some = unpack(summary for _, summary in rows)
-            total = TimeBuckets.join(MINUTE_NS, [total, some])
-        if len(rows) < _DELTAS_AT_ONCE:
-            return total
 
 
 async def _read_buckets(

@@ -101,11 +101,6 @@ from placed,
      join numbered n using (part) left join counted k using (batch)
 returning position, batch, token
 
--- read_unfolded --
--- Deltas that are not folded yet, of commits about a range of time, both ends included.
-select summary from storenode.commits
-where position > (select folded_position from storenode.store) and max_ts >= %s and min_ts <= %s
-
 -- has_unfolded --
 -- True if a commit is not folded.
 select exists (select from storenode.commits

@@ -236,37 +236,38 @@ select max(m.ts), string_agg(<messages.element>, ''::bytea) from (
     order by ts, hash limit %(limit)s::bigint
 ) as m
 
--- check_following --
--- Keys of the next chunk of a partition.
-select {keys} from storenode.{table} where {bounds} and ({keys}) > ({after})
-order by {keys} limit {rows}
-
--- check_sample --
--- Keys of a sample of the pages of a partition.
-select {keys} from storenode.{table} tablesample system ({percent}) where {bounds}
-
--- check_given --
--- Keys that are given.
-select * from unnest({arrays}) as given({keys})
-
 -- check_messages --
--- A message, whether it has its row of hashes, and its row in the partition of topics around it, by
--- keys `k`.
-select k.ts, k.hash, m.topic, m.content_digest, m.head, m.payload, m.tail,
+-- Messages behind a position, whether each has its row of hashes, and its row in the partition of
+-- topics around it.
+with k as materialized (
+    select * from storenode.messages {sample}
+    where {bounds} and (ts, hash) > (%s::bigint, %s::bytea) order by ts, hash limit %s::bigint
+)
+select k.ts, k.hash, k.topic, k.content_digest, k.head, k.payload, k.tail,
        exists (select from storenode.hashes h
                where h.ts = k.ts and h.key = ('x' || encode(substr(k.hash, 1, 8), 'hex'))::bit(64)::bigint),
        c.low, t.pubsub_topic, t.content_topic
-from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-left join unnest(%s::bigint[], %s::bigint[]) as c(low, high) on k.ts >= c.low and k.ts < c.high
-left join storenode.topics t on t.key = m.topic and t.ts >= c.low and t.ts < c.high
+from k left join unnest(%s::bigint[], %s::bigint[]) as c(low, last) on k.ts >= c.low and k.ts <= c.last
+left join storenode.topics t on t.key = k.topic and t.ts >= c.low and t.ts <= c.last
 order by k.ts, k.hash
 
+-- may_be_held --
+-- True if the message of a row `k` is not pruned: not behind the horizon, and a partition is there.
+k.ts >= coalesce((select horizon_ns from storenode.store), 0)
+    and exists (select from unnest(%s::bigint[], %s::bigint[]) as p(low, last)
+                where k.ts >= p.low and k.ts <= p.last)
+
 -- check_hashes --
--- Whether rows of hashes have a message, by keys `k`.
-select k.key, k.ts, exists (
+-- Rows of hashes behind a position, and whether the message of each is lost.
+with k as materialized (
+    select key, ts from storenode.hashes {sample}
+    where {bounds} and (key, ts) > (%s::bigint, %s::bigint) order by key, ts limit %s::bigint
+)
+select k.key, k.ts, not exists (
     select from storenode.messages m where m.ts = k.ts
     and m.hash >= int8send(k.key)
-    and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex'))
+    and m.hash <= int8send(k.key) || decode(repeat('ff', 24), 'hex')
+) and <messages.may_be_held>
 from k order by k.key, k.ts
 
 -- read_ends --

@@ -1,8 +1,13 @@
 -- Statements about sds, and missing_parents.
 
 -- check_payloads --
--- The payloads of the messages of rows, by keys `k`.
-select k.key, k.ts, k.hash, m.payload
+-- Rows behind a position with the payloads of their messages, and whether these are lost.
+with k as materialized (
+    select key, ts, hash from storenode.sds {sample}
+    where {bounds} and (key, ts, hash) > (%s::uuid, %s::bigint, %s::bytea)
+    order by key, ts, hash limit %s::bigint
+)
+select k.key, k.ts, k.hash, m.payload, m.payload is null and <messages.may_be_held>
 from k left join storenode.messages m on m.ts = k.ts and m.hash = k.hash
 order by k.key, k.ts, k.hash
 

@@ -49,10 +49,6 @@ update storenode.store set horizon_ns = greatest(horizon_ns, %s)
 select 'wrong store', 'store', format('%s rows instead of one', count(*)) from storenode.store
 having count(*) <> 1
 
--- check_horizon --
--- The horizon, null if the row was lost.
-select max(horizon_ns) from storenode.store
-
 -- check_unread --
 -- One statement sees one snapshot: a message and its unread event come and go together.
 select case when m.hash is null then 'unread event without its message'

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from reconcile.errors import SummaryMismatchError
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.view import NeedBuckets, NeedIds, Spans
-from store.db import reconciliation
+from store.db import buckets, reconciliation
 from store.db.buckets import fold_until
 from store.db.pool import Database
 from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
@@ -62,7 +62,7 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
     node: Node, monkeypatch: pytest.MonkeyPatch, most_hours: int
 ) -> None:
     monkeypatch.setattr(reconciliation, "MAX_TOP_BUCKETS", most_hours)
-    monkeypatch.setattr(reconciliation, "_DELTAS_AT_ONCE", 2)
+    monkeypatch.setattr(buckets, "_DELTAS_AT_ONCE", 2)
     rng = random.Random(1)
     for number in range(8):
         await store(node, rng)

@@ -35,7 +35,7 @@ MAX_SPANS: Final = 50_000
 _FINE_NS: Final = 2 * DAY_NS
 """Days are summed up when they have been over for a day or longer."""
 _MAX_FINE_DAYS: Final = 100
-_ERA_NS: Final = 512 * DAY_NS
+_ERAS_NS: Final = (512 * DAY_NS, 16 * DAY_NS)
 """Where nothing is stored or missing for so long, as before the first message, it is one span."""
 _SLACK_NS: Final = 30 * NS_PER_S
 """Delay of the record of online times: it is written every 15 seconds."""
@@ -148,12 +148,13 @@ class Comparison:
 
 def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
     """Return long spans of a range without differences, which may be `spans` if they are empty."""
-    first = -(-start_ns // _ERA_NS)
-    last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
-    differing = {day // _ERA_NS for day in found.differing_days}
-    return [
-        (era * _ERA_NS, (era + 1) * _ERA_NS) for era in range(first, last) if era not in differing
-    ]
+    made: list[Span] = []
+    for step_ns in _ERAS_NS:
+        lower_ns = -(-start_ns // step_ns) * step_ns
+        start_ns = max(lower_ns, min(end_ns, now_ns - _FINE_NS) // step_ns * step_ns)
+        differing = {day // step_ns * step_ns for day in found.differing_days}
+        made += [each for each in aligned(lower_ns, start_ns, step_ns) if each[0] not in differing]
+    return made
 
 
 def spans(
@@ -204,8 +205,7 @@ def stated(measured: Sums, found: Comparison) -> list[Statement]:
             count += last - first
         keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
         here, there = (0, 0) if found.resolved else (last - first, to - from_)
-        conflicts = end - begin
-        differs = here + conflicts, there + conflicts
+        differs = here + (end - begin), there + (end - begin)
         made.append(
             Statement(start_ns, end_ns, found.compared_ns, keyed, *differs, count, fingerprint)
         )

@@ -42,7 +42,9 @@ def comparison_of(
     report: SessionReport, result: Result, conflicts: Sequence[ContentConflict]
 ) -> Comparison:
     """Return what a session has compared, before anything is transferred."""
-    ids = SyncIds.of([(each.timestamp, each.message_hash) for each in conflicts])
+    ids = SyncIds.empty()
+    if conflicts:
+        ids = SyncIds.of([(each.timestamp, each.message_hash) for each in conflicts])
     return Comparison(
         to_send=result.to_send,
         to_receive=result.to_receive,
@@ -68,7 +70,7 @@ async def measure(view: StoredView, result: Result, found: Comparison, now_ns: i
     (start_ns, _), (end_ns, _) = result.window
     long = await measure_spans(view, eras(start_ns, end_ns, now_ns, found))
     empty = [era for era, (count, _) in long.items() if not count]
-    large = end_ns - start_ns > _LONG_NS
+    large = end_ns - start_ns - sum(upper - lower for lower, upper in empty) > _LONG_NS
     where = await in_thread_if(large, spans, start_ns, end_ns, now_ns, found, empty)
     return await measure_spans(view, where) or None
 

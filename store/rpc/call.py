@@ -246,10 +246,9 @@ class RpcCall(Call):
 
     async def begin_peer(self) -> None:
         """Send a peer the metadata that name this node."""
-        node = self.node
         self.note_peer()
-        node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
-        own = (*own_metadata(node.identity), (TIME, str(node.now_ns())))
+        self.node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
+        own = (*own_metadata(self.node.identity), (TIME, str(self.node.now_ns())))
         await self.context.send_initial_metadata(own)
         # Once more: a caller may learn of the end of a call without responses first.
         self.context.set_trailing_metadata(own)
@@ -332,8 +331,9 @@ class RpcCall(Call):
 
     async def read(self) -> bytes | None:
         """Return the caller's next frame; None when it has half-closed."""
+        is_first, self._is_reading = not self._is_reading, True
         try:
-            return await self.next_request()
+            return await self.next_request(is_first=is_first)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise PeerError(_GONE) from None
         except CallError as gave_way:

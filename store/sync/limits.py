@@ -18,19 +18,8 @@ LAST_WORDS_S: Final = 0.5
 """After a write has failed, for what the peer had sent before it left; a database that is away may
 keep it from being taken in."""
 
-MAX_OPENING_CALLS: Final = 8
-"""Calls of peers whose first frame, of up to `MAX_PEER_FRAME_BYTES`, is read at the same time."""
-
 FIRST_FRAME_S: Final = 20.0
-"""From a call of a peer to its first frame, for which others may have to wait: shorter than any
-silence, and long enough to open a view."""
-
-MAX_OPENING_CALLS_OF_PEER: Final = 2
-"""Those of one trusted peer among them; more are refused."""
-
-MAX_STRANGE_OPENING_CALLS: Final = 8
-"""The same of untrusted callers, who do not wait for each other: the one that has been silent for
-longest gives way."""
+"""From a call of a peer to its first frame. The edge bounds what such calls hold in memory."""
 
 RESERVED_SESSIONS: Final = 1
 """Sessions that only trusted peers, and those that this node calls, can have."""

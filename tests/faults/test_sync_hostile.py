@@ -59,7 +59,6 @@ COPIES = 4
 REFUSED = {
     grpc.StatusCode.OK: "",
     grpc.StatusCode.INVALID_ARGUMENT: "at byte",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "calls that wait for their first frame",
     grpc.StatusCode.UNAVAILABLE: "requests that have not come in full hold more than 134,217,728",
     BROKEN_WRITE[0]: BROKEN_WRITE[1],
 }

@@ -20,7 +20,7 @@ from store.sync.index import hot
 from store.sync.index.hot import HotIndex
 from store.sync.schedule import Synchronizer
 from store.sync.session import exchange, reconciliation
-from store.sync.session.exchange import Exchange, FirstFrames
+from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import Sessions
 from store.sync.session.report import SessionReport
@@ -215,20 +215,6 @@ SESSIONS = {
             )
         ),
         "waited",
-    ),
-    "keeps the slots of callers": Mutant(
-        edit(
-            FirstFrames,
-            "slot",
-            "if not caller.trusted:",
-            "if False:",
-            ">= MAX_OPENING_CALLS_OF_PEER",
-            ">= 2",
-            "self._openers[node_id] -= 1",
-            "pass",
-        ),
-        UNEQUAL,
-        size=2,
     ),
     "takes every sum for its own": Mutant(
         edit(Search, "sum", "self._total.digest()", "bytes(32)"),

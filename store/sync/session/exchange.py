@@ -6,7 +6,7 @@ Source: the contract, "Peers", and the schema of the service.
   learns who answers with the first answer at the latest, before it uses or transfers anything.
   Whatever the peer does is in the `SessionReport`.
 - A session of a peer takes its place among the node's only when its first frame has come; a caller
-  that sends nothing holds none (`FirstFrames`). Between its two calls the session waits here.
+  that sends nothing holds none. Between its two calls the session waits here.
 - Every session is driven by one task at a time: that of the caller, or that of the call it serves.
   `Exchange.driving` notes the task, so that a session that gives way to another is ended at once,
   and frees what a session holds however it ends.
@@ -15,12 +15,10 @@ Source: the contract, "Peers", and the schema of the service.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    asynccontextmanager,
     contextmanager,
     nullcontext,
 )
@@ -53,11 +51,8 @@ from store.sync.limits import (
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
     MAX_NOTED_PEERS,
-    MAX_OPENING_CALLS,
-    MAX_OPENING_CALLS_OF_PEER,
     MAX_RECONCILE_S,
     MAX_SESSIONS,
-    MAX_STRANGE_OPENING_CALLS,
     MIN_KEPT_STEPS,
     SESSION_ID_CHARS,
     THREADED_ROWS,
@@ -167,7 +162,6 @@ class Exchange:
         self.memory = PolicyMemory()
         self.conflicts = ConflictMemory()
         self._notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
-        self._first_frames = FirstFrames()
         self._large_turn = asyncio.Semaphore()
 
     def close(self) -> None:
@@ -285,20 +279,19 @@ class Exchange:
             SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
         )
         refusal = ""
-        async with self._first_frames.slot(caller):
-            data = await in_time(stream.read(), FIRST_FRAME_S)
-            if data is None:
-                return
-            frame = parse_reconcile(data)
-            del data
-            name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
-            with self._reporting(report):
-                try:
-                    session = self.sessions.accept(steady_ns(), caller, name, report)
-                except SessionFaultError as error:
-                    if error.fault is not Fault.REFUSED:
-                        raise
-                    refusal = str(error)
+        data = await in_time(stream.read(), FIRST_FRAME_S)
+        if data is None:
+            return
+        frame = parse_reconcile(data)
+        del data
+        name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
+        with self._reporting(report):
+            try:
+                session = self.sessions.accept(steady_ns(), caller, name, report)
+            except SessionFaultError as error:
+                if error.fault is not Fault.REFUSED:
+                    raise
+                refusal = str(error)
         if refusal:
             del frame
             report.ending, report.error = SyncEnding.REFUSED, refusal
@@ -321,13 +314,12 @@ class Exchange:
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Serve ``Transfer``; raises as `serve_reconcile`."""
-        async with self._first_frames.slot(caller):
-            frame = await in_time(stream.read(), FIRST_FRAME_S)
-            if frame is None:
-                raise ProtocolBrokenError(
-                    "a transfer begins with a frame that names its session: send it"
-                )
-            session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
+        frame = await in_time(stream.read(), FIRST_FRAME_S)
+        if frame is None:
+            raise ProtocolBrokenError(
+                "a transfer begins with a frame that names its session: send it"
+            )
+        session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
         report = session.report
         watched = SessionStream(stream, session, self.environment.steady_ns, frame)
         del frame
@@ -511,62 +503,6 @@ class Exchange:
             self.sessions.end(session)
             session.report.error = reason
             self.ended(session.report)
-
-
-class FirstFrames:
-    """Slots for calls of peers whose first frames are read: few at a time.
-
-    Trusted callers wait for their turn; of the others the one that is silent for longest loses it.
-    """
-
-    def __init__(self) -> None:
-        self._opening = asyncio.Semaphore(MAX_OPENING_CALLS)
-        self._strangers: dict[asyncio.Timeout, None] = {}
-        self._openers: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def slot(self, caller: Caller) -> AsyncIterator[None]:
-        """Hold a slot until the first frame of a call has come."""
-        if not caller.trusted:  # its name may be another's, who must not be refused for it
-            async with self._strange():
-                yield
-            return
-        node_id = caller.node_id
-        if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
-            raise SessionFaultError(
-                Fault.CROWDED,
-                f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
-                "frame is reached: send the frames first",
-            )
-        self._openers[node_id] += 1
-        try:
-            async with self._opening:
-                yield
-        finally:
-            self._openers[node_id] -= 1
-            self._openers += Counter()
-
-    @asynccontextmanager
-    async def _strange(self) -> AsyncIterator[None]:
-        wait = asyncio.timeout(None)
-        try:
-            async with wait:
-                self._strangers[wait] = None
-                if len(self._strangers) > MAX_STRANGE_OPENING_CALLS:
-                    longest = next(iter(self._strangers))
-                    del self._strangers[longest]
-                    longest.reschedule(asyncio.get_running_loop().time())
-                yield
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            raise SessionFaultError(
-                Fault.CROWDED,
-                f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
-                "reached, and newer ones came: send the frame with the call, or retry",
-            ) from None
-        finally:
-            self._strangers.pop(wait, None)
 
 
 class SessionStream:

@@ -76,9 +76,6 @@ _FIRST_GUESS_BYTES: Final = 1_024
 Answer = tuple[bytes, str | None]
 """A message hash, and why it is refused; None: it is stored."""
 
-PlacedAnswers = tuple[NDArray[np.int64], list[str | None]]
-"""The places of answers, and their reasons."""
-
 _EXPECTED: Final = 0
 _PENDING: Final = 1
 _DECLINED: Final = 2
@@ -209,8 +206,8 @@ class Sending:
         self._report.sent += len(messages)
         return messages
 
-    def find(self, answers: Sequence[Answer], *, partial: bool) -> PlacedAnswers:
-        """Return answers of the peer with their places; changes nothing.
+    def answered(self, now_ns: int, answers: Sequence[Answer], *, partial: bool) -> None:
+        """Take in answers of the peer, all or none.
 
         ``partial``: answers about what only the peer has found are passed over.
 
@@ -224,20 +221,14 @@ class Sending:
         if not partial and len(answers) > self.unanswered:
             raise ProtocolBrokenError("the peer answers more IDs than are open")
         places = self._lookup.find(hashes)
-        reasons = [reason for _, reason in answers]
-        if partial:
-            reasons = list(compress(reasons, places >= 0))
-            places = places[places >= 0]
-        elif (places < 0).any():
-            digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
+        is_known = places >= 0
+        if not (partial or is_known.all()):
+            digest = hashes[int(np.argmin(is_known))].tobytes().hex()
             raise ProtocolBrokenError(f"the peer answers {digest}, which it was not sent")
+        reasons = list(compress((reason for _, reason in answers), is_known))
+        places = places[is_known]
         if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
             raise ProtocolBrokenError("the peer answers an ID for the second time")
-        return places, reasons
-
-    def answered(self, now_ns: int, answers: PlacedAnswers) -> None:
-        """Take in the answers that `find` has placed."""
-        places, reasons = answers
         self._states[places] |= _ANSWERED
         self.unanswered -= len(places)
         refused: list[int] = []
@@ -274,18 +265,6 @@ class Accepted:
     batch: RecordBatch
     places: NDArray[np.int64]
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Messages that a peer has sent: which are expected, and come for the first time.
-
-    ``places`` of their IDs, -1 for what is not expected.
-    """
-
-    published: Admitted
-    places: NDArray[np.int64]
-    fresh: NDArray[np.bool_]
 
 
 class Receiving:
@@ -368,57 +347,48 @@ class Receiving:
             self._report.refused[label] += len(members)
             self._report.declined[label] += len(members)
 
-    def judge(self, published: Admitted) -> Judged:
-        """Place judged messages; changes nothing.
+    def receive(self, now_ns: int, admitted: Admitted, size_bytes: int) -> Accepted | None:
+        """Take in judged messages, all or none; return those that are to be stored.
 
         Raises:
             SessionFaultError: too many were not expected, or the peer has said that it was done.
         """
-        if published.verdicts and self.peer_is_done:
+        verdicts = admitted.verdicts
+        if verdicts and self.peer_is_done:
             raise ProtocolBrokenError("the peer sends messages after it was done")
-        hashes = published.hashes
-        places = self._lookup.find(hash_column([digest or _NAMELESS for digest in hashes]))
-        places[[not digest for digest in hashes]] = -1
-        # A message that is refused has no timestamp here, and is not stored anyway.
-        at = np.array(published.positions, np.int64)
-        dated = np.flatnonzero((places >= 0) & (at >= 0))
-        timestamps = np.array(published.batch.timestamps, np.int64)
-        misdated = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
-        places[dated[misdated]] = -1
+        places = self._places_of(admitted)
         states = self._states[places]
         fresh = np.zeros(len(places), np.bool_)
         fresh[np.unique(places, return_index=True)[1]] = True
         fresh &= (states == _EXPECTED) | (states == _DECLINED)
-        strays = len(places) - int(fresh.sum())
-        if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
-            raise SessionFaultError(
-                Fault.LIMIT,
-                f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
-                "passed: send what the session found missing, each once",
-            )
-        return Judged(published, places, fresh)
-
-    def receive(self, now_ns: int, judged: Judged, size_bytes: int) -> Accepted | None:
-        """Take in messages that `judge` has placed; return those that are to be stored."""
-        published, places = judged.published, judged.places
-        self._name_strays(judged)
-        taken = np.flatnonzero(judged.fresh)
-        self.news += len(taken)
-        expected = self._states[places[taken]] == _EXPECTED
-        self._states[places[taken[~expected]]] = _DENIED
-        taken = taken[expected]
-        verdicts = published.verdicts
+        self._refuse_strays(admitted, places, np.flatnonzero(~fresh).tolist())
+        self.news += int(fresh.sum())
+        self._states[places[fresh & (states == _DECLINED)]] = _DENIED
+        taken = np.flatnonzero(fresh & (states == _EXPECTED))
         rejected = np.array([verdicts[at] is Verdict.REJECTED for at in taken.tolist()], np.bool_)
-        self._refuse_by_policy(now_ns, published, taken[rejected], places[taken[rejected]])
+        self._refuse_by_policy(now_ns, admitted, taken[rejected], places[taken[rejected]])
         accepted = taken[~rejected]
         if not len(accepted):
             return None
-        at = [published.positions[index] for index in accepted.tolist()]
-        batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)
+        at = [admitted.positions[index] for index in accepted.tolist()]
+        batch = admitted.batch if len(at) == len(admitted.batch) else admitted.batch.select(at)
         pending = Accepted(batch, places[accepted].astype(np.int32), size_bytes)
         self._pending.append(pending)
         self._states[pending.places] = _PENDING
         return pending
+
+    def _places_of(self, admitted: Admitted) -> NDArray[np.int64]:
+        """Return the places of judged messages, -1 where no such ID is expected."""
+        hashes = admitted.hashes
+        places = self._lookup.find(hash_column([digest or _NAMELESS for digest in hashes]))
+        places[[not digest for digest in hashes]] = -1
+        # A message that is refused has no timestamp here, and is not stored anyway.
+        at = np.array(admitted.positions, np.int64)
+        dated = np.flatnonzero((places >= 0) & (at >= 0))
+        timestamps = np.array(admitted.batch.timestamps, np.int64)
+        misdated = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
+        places[dated[misdated]] = -1
+        return places
 
     def persisted(self, accepted: Accepted, result: StoreResult) -> None:
         """Take in that messages are durable; conflicts, which are not stored, are refused."""
@@ -461,10 +431,23 @@ class Receiving:
         self._report.elsewhere += int(here.sum())
         self._report.undelivered += int((~here).sum())
 
-    def _name_strays(self, judged: Judged) -> None:
-        """Refuse by name what was not asked for, and what has come before."""
-        for at in np.flatnonzero(~judged.fresh).tolist():
-            is_known, digest = judged.places[at] >= 0, judged.published.hashes[at]
+    def _refuse_strays(
+        self, admitted: Admitted, places: NDArray[np.int64], strays: Sequence[int]
+    ) -> None:
+        """Refuse by name what was not asked for, and what has come before.
+
+        Raises:
+            SessionFaultError: these are too many.
+        """
+        limit = self._limits.unsolicited_messages
+        if self._strays + len(strays) > limit and not self._partial:
+            raise SessionFaultError(
+                Fault.LIMIT,
+                f"limit of {limit:,} messages that nobody asked for is passed: send what the "
+                "session found missing, each once",
+            )
+        for at in strays:
+            is_known, digest = places[at] >= 0, admitted.hashes[at]
             self._report.repeated += bool(is_known)
             self._report.unsolicited += not is_known
             if digest:
@@ -473,15 +456,15 @@ class Receiving:
     def _refuse_by_policy(
         self,
         now_ns: int,
-        published: Admitted,
+        admitted: Admitted,
         rejected: NDArray[np.int64],
         refused: NDArray[np.int64],
     ) -> None:
         labels: list[str] = []
         for at, place in zip(rejected.tolist(), refused.tolist(), strict=True):
-            label, sentence = published.refusals[at]
+            label, sentence = admitted.refusals[at]
             if self.answers.named < MAX_DETAILED_REFUSALS:
-                digest = published.hashes[at]
+                digest = admitted.hashes[at]
                 self.answers.refuse_by_name(digest, shorten(f"{label}: {sentence}"))
             else:
                 self.answers.add([place], f"{label}: {_BY_POLICY}")

@@ -311,7 +311,7 @@ class Transfer:
             self._lose("the peer ended the transfer before everything was answered")
 
     def _receive(self, piece: Piece) -> None:
-        """Take in a piece of a frame, whole or not at all.
+        """Take in a piece of a frame: its answers, then its messages.
 
         Raises:
             SessionFaultError: it breaks the rules.
@@ -326,11 +326,9 @@ class Transfer:
             admission.admit(frame.messages)
         answers: list[Answer] = [(digest, None) for digest in frame.stored]
         answers += [(each.message_hash, each.reason) for each in frame.refused]
-        placed = sending.find(answers, partial=self._partial)
-        judged = receiving.judge(admission.admitted)
         before = receiving.news, receiving.peer_is_done, sending.unanswered, self._answered
-        sending.answered(now_ns, placed)
-        accepted = receiving.receive(now_ns, judged, size_bytes)
+        sending.answered(now_ns, answers, partial=self._partial)
+        accepted = receiving.receive(now_ns, admission.admitted, size_bytes)
         if accepted is not None:
             self._spawn(self._persist(accepted))
         receiving.peer_is_done = receiving.peer_is_done or frame.done

@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.session import Role
 from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.sync.session import exchange
@@ -27,7 +26,6 @@ from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,
-    Honest,
     RawPeer,
     Script,
     Scripts,
@@ -308,21 +306,8 @@ async def test_a_transfer_by_another_node(node: PeerNode) -> None:
 
 # Memory and places of calls, which are given back at once
 
-SLOTS = 2
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def few_slots(
-    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[PeerNode]:
-    """Serve a node that holds messages 0 to 49 and reads few first frames at a time."""
-    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS", SLOTS)
-    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
-    # Their names are believed: those of strangers have other places.
-    rules = PeerRules(allowed=frozenset({"hostile.example", "c.example"}))
-    async with peer_node("a.example", new_database(), peers=rules) as opened:
-        await opened.hold(items(range(50)))
-        yield opened
+SILENT = 12
+"""Calls that are begun, and send nothing."""
 
 
 @pytest.fixture
@@ -343,43 +328,28 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]
 
 
 async def test_a_transfer_that_fails_lets_go_of_its_frames(
-    few_slots: PeerNode, transfers: list[weakref.ref[Any]]
+    node: PeerNode, transfers: list[weakref.ref[Any]]
 ) -> None:
     flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
     scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
     async with hostile_server(scripts) as address:
-        outcome = await few_slots.call(address, Window())
+        outcome = await node.call(address, Window())
     assert outcome.ending is SyncEnding.FAILED
     assert [transfer() for transfer in transfers] == [None]
 
 
-async def test_callers_that_say_nothing_give_their_place_back(few_slots: PeerNode) -> None:
-    async with raw_peer(few_slots) as caller:
-        for _ in range(3):
-            silent = [caller.begin(RECONCILE) for _ in range(SLOTS)]
-            for call in silent:
-                await within(call.call.initial_metadata())
-            honest = asyncio.create_task(caller.reconcile(items(range(50))))
-            for call in silent:
-                call.call.cancel()
-            assert (await within(honest))[1].rounds == 1
-
-
-async def test_one_silent_peer_does_not_keep_the_others_out(
-    few_slots: PeerNode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_callers_that_say_nothing_keep_nobody_out(
+    new_database: Callable[[], str], trusted: bool
 ) -> None:
-    monkeypatch.setattr(exchange, "MAX_OPENING_CALLS_OF_PEER", 1)
-    async with raw_peer(few_slots) as caller:
-        silent = caller.begin(RECONCILE)
-        await within(silent.call.initial_metadata())
-        code, sentence = await caller.begin(RECONCILE).status()
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "first frame" in sentence
-        other = (("storenode-node-id", "c.example"), *METADATA[1:])
-        call = caller.begin(RECONCILE, other)
-        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
-        assert await call.read_reconcile() is not None
-        silent.call.cancel()
-        call.call.cancel()
-        assert (await few_slots.observer.ended()).node_id == "c.example"
-        assert (await caller.reconcile(items(range(50))))[1].rounds == 1
+    allowed = frozenset({"hostile.example"}) if trusted else frozenset[str]()
+    rules = PeerRules(allowed=allowed)
+    opened = peer_node("a.example", new_database(), peers=rules)
+    async with opened as node, raw_peer(node) as caller:
+        await node.hold(items(range(50)))
+        silent = [caller.begin(RECONCILE) for _ in range(SILENT)]
+        for call in silent:
+            await within(call.call.initial_metadata())
+        assert (await within(caller.reconcile(items(range(50)))))[1].rounds == 1
+        for call in silent:
+            call.call.cancel()

@@ -383,7 +383,7 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)
-            accepted = half.receive(NOW_NS, half.judge(part), 5_000)
+            accepted = half.receive(NOW_NS, part, 5_000)
             if accepted is not None:
                 half.persisted(accepted, StoreResult([True] * FRAME))
         half.peer_is_done = True

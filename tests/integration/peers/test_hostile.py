@@ -339,7 +339,7 @@ async def test_a_transfer_that_fails_lets_go_of_its_frames(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_callers_that_say_nothing_keep_nobody_out(
+async def test_silent_callers_keep_no_other_out(
     new_database: Callable[[], str], trusted: bool
 ) -> None:
     allowed = frozenset({"hostile.example"}) if trusted else frozenset[str]()

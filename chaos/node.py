@@ -1,7 +1,6 @@
 """A node as a process: `storenode run`.
 
-It ends with this process, however that ends: the program is started by the launcher of the embedded
-Postgres, which has the kernel, or a process that watches a pipe, signal the death of the parent.
+It ends with this process, however that ends: a watchdog signals its death.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Final
 
-from store.embedded import launcher
+from store.embedded.process import Watchdog
 
 READY_TIMEOUT_S: Final = 300.0
 """How long a node may take to start: on a busy machine several make their databases at once."""
@@ -78,6 +76,7 @@ class NodeProcess:
         self._program = program
         self._enter = enter
         self._process: asyncio.subprocess.Process | None = None
+        self._watchdog: Watchdog | None = None
         self._expected_to_end = False
 
     @property
@@ -94,9 +93,7 @@ class NodeProcess:
     @property
     def command(self) -> list[str]:
         """The command line."""
-        options = {"parent": os.getpid(), "uid": None, "gid": None, "watch_fd": _watch_fd()}
-        line = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(options)]
-        line += [*self._program, "run", "--data-dir", str(self.data_dir)]
+        line = [*self._program, "run", "--data-dir", str(self.data_dir)]
         for listener in _LISTENERS:
             line += [listener, _ANY_PORT]
         return self._enter([*line, *self.options])
@@ -117,8 +114,8 @@ class NodeProcess:
                 env=_environment(),
                 # Ctrl-C at the terminal is for this process, which stops its nodes in order.
                 start_new_session=True,
-                pass_fds=[fd for fd in [_watch_fd()] if fd is not None],
             )
+        self._watchdog = Watchdog(self._process.pid)
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -126,7 +123,7 @@ class NodeProcess:
         except TimeoutError:
             raise self._failed(f"did not serve within {READY_TIMEOUT_S:.0f} s") from None
         if not line.endswith(b"\n"):
-            raise self._failed(f"{_ending(await self._process.wait())} while it started")
+            raise self._failed(f"{_ending(await self._wait())} while it started")
         self.ready = json.loads(line)
 
     async def watch(self) -> None:
@@ -135,8 +132,7 @@ class NodeProcess:
         Raises:
             NodeFailedError: It ended by itself.
         """
-        assert self._process is not None
-        code = await self._process.wait()
+        code = await self._wait()
         if not self._expected_to_end:
             raise self._failed(_ending(code))
 
@@ -160,7 +156,14 @@ class NodeProcess:
             return
         self.ready = {}
         self._process.send_signal(number)
-        await self._process.wait()
+        await self._wait()
+
+    async def _wait(self) -> int:
+        assert self._process is not None
+        assert self._watchdog is not None
+        code = await self._process.wait()
+        self._watchdog.dismiss()
+        return code
 
     def _failed(self, what: str) -> NodeFailedError:
         return NodeFailedError(
@@ -173,12 +176,6 @@ class NodeProcess:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
-
-
-@cache
-def _watch_fd() -> int | None:
-    """Return the end of a pipe that closes with this process; None where the kernel signals it."""
-    return None if sys.platform == "linux" else os.pipe()[0]
 
 
 def _ending(code: int) -> str:

@@ -30,8 +30,7 @@ def _positive(text: str) -> float:
     return value
 
 
-_NUMBER: Final = Parsed("number", "NUMBER", _positive)
-_number = partial(declare, "Options", kind=_NUMBER)
+_number = partial(declare, "Options", kind=Parsed("number", "NUMBER", _positive))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

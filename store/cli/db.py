@@ -57,7 +57,6 @@ _PROGRESS_ROWS: Final = 10_000
 _Result = TypeVar("_Result")
 _Json = dict[str, object]
 
-
 RESTART_PATIENCE_S: Final = 60.0
 """For a node to start its database again, once there is space for it."""
 
@@ -236,16 +235,14 @@ def accept(target: Target) -> int:
         SeenFiles(data.path).save(server)
     finally:
         data.unlock()
-    store_id, position = str(UUID(bytes=server.store_id)), server.place[0]
-    target.print(
-        {
-            "host": server.host,
-            "store_id": store_id,
-            "timeline": server.timeline,
-            "position": position,
-        },
-        [f"{server.host}: store {store_id}, timeline {server.timeline}, commit {position}."],
-    )
+    found = {
+        "host": server.host,
+        "store_id": str(UUID(bytes=server.store_id)),
+        "timeline": server.timeline,
+        "position": server.place[0],
+    }
+    line = "{host}: store {store_id}, timeline {timeline}, commit {position}.".format_map(found)
+    target.print(found, [line])
     return OK
 
 
@@ -276,6 +273,14 @@ def check(target: Target, sample: int | None) -> int:
     """
     with target.url() as url:
         report = database_check.check(url, now_ns=time.time_ns, sample=sample, progress=_progress())
+    lines = []
+    for each in report.findings:
+        lines.append(f"{each.where}: {each.kind} ({each.count:,})")
+        lines += [f"    {example}" for example in each.examples]
+        lines.append(f"    To do: {each.advice}.")
+    counts = ", ".join(f"{rows:,} {table}" for table, rows in report.checked.items())
+    extent = "all rows" if report.full else "a part of the rows"
+    verdict = f"{len(report.findings)} kinds of faults" if report.findings else "no fault"
     target.print(
         {
             "ok": not report.findings,
@@ -283,7 +288,7 @@ def check(target: Target, sample: int | None) -> int:
             "checked": report.checked,
             "findings": [asdict(each) | {"advice": each.advice} for each in report.findings],
         },
-        _check_lines(report),
+        [*lines, f"Found {verdict} in {extent}: {counts or 'none could be read'}."],
     )
     return FAILED if report.findings else OK
 
@@ -295,10 +300,11 @@ def partitions(target: Target) -> int:
     inventory = target.run(partial(read_catalog, with_sizes=True))
     found = sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
     horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
+    rows = [(each, "unknown" if each.rows < 0 else f"{each.rows:,}") for each in found]
     target.print(
         [*map(_partition_json, found)],
         [
-            *_table("ROWS (ABOUT)", ((each, _rows_text(each)) for each in found)),
+            *_table("ROWS (ABOUT)", rows),
             f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}",
         ],
     )
@@ -340,17 +346,32 @@ _TRUST_CLOCK = option(
 )
 
 
-async def _given_limits(
-    connection: psycopg.AsyncConnection[Any], *, requires_archive: bool
-) -> RetentionPolicy:
-    """Return the limits of the command line, and for those that are not given the agreed ones."""
+async def _read_limits(
+    connection: psycopg.AsyncConnection[Any],
+) -> tuple[Reading, RetentionPolicy]:
+    """Return the time to drop by, and the limits: the agreed ones where a command has none.
+
+    The clock is checked against the database, since dropped rows are lost.
+    """
     context = click.get_current_context()
     agreed = await read_agreed(connection) or RetentionPolicy()
     limits = {"retention": agreed.age_ns, "retention_size": agreed.size_bytes}
     for name in limits:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             limits[name] = context.params[name]
-    return RetentionPolicy(limits["retention"], limits["retention_size"], requires_archive)
+    requires_archive = context.params["retention_requires_archive"]
+    policy = RetentionPolicy(limits["retention"], limits["retention_size"], requires_archive)
+    clock_ns = time.time_ns()
+    if context.params["trust_clock"]:
+        return Reading(clock_ns), policy
+    lead_ns = clock_ns - await database_ns(connection)
+    if lead_ns > MAX_CLOCK_LEAD_NS:
+        raise CliError(
+            FAILED,
+            f"This machine's clock is {lead_ns // NS_PER_S:,} s ahead of the database's: correct"
+            " one of them, or go by this one with --trust-clock.",
+        )
+    return RetentionClock(await newest_commit_ns(connection), 0).read(clock_ns, 0), policy
 
 
 @db.command("prune", cls=LayeredCommand)
@@ -374,11 +395,9 @@ def prune_command(
     target: Target,
     *,
     retention_lock_timeout: int,
-    retention_requires_archive: bool,
     retention_confirm: bool,
     dry_run: bool,
-    trust_clock: bool,
-    **_limits: int | None,
+    **_limits: object,
 ) -> int:
     """Drop partitions of messages that are too old or too much; never the current one.
 
@@ -388,14 +407,13 @@ def prune_command(
     """
 
     async def work(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, PruneReport]:
-        reading = await _read_clock(connection, trusted=trust_clock)
-        policy = await _given_limits(connection, requires_archive=retention_requires_archive)
+        reading, policy = await _read_limits(connection)
         if not retention_confirm and not dry_run:
             excess = (await review(connection, policy, reading.time_ns)).excess
             if excess is not None:
                 raise CliError(
                     FAILED,
-                    f"These limits would drop {_excess_text(excess)}, which the agreed ones keep:"
+                    f"These limits would drop {_excess(excess)[1]}, which the agreed ones keep:"
                     " correct them, or add --retention-confirm.",
                 )
         return reading, await prune(
@@ -407,17 +425,14 @@ def prune_command(
         )
 
     reading, report = target.run(work, may_free=True)
-    lines = [*_prune_lines(report, dry_run=dry_run)]
+    value, lines = _pruned(report, dry_run=dry_run)
     if reading.doubted:
         lines.insert(
             0,
             f"The newest commit is {reading.ahead_ns // NS_PER_S:,} s old, and ages are counted"
             " from it in case the clock is wrong: if it is right, say --trust-clock.",
         )
-    target.print(
-        {**_prune_json(report, dry_run=dry_run), "clock_ahead_s": reading.ahead_ns // NS_PER_S},
-        lines,
-    )
+    target.print({**value, "clock_ahead_s": reading.ahead_ns // NS_PER_S}, lines)
     return FAILED if report.problems else OK
 
 
@@ -433,13 +448,7 @@ def prune_command(
 @_TRUST_CLOCK
 @on_database
 def retention_command(
-    target: Target,
-    *,
-    retention_requires_archive: bool,
-    apply: bool,
-    lower_horizon: bool,
-    trust_clock: bool,
-    **_limits: int | None,
+    target: Target, *, apply: bool, lower_horizon: bool, **_limits: object
 ) -> int:
     """Show what limits of retention would drop, and agree to them.
 
@@ -453,8 +462,8 @@ def retention_command(
     async def work(
         connection: psycopg.AsyncConnection[Any],
     ) -> tuple[RetentionPolicy, RetentionReview, PruneReport | None]:
-        time_ns = (await _read_clock(connection, trusted=trust_clock)).time_ns
-        policy = await _given_limits(connection, requires_archive=retention_requires_archive)
+        reading, policy = await _read_limits(connection)
+        time_ns = reading.time_ns
         found, report = await review(connection, policy, time_ns), None
         if apply or lower_horizon:
             await agree(connection, policy)
@@ -466,23 +475,29 @@ def retention_command(
         return policy, await review(connection, policy, time_ns) if apply else found, report
 
     policy, found, report = target.run(work)
-    target.print(_retention_json(policy, found, report), _retention_lines(policy, found, report))
+    (agreed, agreed_text), (limits, limits_text) = _limits_of(found.agreed), _limits_of(policy)
+    (due, due_text), (to_confirm, _) = _excess(found.due), _excess(found.excess)
+    pruned, lines = (None, []) if report is None else _pruned(report, dry_run=False)
+    if to_confirm:
+        lines.insert(0, "A node with these limits holds that until --apply confirms it.")
+    target.print(
+        {
+            "agreed": agreed,
+            "limits": limits,
+            "horizon_ns": found.horizon_ns if report is None else report.horizon_ns,
+            "due": due,
+            "to_confirm": to_confirm,
+            "pruned": pruned,
+        },
+        [
+            f"agreed      {agreed_text}",
+            f"limits      {limits_text}",
+            f"horizon     {format_time(found.horizon_ns) if found.horizon_ns else 'none'}",
+            f"would drop  {due_text}",
+            *lines,
+        ],
+    )
     return FAILED if report is not None and report.problems else OK
-
-
-async def _read_clock(connection: psycopg.AsyncConnection[Any], *, trusted: bool) -> Reading:
-    """Return the time to drop by, checked against the database: dropped rows are lost."""
-    clock_ns = time.time_ns()
-    if trusted:
-        return Reading(clock_ns)
-    lead_ns = clock_ns - await database_ns(connection)
-    if lead_ns > MAX_CLOCK_LEAD_NS:
-        raise CliError(
-            FAILED,
-            f"This machine's clock is {lead_ns // NS_PER_S:,} s ahead of the database's: correct"
-            " one of them, or go by this one with --trust-clock.",
-        )
-    return RetentionClock(await newest_commit_ns(connection), 0).read(clock_ns, 0)
 
 
 @db.command("resummarize", cls=LayeredCommand)
@@ -533,18 +548,6 @@ def _progress() -> Callable[[str, int], None]:
     return show
 
 
-def _check_lines(report: database_check.CheckReport) -> Iterator[str]:
-    for each in report.findings:
-        yield f"{each.where}: {each.kind} ({each.count:,})"
-        for example in each.examples:
-            yield f"    {example}"
-        yield f"    To do: {each.advice}."
-    counts = ", ".join(f"{rows:,} {table}" for table, rows in report.checked.items())
-    extent = "all rows" if report.full else "a part of the rows"
-    verdict = f"{len(report.findings)} kinds of faults" if report.findings else "no fault"
-    yield f"Found {verdict} in {extent}: {counts or 'none could be read'}."
-
-
 def _partition_json(partition: Partition) -> dict[str, object]:
     low, high = partition.bounds.low, partition.bounds.high
     return {
@@ -555,10 +558,6 @@ def _partition_json(partition: Partition) -> dict[str, object]:
         "bytes": partition.size_bytes,
         "rows_estimate": None if partition.rows < 0 else partition.rows,
     }
-
-
-def _rows_text(partition: Partition) -> str:
-    return "unknown" if partition.rows < 0 else f"{partition.rows:,}"
 
 
 def _table(last: str, rows: Iterable[tuple[Partition, str]]) -> Iterator[str]:
@@ -584,78 +583,44 @@ def _table(last: str, rows: Iterable[tuple[Partition, str]]) -> Iterator[str]:
     return _aligned([head, *cells], len(head))
 
 
-def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
-    return {
+def _pruned(report: PruneReport, *, dry_run: bool) -> tuple[_Json, list[str]]:
+    """Return what was dropped, as JSON and for people."""
+    rows = [(each.partition, each.reason.value) for each in report.dropped]
+    what = "would go" if dry_run else "went"
+    value: _Json = {
         "dry_run": dry_run,
-        "dropped": [
-            {**_partition_json(each.partition), "reason": each.reason.value}
-            for each in report.dropped
-        ],
+        "dropped": [{**_partition_json(each), "reason": reason} for each, reason in rows],
         "freed_bytes": report.freed_bytes,
         "size_bytes": report.size_bytes,
         "horizon_ns": report.horizon_ns,
         "problems": list(report.problems),
     }
+    freed, size = format_size(report.freed_bytes), format_size(report.size_bytes)
+    return value, [
+        *(_table("WHY", rows) if rows else ()),
+        *map(as_sentence, report.problems),
+        f"{len(rows)} partitions {what}, {freed} of {size}.",
+    ]
 
 
-def _excess_text(excess: Excess) -> str:
-    size = format_size(excess.size_bytes)
-    return f"{excess.days:,.0f} days ({size}, {excess.share:.0%} of the messages)"
-
-
-def _limits_json(policy: RetentionPolicy) -> dict[str, object]:
+def _limits_of(policy: RetentionPolicy | None) -> tuple[_Json | None, str]:
+    """Return limits of retention, as JSON and for people."""
+    if policy is None:
+        return None, "nothing yet"
     age_s = None if policy.age_ns is None else policy.age_ns / NS_PER_S
-    return {"retention_s": age_s, "retention_bytes": policy.size_bytes}
-
-
-def _limits_text(policy: RetentionPolicy) -> str:
     age = "off" if policy.age_ns is None else f"{policy.age_ns / DAY_NS:,.4g} days"
     size = "" if policy.size_bytes is None else f", at most {format_size(policy.size_bytes)}"
-    return age + size
+    return {"retention_s": age_s, "retention_bytes": policy.size_bytes}, age + size
 
 
-def _excess_json(excess: Excess | None) -> dict[str, object] | None:
+def _excess(excess: Excess | None) -> tuple[_Json | None, str]:
+    """Return what limits would drop, as JSON and for people."""
     if excess is None:
-        return None
-    share, days = round(excess.share, 4), round(excess.days, 3)
-    return {"days": days, "bytes": excess.size_bytes, "share": share}
-
-
-def _retention_json(
-    policy: RetentionPolicy, found: RetentionReview, report: PruneReport | None
-) -> dict[str, object]:
-    return {
-        "agreed": None if found.agreed is None else _limits_json(found.agreed),
-        "limits": _limits_json(policy),
-        "horizon_ns": found.horizon_ns if report is None else report.horizon_ns,
-        "due": _excess_json(found.due),
-        "to_confirm": _excess_json(found.excess),
-        "pruned": None if report is None else _prune_json(report, dry_run=False),
-    }
-
-
-def _retention_lines(
-    policy: RetentionPolicy, found: RetentionReview, report: PruneReport | None
-) -> Iterator[str]:
-    yield f"agreed      {'nothing yet' if found.agreed is None else _limits_text(found.agreed)}"
-    yield f"limits      {_limits_text(policy)}"
-    yield f"horizon     {format_time(found.horizon_ns) if found.horizon_ns else 'none'}"
-    yield f"would drop  {'nothing' if found.due is None else _excess_text(found.due)}"
-    if found.excess is not None:
-        yield "A node with these limits holds that until --apply confirms it."
-    if report is not None:
-        yield from _prune_lines(report, dry_run=False)
-
-
-def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
-    if report.dropped:
-        yield from _table("WHY", ((each.partition, each.reason.value) for each in report.dropped))
-    for problem in report.problems:
-        yield as_sentence(problem)
-    what = "would go" if dry_run else "went"
-    yield (
-        f"{len(report.dropped)} partitions {what}, {format_size(report.freed_bytes)} of"
-        f" {format_size(report.size_bytes)}."
+        return None, "nothing"
+    days, share, size = excess.days, excess.share, excess.size_bytes
+    return (
+        {"days": round(days, 3), "bytes": size, "share": round(share, 4)},
+        f"{days:,.0f} days ({format_size(size)}, {share:.0%} of the messages)",
     )
 
 

@@ -31,6 +31,7 @@ _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
 
 _Config = TypeVar("_Config", NodeConfig, "GatewayConfig")
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _LISTEN = "127.0.0.1:7420"
 """The address that client commands call by default."""
 
@@ -127,16 +128,13 @@ def announce(line: str) -> None:
 def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
     """Stop the node at the first signal, and exit at once at the second."""
     loop = asyncio.get_running_loop()
-    asked = False
 
     def end() -> None:
-        nonlocal asked
-        if asked:
+        for number in _ENDING:
             # An embedded Postgres notices the end of its parent and shuts down by itself.
-            os._exit(FAILED)
-        asked = True
+            loop.add_signal_handler(number, os._exit, FAILED)
         stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _ENDING:
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload)

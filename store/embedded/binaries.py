@@ -107,7 +107,9 @@ def named_user(account: pwd.struct_passwd | None) -> Iterator[Mapping[str, str]]
             " libnss-wrapper (Debian's name of the package), or give the user ID a name in"
             " /etc/passwd."
         )
-    with tempfile.TemporaryDirectory(prefix="storenode-user-", dir=_open_directory()) as directory:
+    # That of this process may be below a folder of root's alone.
+    parent = "/tmp" if account else None  # noqa: S108 - the folder gets a name of its own
+    with tempfile.TemporaryDirectory(prefix="storenode-user-", dir=parent) as directory:
         passwd, group = Path(directory, "passwd"), Path(directory, "group")
         passwd.write_text(f"{NAME}:x:{uid}:{gid}::/:/bin/false\n")
         group.write_text(f"{NAME}:x:{gid}:\n")
@@ -119,18 +121,6 @@ def named_user(account: pwd.struct_passwd | None) -> Iterator[Mapping[str, str]]
             "NSS_WRAPPER_PASSWD": str(passwd),
             "NSS_WRAPPER_GROUP": str(group),
         }
-
-
-def _open_directory() -> str | None:
-    """Return a directory for temporary files that every account can reach; None if none is known.
-
-    That of this process may be below a folder of root's alone.
-    """
-    for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108 - the folder gets a name of its own
-        path = Path(name).resolve()
-        if path.is_dir() and all(each.stat().st_mode & 0o001 for each in (path, *path.parents)):
-            return name
-    return None
 
 
 def _new_account(cluster: Path) -> pwd.struct_passwd:
@@ -240,8 +230,8 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
     Raises:
         EmbeddedPostgresError: No place was found where they could be executed.
     """
-    reason = None if launch.account is None else _why_not_executable(installation, launch)
-    if launch.account is None or reason is None:
+    account = launch.account
+    if account is None or (reason := _why_not_executable(installation, launch)) is None:
         return installation
     if installation.movable:
         for base in (*_PRIVATE_COPY_BASES, tempfile.gettempdir()):
@@ -249,7 +239,7 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
             if copy is not None and _why_not_executable(copy, launch) is None:
                 return copy
     raise EmbeddedPostgresError(
-        f"{installation.program('postgres')} cannot be executed as {launch.account.pw_name}"
+        f"{installation.program('postgres')} cannot be executed as {account.pw_name}"
         f" ({reason}): install storenode in a directory that this account can read, or use"
         " --database-url."
     )
@@ -264,9 +254,7 @@ def accepts(installation: Installation, cluster: Path, setting: str) -> bool:
 
 def _why_not_executable(installation: Installation, launch: Launch) -> str | None:
     try:
-        for name in ("postgres", "initdb"):
-            command = [installation.program(name), "--version"]
-            launch.run(command, timeout_s=_VERSION_TIMEOUT_S)
+        launch.run([installation.program("postgres"), "--version"], timeout_s=_VERSION_TIMEOUT_S)
     except ProgramFailedError as error:
         return str(error)
     return None

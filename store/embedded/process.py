@@ -1,13 +1,10 @@
 """Postgres programs: their launch, their output, and a look at foreign processes."""
 
-import contextlib
-import json
 import os
 import platform
 import pwd
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,11 +30,8 @@ LOG_READ_BYTES: Final = 64 * 1024
 TOOL_TIMEOUT_S: Final = 120.0
 """The longest run of initdb or of a single-user session."""
 
-_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 ON_LINUX = platform.system() == "Linux"
 """Whether there is a /proc to look at processes and to reach directories through."""
-WATCH_BY_PIPE = not ON_LINUX
-"""Whether a pipe and a watchdog end a server after its parent, for want of PR_SET_PDEATHSIG."""
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded", "Disc quota", "wrote only")
 """How a full disk shows in English, the language that all programs here are told to speak."""
 _COMPLAINT_MARKS = ("PANIC:", "FATAL:", "error:", "ERROR:")
@@ -65,31 +59,26 @@ class Launch:
         """
         return str(self.directory) if self.account is None or not ON_LINUX else "/proc/self/cwd"
 
-    def popen(
-        self, command: Sequence[str], *, stdin: int, watch_fd: int | None
-    ) -> subprocess.Popen[bytes]:
-        """Start a program that gets SIGINT when the calling thread's process dies.
+    def popen(self, command: Sequence[str], *, stdin: int) -> subprocess.Popen[bytes]:
+        """Start a program.
 
-        On Linux it also gets it when the calling thread ends, so that thread must stay.
+        Raises:
+            OSError: It cannot be executed.
         """
-        options = {
-            "parent": os.getpid(),
-            "uid": self.account.pw_uid if self.account else None,
-            "gid": self.account.pw_gid if self.account else None,
-            "watch_fd": watch_fd,
-        }
-        # -I and -S keep the environment and site packages out of what runs as root.
-        launcher = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(options)]
+        account = self.account
         # Without what would change how Postgres starts, prints or dates.
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
         return subprocess.Popen(  # noqa: S603 - paths of our own choice, no shell
-            [*launcher, *command],
+            command,
             cwd=self.directory,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**kept, "LC_ALL": "C", "TZ": "UTC", **self.environment},
-            pass_fds=() if watch_fd is None else (watch_fd,),
+            umask=0o077,
+            user=account and account.pw_uid,
+            group=account and account.pw_gid,
+            extra_groups=account and [account.pw_gid],
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
         )
@@ -102,41 +91,43 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with contextlib.closing(WatchPipe()) as watch:
-            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
-            try:
-                output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.communicate()
-                raise ProgramFailedError(
-                    f"{command[0]} did not end within {timeout_s:g} s"
-                ) from None
+        try:
+            child = self.popen(command, stdin=subprocess.PIPE)
+        except OSError as error:
+            raise ProgramFailedError(f"cannot run {command[0]}: {error}") from error
+        try:
+            output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            raise ProgramFailedError(f"{command[0]} did not end within {timeout_s:g} s") from None
         text = output.decode(errors="replace")
         if child.returncode != 0:
             raise ProgramFailedError(complaint(text))
         return text
 
 
-class WatchPipe:
-    """A pipe whose end shows the death of this process to a watchdog, if one is needed.
+class Watchdog:
+    """A process that sends another one SIGINT, a fast shutdown, when this process has died.
 
-    `reading` is the end to pass on. No other process may hold the writing end, which is closed in
-    whatever this process executes.
+    It is a shell that reads from a pipe whose only writing end this process holds. Postgres itself
+    would run on, and would take a child of its own for one of its processes.
     """
 
-    def __init__(self) -> None:
-        self._ends = os.pipe() if WATCH_BY_PIPE else None
-        self.reading = self._ends[0] if self._ends else None
+    def __init__(self, pid: int) -> None:
+        self._shell = subprocess.Popen(  # noqa: S603 - a number is the only argument
+            ["/bin/sh", "-c", 'read -r line || kill -INT "$0"', str(pid)],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
-    def close(self) -> None:
-        """Send the watchdog away when what it watches has ended: its ID may be reused."""
-        ends, self._ends = self._ends, None
-        if ends is not None:
-            reading, writing = ends
-            os.write(writing, b"d")
-            os.close(writing)
-            os.close(reading)
+    def dismiss(self) -> None:
+        """Send it away when what it watches has ended: its ID may be reused."""
+        if self._shell.returncode is None:
+            self._shell.communicate(b"\n")
 
 
 def ignore_libpq_variables() -> None:

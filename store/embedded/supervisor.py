@@ -5,10 +5,8 @@
     ready    --exit-->     pausing      --the pause is over-->            starting
     any      --stop()-->   stopped
 
-One thread, the keeper, starts the server, waits for it and starts it again: the kernel's signal
-on a parent's death is tied to the thread that forked, so that thread must live as long as the
-server. A server that exits unasked is restarted. It has the port of the one before it if that is
-still free, also in a later run.
+One thread, the keeper, starts the server, waits for it and starts it again when it exits unasked.
+It has the port of the one before it if that is still free, also in a later run.
 """
 
 import contextlib
@@ -41,7 +39,7 @@ from store.embedded.process import (
     Launch,
     OutputPump,
     ProgramFailedError,
-    WatchPipe,
+    Watchdog,
     command_line,
     ignore_libpq_variables,
     is_full_disk,
@@ -91,7 +89,6 @@ _MANAGED: Final = _OURS.keys() | {
 }
 """Settings without which the supervisor would lose its server."""
 
-
 START_TIMEOUT_S: Final = 60.0
 """How long a starting server may say nothing before it counts as stuck: a long recovery reports its
 progress and may go on."""
@@ -129,7 +126,7 @@ _PASSING: Final = ("could not create any TCP/IP sockets", "pre-existing shared m
 
 
 class ServerProcess:
-    """A server process that was just launched; the thread that makes it must outlive it."""
+    """A server process that was just launched; it ends when this process does."""
 
     def __init__(
         self,
@@ -143,26 +140,20 @@ class ServerProcess:
         self.launched_at_s = time.monotonic()
         self._data = data
         self._stuck: str | None = None
-        self._watch = WatchPipe()
         launch = Launch(account, data.cluster)
         command = [programs.program("postgres"), "-D", launch.path, "-c", data.mark()]
         # They override those of the cluster.
         for name, value in {**DEFAULTS, **extra, **_OURS, "port": str(port)}.items():
             command += ["-c", f"{name}={value}"]
+        self._child = launch.popen(command, stdin=subprocess.DEVNULL)
+        self.pid = self._child.pid
         try:
-            self._child = launch.popen(
-                command, stdin=subprocess.DEVNULL, watch_fd=self._watch.reading
-            )
+            self._watchdog = Watchdog(self.pid)
         except BaseException:
-            self._watch.close()
+            self._child.kill()
             raise
         assert self._child.stdout is not None
         self._pump = OutputPump(self._child.stdout, data.log)
-
-    @property
-    def pid(self) -> int:
-        """The process ID of the postmaster."""
-        return self._child.pid
 
     def await_ready(self) -> bool:
         """Wait until the server accepts connections; False when it exits first.
@@ -192,7 +183,7 @@ class ServerProcess:
         """
         status = self._child.wait()
         self._pump.join(OUTPUT_DRAIN_S)
-        self._watch.close()
+        self._watchdog.dismiss()
         if self._stuck is not None:
             return self._stuck
         return f"killed by {signal.Signals(-status).name}" if status < 0 else self._pump.complaint()
@@ -282,7 +273,8 @@ class EmbeddedPostgres:
     """A Postgres server in a data directory, started and stopped with this object.
 
     All methods may be called from any thread; they block, so an event loop calls them through
-    `asyncio.to_thread`. `settings` are those of Postgres, by name.
+    `asyncio.to_thread`. `settings` are those of Postgres, by name. `port` is that on 127.0.0.1,
+    None while the server is stopped; `version` is as in "18.4", None before the first start.
     `on_event` is called, from any thread, with one of these names and fields:
 
     - `initialised` (version, seconds): a new cluster was made
@@ -310,8 +302,8 @@ class EmbeddedPostgres:
         self._keeper: threading.Thread | None = None
         self._server: ServerProcess | None = None
         self._password: str | None = None
-        self._port: int | None = None
-        self._version: str | None = None
+        self.port: int | None = None
+        self.version: str | None = None
 
     def start(self) -> str:
         """Start the server unless it runs, making its cluster first if there is none.
@@ -366,7 +358,7 @@ class EmbeddedPostgres:
         Raises:
             EmbeddedPostgresError: The server was not started.
         """
-        password, port = self._password, self._port
+        password, port = self._password, self.port
         if password is None or port is None:
             raise EmbeddedPostgresError(
                 f"The embedded Postgres in {self._data.path} was not started: call start() first."
@@ -378,16 +370,6 @@ class EmbeddedPostgres:
         """The process ID of the postmaster; None while none runs."""
         server = self._server
         return server.pid if server else None
-
-    @property
-    def port(self) -> int | None:
-        """The TCP port on 127.0.0.1; None while the server is stopped."""
-        return self._port
-
-    @property
-    def version(self) -> str | None:
-        """The version of the server, as in "18.4"; None before the first start."""
-        return self._version
 
     def __enter__(self) -> Self:
         self.start()
@@ -410,12 +392,13 @@ class EmbeddedPostgres:
                 NAME,
             )
         installation = binaries.reachable(chosen, Launch(account))
-        self._version = installation.version
+        self.version = installation.version
         remove_leftovers(data)
         if major is None:
             begun = time.monotonic()
             make_cluster(data, account, installation)
-            self._emit("initialised", version=installation.version, seconds=_since(begun))
+            seconds = round(time.monotonic() - begun, 3)
+            self._emit("initialised", version=installation.version, seconds=seconds)
         else:
             clear_predecessor(data, self._emit)
         extra = self._settings
@@ -446,7 +429,7 @@ class EmbeddedPostgres:
                     backoff.reset()
                 self._stopping.wait(backoff.take())
         finally:
-            self._port = None
+            self.port = None
             if not self._ready.done():
                 stopped = (
                     f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
@@ -462,14 +445,14 @@ class EmbeddedPostgres:
                 if self._stopping.is_set():
                     server.send(signal.SIGINT)
             if server.await_ready() and not self._stopping.is_set():
-                self._port = server.port
+                self.port = server.port
                 is_first = not self._ready.done()
                 self._emit(
                     "started" if is_first else "restarted",
                     pid=server.pid,
                     port=server.port,
-                    version=self._version,
-                    seconds=_since(server.launched_at_s),
+                    version=self.version,
+                    seconds=round(time.monotonic() - server.launched_at_s, 3),
                 )
                 if is_first:
                     self._ready.set_result(None)
@@ -477,6 +460,7 @@ class EmbeddedPostgres:
         except OSError as error:
             if self._server is not None:
                 self._server.end_by_force()
+                self._server.wait()
             return None, _text_of(error)
         finally:
             with self._hand_over:
@@ -501,14 +485,10 @@ class EmbeddedPostgres:
 
     def _explained(self, reason: str, more: str) -> EmbeddedPostgresError:
         path = self._data.path
+        what = f"The embedded Postgres in {path} does not start ({reason}): mend that{more}"
         if is_full_disk(reason):
-            return EmbeddedPostgresError(
-                f"The disk that holds {path} is full ({reason}): free some space, then start again."
-            )
-        return EmbeddedPostgresError(
-            f"The embedded Postgres in {path} does not start ({reason}): mend that{more}, then"
-            " start again."
-        )
+            what = f"The disk that holds {path} is full ({reason}): free some space"
+        return EmbeddedPostgresError(f"{what}, then start again.")
 
     def _emit(self, name: str, **fields: object) -> None:
         try:
@@ -542,7 +522,3 @@ def _text_of(error: BaseException) -> str:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}"
     return str(error)
-
-
-def _since(begun_s: float) -> float:
-    return round(time.monotonic() - begun_s, 3)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from store.messages.transfer import (
+    HASH_FIELD_BYTES,
     DecodedMessage,
     MalformedMessageError,
     decode_message,
@@ -34,9 +35,6 @@ from storenode.sds.codec import SdsMetadata, decode
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
-HASH_FIELD_BYTES = 2 + HASH_BYTES
-"""Of a frame's first field: tag, length, hash."""
-
 _MAX_BEGINNING_BYTES = 4 + HASH_FIELD_BYTES
 """Of a frame of less than 2 MiB, up to the end of the hash."""
 

@@ -23,7 +23,8 @@ from storenode.message.rules import MALFORMED, TOPIC_NOT_UTF8, Refusal
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessageAndTopic
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
-_HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
+HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
+"""Of a frame's first field: tag, length, hash."""
 
 
 class MalformedMessageError(ValueError):
@@ -57,7 +58,7 @@ class DecodedMessage(NamedTuple):
 
 def transferred(frame: bytes) -> bytes:
     """Encode a ``WakuMessageAndTopic`` from a stored frame, by splicing: nothing is decoded."""
-    at = read_varint(frame, 1)[1] + _HASH_FIELD_BYTES + 1
+    at = read_varint(frame, 1)[1] + HASH_FIELD_BYTES + 1
     # ``at`` is at the length of the message now, after its tag; the pubsub topic follows it.
     end = end_of_entry(frame, at - 1)
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])

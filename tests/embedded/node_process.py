@@ -2,9 +2,8 @@
 
 usage: node_process.py DATA_DIR JSON
 
-The JSON object may give `uid`, an account to become for good together
-with a `python` that it can run, and `watch_by_pipe`. It prints one
-line of JSON when the server is ready or has failed, and stops at the end of its standard input.
+The JSON object may give `uid`, an account to become for good. It prints one line of JSON when the
+server is ready or has failed, and stops at the end of its standard input.
 """
 
 import json
@@ -12,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, process
+from store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 
 def main(data_dir: str, options: dict[str, object]) -> None:
@@ -21,10 +20,7 @@ def main(data_dir: str, options: dict[str, object]) -> None:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        sys.executable = str(options["python"])
     server = EmbeddedPostgres(Path(data_dir))
-    if options.get("watch_by_pipe"):
-        process.WATCH_BY_PIPE = True
     try:
         said: dict[str, object] = {"url": server.start(), "pid": server.pid}
     except EmbeddedPostgresError as error:

@@ -208,9 +208,8 @@ def test_stopping_waits_for_no_client_and_no_listener(data_dir: Path) -> None:
             connection.execute("select 1")
 
 
-@pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
-def test_the_server_goes_when_its_node_is_killed(data_dir: Path, *, watch_by_pipe: bool) -> None:
-    with node(data_dir, watch_by_pipe=watch_by_pipe) as running:
+def test_the_server_goes_when_its_node_is_killed(data_dir: Path) -> None:
+    with node(data_dir) as running:
         insert(running.said["url"], 2)
         running.kill()
         wait_gone(running.said["pid"])

@@ -69,10 +69,9 @@ KNOWN = {
     "store/cli/demo.py": {"demo"},
     "store/cli/run.py": {"announce", "check_config"},
     "chaos/demo/report.py": {"ConsoleReport._line", "ConsoleReport._print"},
-    "store/embedded/launcher.py": {"main"},
 }
-"""The functions that print, of all in the two packages; each is tried below, but the launcher,
-which prints the path of its program. Logs are written by `store.observe.logging` alone."""
+"""The functions that print, of all in the two packages; each is tried below. Logs are written by
+`store.observe.logging` alone."""
 
 PRINTS = re.compile(
     r"^print$|\b(stdout|stderr|_?console|click)\b.*\.(write|writelines|print|s?echo)$|print_exc$"

@@ -21,50 +21,8 @@ from storenode.sds.aio.transport import (
     Route,
     Transport,
 )
-from storenode.sds.codec import Entry, MessageError, MessageKind, SdsMessage, decode_message
+from storenode.sds.codec import MessageError, MessageKind, SdsMessage, decode_message
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-
-
-@dataclass(frozen=True, slots=True)
-class PassingLink(Link):
-    """A link that forwards to another one; override some of its methods."""
-
-    inner: Link
-
-    @property
-    def name(self) -> str:
-        """The name of the inner link."""
-        return self.inner.name
-
-    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
-        """Publish through the inner link."""
-        return await self.inner.publish(batch)
-
-    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """Return the feed of the inner link."""
-        return self.inner.follow(cursor)
-
-    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Scan the inner link."""
-        return self.inner.scan(since_ns)
-
-    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Fetch by hints from the inner link."""
-        return self.inner.by_hint(hints)
-
-    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Fetch by IDs from the inner link."""
-        return self.inner.by_id(entries)
-
-    def closure(
-        self, heads: Sequence[Entry], known_ids: Sequence[str]
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Fetch causal histories from the inner link."""
-        return self.inner.closure(heads, known_ids)
-
-    async def close(self) -> None:
-        """Close the inner link."""
-        await self.inner.close()
 
 
 class Way(StrEnum):
@@ -131,13 +89,42 @@ class RecordingTransport:
         return RecordingLink(self.inner.open(route), route, self.state, self.traffic)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingLink(PassingLink):
+def _reading(call: str, way: Way) -> Callable[..., AsyncGenerator[Sequence[Fetched], None]]:
+    """Return a method that makes a call of the inner link, and records what arrives."""
+
+    async def read(
+        self: RecordingLink, *arguments: object
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        async with aclosing(getattr(self.inner, call)(*arguments)) as pages:
+            async for page in pages:
+                self._record_arrivals(page, way)
+                yield page
+
+    return read
+
+
+class RecordingLink(Link):
     """A link that records, and loses messages of the feed."""
 
-    route: Route
-    state: LinkState
-    traffic: Traffic
+    def __init__(self, inner: Link, route: Route, state: LinkState, traffic: Traffic) -> None:
+        self.inner = inner
+        self.route = route
+        self.state = state
+        self.traffic = traffic
+
+    @property
+    def name(self) -> str:
+        """The name of the inner link."""
+        return self.inner.name
+
+    scan = _reading("scan", Way.SCAN)
+    by_hint = _reading("by_hint", Way.HINT)
+    by_id = _reading("by_id", Way.ID)
+    closure = _reading("closure", Way.HISTORY)
+
+    async def close(self) -> None:
+        """Close the inner link."""
+        await self.inner.close()
 
     async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
         """Publish, and record what is sent and what a node stores."""
@@ -162,32 +149,6 @@ class RecordingLink(PassingLink):
                 self._record_arrivals(kept, way)
                 live = live or page.live
                 yield replace(page, messages=kept)
-
-    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Read all messages from a time on."""
-        return self._read(self.inner.scan(since_ns), Way.SCAN)
-
-    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Read messages by their hashes."""
-        return self._read(self.inner.by_hint(hints), Way.HINT)
-
-    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Read messages by their IDs."""
-        return self._read(self.inner.by_id(entries), Way.ID)
-
-    def closure(
-        self, heads: Sequence[Entry], known_ids: Sequence[str]
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Read messages with all that they depend on."""
-        return self._read(self.inner.closure(heads, known_ids), Way.HISTORY)
-
-    async def _read(
-        self, pages: AsyncGenerator[Sequence[Fetched], None], way: Way
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        async with aclosing(pages):
-            async for page in pages:
-                self._record_arrivals(page, way)
-                yield page
 
     def _record(self, batch: Sequence[Outbound]) -> None:
         rows = []

@@ -133,6 +133,10 @@ class World:
             due += lacking + status.unpublished + int(not status.synced)
         return due
 
+    def find_all(self) -> set[bytes]:
+        """Return the hashes of all messages that any node holds, as its follower sees it."""
+        return set().union(*(each.stored for each in self.followers.values()))
+
     async def read_logs(self) -> list[Log]:
         """Read the logs of all participants, and let them leave.
 

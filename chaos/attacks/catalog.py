@@ -52,9 +52,9 @@ class Attack:
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 ATTACKS: Final[Mapping[str, Attack]] = {
-    "unread_scans": Attack("slow_readers.unread_scans", 300, 24),
-    "unread_follows": Attack("slow_readers.unread_follows", 1_000, 24),
-    "dripping_streams": Attack("slow_readers.dripping_streams", 240, 60),
+    "unread_scans": Attack("reads.unread_scans", 300, 24),
+    "unread_follows": Attack("reads.unread_follows", 1_000, 24),
+    "dripping_streams": Attack("reads.dripping_streams", 240, 60),
     "unfinished_requests": Attack("calls.UNFINISHED_REQUESTS.run", 64, 24),
     "unfinished_streams": Attack("calls.UNFINISHED_STREAMS.run", 64, 32),
     "silent_calls": Attack("calls.SILENT_CALLS.run", 30_000, 6_000),
@@ -64,7 +64,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "idle_connections": Attack("calls.idle_connections", 10_000, 100),
     "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
     "http_chunks": Attack("http.http_chunks", 10, 3, _HTTP),
-    "walks": Attack("expensive_messages.walks", 40, 6),
+    "walks": Attack("reads.walks", 40, 6),
     "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
     "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
     "false_confirmations": Attack("invented_peers.false_confirmations", 2_000_000, 100_000),

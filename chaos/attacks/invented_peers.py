@@ -13,8 +13,13 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.catalog import Target
-from chaos.attacks.peers import answer, begin_gossip, reconcile, transfer
-from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
+from reconcile.session import Role
+from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory, TransferFrame
+from tests.integration.peers.hostile import Honest, RawPeer
+
+_ANSWER_S: Final = 20.0
+_ENDED: Final = (AssertionError, asyncio.InvalidStateError, TimeoutError, grpc.aio.AioRpcError)
+"""Errors of calls that a node has ended."""
 
 _AT_ONCE: Final = 4
 _ANNOUNCING: Final = 24
@@ -155,3 +160,49 @@ async def _hold(
             await asyncio.sleep(rng.uniform(*_HOLD_AGAIN_S))
         finally:
             call.cancel()
+
+
+def identity(name: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a peer that calls itself by a name."""
+    store_id = ("storenode-store-id", f"store-of-{name}")
+    return ("storenode-node-id", name), store_id, ("storenode-version", "6.6.6")
+
+
+def begin_gossip(channel: Any, name: str) -> Any:  # noqa: ANN401 - grpc.aio's
+    """Open a stream of gossip under a name."""
+    return RawPeer(channel, identity(name)).begin("/storenode.v1.Peer/Gossip").call
+
+
+async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
+    """Return the next frame; None if there is none in time."""
+    try:
+        data = await asyncio.wait_for(call.read(), _ANSWER_S)
+    except (grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
+        return None
+    return data if isinstance(data, bytes) else None
+
+
+def opening() -> bytes:
+    """Return the first frame of a reconciliation of an empty store."""
+    return Honest(Role.INITIATOR, ()).first().SerializeToString()
+
+
+async def reconcile(channel: Any, name: str) -> str:  # noqa: ANN401 - grpc.aio's
+    """Reconcile an empty store; return the ID of the session, or "" if it was refused."""
+    try:
+        session_id, _ = await RawPeer(channel, identity(name)).reconcile(())
+    except _ENDED:
+        return ""
+    return session_id
+
+
+async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's
+    """Begin the transfer of a session; return True once the node has sent something."""
+    call = RawPeer(channel, identity(name)).transfer()
+    try:
+        await call.write(TransferFrame(session_id=session_id))
+        return await answer(call.call) is not None
+    except _ENDED:
+        return False
+    finally:
+        call.call.cancel()

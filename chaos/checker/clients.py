@@ -204,6 +204,10 @@ class Follower:
                     self._handle(error)
                 await asyncio.sleep(_PAUSE_S)
 
+    def start_over(self) -> None:
+        """Forget everything, and follow from the beginning at the next connection."""
+        self.received, self.stored, self.cursor = [], set(), b""
+
     async def _follow(self, stub: store_pb2_grpc.StoreAsyncStub) -> None:
         request = store_pb2.FollowRequest(
             filter=store_pb2.ContentFilter(content_topics=self.content_topics),
@@ -220,7 +224,7 @@ class Follower:
 
     def _handle(self, error: grpc.aio.AioRpcError) -> None:
         if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-            self.received, self.stored, self.cursor = [], set(), b""
+            self.start_over()
             self.refusals += 1
         elif error.code() is not grpc.StatusCode.UNAVAILABLE:
             text = f"follower of {self.node}: {error.code().name}: {error.details()}"

@@ -384,12 +384,9 @@ class Story(World):
         for _ in range(count // BURST_PORTION):
             await device.publish(new_messages(device.rng, BURST_PORTION))
 
-    def _find_all(self) -> set[bytes]:
-        return set().union(*(each.stored for each in self.followers.values()))
-
     def _find_lacking(self, name: str) -> set[bytes]:
         """Return the hashes that a node lacks and another one holds."""
-        return self._find_all() - self.followers[name].stored
+        return self.find_all() - self.followers[name].stored
 
     def _count_unequal(self) -> int:
         return sum(len(self._find_lacking(name)) for name in self.followers)
@@ -398,7 +395,7 @@ class Story(World):
         """Wait until everything that was acknowledged by now was seen in some node's feed."""
         acknowledged = frozenset(self.history.acks)
         await self._until(
-            "nodes show what they acknowledged", lambda: len(acknowledged - self._find_all())
+            "nodes show what they acknowledged", lambda: len(acknowledged - self.find_all())
         )
 
     async def _until(self, what: str, count: Callable[[], int]) -> bool:

@@ -33,7 +33,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from chaos.attacks.__main__ import run_node, target_of
 from chaos.attacks.honest import HonestClient
-from chaos.attacks.peers import opening
+from chaos.attacks.invented_peers import opening
 from chaos.fuzz.requests import Requests
 from chaos.node import PROGRAM, NodeProcess
 from chaos.waiter import Waiter

@@ -138,7 +138,6 @@ class Soak:
         await self._attempt("not in step", world.waiter.until_none(what, world.count_due))
         logs = await world.read_logs()
         await self._attempt("stores are not equal", world.wait_until_equal())
-        await self._attempt("followers are behind", world.wait_for_followers())
         self._note("checking")
         holdings = await world.read_holdings(PATIENCE_S)
         self.violations += world.check(holdings, logs)

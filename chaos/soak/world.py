@@ -22,7 +22,7 @@ from typing import Any, Final
 import psutil
 from psycopg.conninfo import conninfo_to_dict
 
-from chaos.checker.clients import Endpoint, Follower, Publisher, ask, new_messages, query, scan
+from chaos.checker.clients import Endpoint, Publisher, new_messages
 from chaos.checker.history import Synced
 from chaos.node import NodeProcess
 from chaos.soak import clock
@@ -194,7 +194,6 @@ class SoakWorld(World):
         self.left_out: dict[str, str] = {}
         self._seed = seed
         self._stack = stack
-        self._seen: dict[str, set[bytes]] = {}
         self._publishing: list[asyncio.Task[None]] = []
         self._stop_publishers = asyncio.Event()
 
@@ -202,12 +201,15 @@ class SoakWorld(World):
         """Start all nodes with messages of the last days, then clients and participants."""
         await self._start_machines(minutes)
         self._stack.push_async_callback(self.close)
-        await self._publish_old_messages()
         for name in NAMES:
-            endpoint = Endpoint((await self.network.open_client_wire(_CLIENTS, name)).address)
-            self.follow(name, endpoint)
-            for confirms in range(MAX_CONFIRMS + 1):
-                self.publishers.append(self._new_publisher(name, endpoint, interval_s, confirms))
+            wire = await self.network.open_client_wire(_CLIENTS, name)
+            self.follow(name, Endpoint(wire.address))
+        await self._publish_old_messages()
+        self.publishers = [
+            self._new_publisher(name, interval_s, confirms)
+            for name in NAMES
+            for confirms in range(MAX_CONFIRMS + 1)
+        ]
         for number, (participant, channel) in enumerate(PARTICIPANTS.items()):
             home = NAMES[number % len(NAMES)]
             await self.add_participant(_configure(channel, participant), home)
@@ -222,10 +224,8 @@ class SoakWorld(World):
         self.lives[name] += 1
         await self.machines[name].install(self.lives[name])
         self.nodes[name] = self.machines[name].node
-
-    def endpoint(self, name: str) -> Endpoint:
-        """Return the address of a node past all wires."""
-        return Endpoint(self.nodes[name].ready["listen"])
+        if name in self.followers:
+            self.followers[name].start_over()
 
     async def stop_publishers(self) -> None:
         """End the publishers once each call is answered; followers go on."""
@@ -243,17 +243,17 @@ class SoakWorld(World):
         return found
 
     async def wait_until_synced(self) -> None:
-        """Wait until every node holds all that was acknowledged until now.
+        """Wait until every node holds all that was acknowledged until now, as followers see it.
 
         Raises:
             StuckError: A node still lacks messages.
         """
         begun_s = time.monotonic()
-        owed = list(self.history.acks)
+        owed = {digest for digest in self.history.acks if not self.history.may_be_lost(digest)}
         for name in NAMES:
             await self.waiter.until_none(
                 f"acknowledged messages that node {name} lacks",
-                partial(self._count_missing, name, owed),
+                partial(self._count_missing, name, owed, self.history.may_go_ns(self.store(name))),
             )
         self.history.synced.append(Synced(begun_s, time.monotonic()))
 
@@ -265,46 +265,18 @@ class SoakWorld(World):
         """
         horizon_ns = max(self.history.may_go_ns(self.store(name)) for name in NAMES)
 
-        async def count_unequal() -> int:
-            recent = [await self._scan(name, horizon_ns) for name in NAMES]
-            return len(set().union(*recent)) - len(set.intersection(*recent))
+        def count_unequal() -> int:
+            found = self.find_all()
+            return sum(self._count_missing(name, found, horizon_ns) for name in NAMES)
 
         await self.wait_until_synced()
         await self.waiter.until_none("messages that are not at all nodes", count_unequal)
 
-    async def wait_for_followers(self) -> None:
-        """Wait until every follower has what its node holds.
-
-        Raises:
-            StuckError: A follower lacks messages.
-        """
-        for name, follower in self.followers.items():
-            stored = await self._scan(name)
-
-            def count(lacking: set[bytes] = stored, follower: Follower = follower) -> int:
-                return len(lacking - follower.stored)
-
-            await self.waiter.until_none(f"messages that the follower of node {name} lacks", count)
-
-    async def _scan(self, name: str, since_ns: int = 0) -> set[bytes]:
-        reading = partial(scan, timeout_s=PATIENCE_S)
-        found = await ask(self.endpoint(name), reading, PATIENCE_S)
-        return {each.claimed for each in found if each.timestamp_ns >= since_ns}
-
-    async def _count_missing(self, name: str, owed: Sequence[bytes]) -> int:
-        store = self.store(name)
-        seen = self._seen.setdefault(store, set())
-        may_go_ns = self.history.may_go_ns(store)
-        rest = [
-            digest
-            for digest in owed
-            if digest not in seen
-            and self.history.published[digest].timestamp_ns >= may_go_ns
-            and not self.history.may_be_lost(digest)
-        ]
-        found = await ask(self.endpoint(name), partial(query, digests=rest), PATIENCE_S)
-        seen.update(each.claimed for each in found)
-        return sum(digest not in seen for digest in rest)
+    def _count_missing(self, name: str, owed: set[bytes], horizon_ns: int) -> int:
+        published, missing = self.history.published, owed - self.followers[name].stored
+        return sum(
+            each not in published or published[each].timestamp_ns >= horizon_ns for each in missing
+        )
 
     async def _start_machines(self, minutes: float) -> None:
         for name in NAMES:
@@ -331,7 +303,7 @@ class SoakWorld(World):
         times_ns = [
             now_ns - int((_NEWEST_DAYS + number * step) * DAY_NS) for number in range(_OLD_MESSAGES)
         ]
-        publisher = self._new_publisher("a", self.endpoint("a"), 1.0, 0)
+        publisher = self._new_publisher("a", 1.0, 0)
         await publisher.publish(new_messages(self.rng, _OLD_MESSAGES, times_ns))
         assert len(self.history.acks) == _OLD_MESSAGES, publisher.failures
         await self.wait_until_synced()
@@ -340,13 +312,11 @@ class SoakWorld(World):
             machine.set_options(options[name])
             await self.start_node(name)
 
-    def _new_publisher(
-        self, name: str, endpoint: Endpoint, interval_s: float, confirms: int
-    ) -> Publisher:
+    def _new_publisher(self, name: str, interval_s: float, confirms: int) -> Publisher:
         own = f"{name}/{confirms}"
         return Publisher(
             own,
-            endpoint,
+            self.followers[name].endpoint,
             partial(self.store, name),
             self.history,
             Random(f"{self._seed}/{own}"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -536,15 +537,13 @@ def _newest_first(url: str) -> str:
 
 def _progress() -> Callable[[str, int], None]:
     """Return a counter of rows that prints on standard error, if it is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda _table, _rows: None
+    shown: Counter[str] = Counter()
 
     def show(table: str, rows: int) -> None:
-        if rows // _PROGRESS_ROWS > shown.get(table, 0):
+        if sys.stderr.isatty() and rows // _PROGRESS_ROWS > shown[table]:
             shown[table] = rows // _PROGRESS_ROWS
             click.echo(safe(f"{table}: {rows:,} rows"), err=True)
 
-    shown: dict[str, int] = {}
     return show
 
 

@@ -24,7 +24,6 @@ from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import ClientOptionError
 
 _LIBRARIES: Final = ("cryptography", "noise", "websockets")
-"""Of the extra."""
 
 
 @click.command(cls=LayeredCommand)

@@ -249,7 +249,6 @@ _HBA = f"""\
 # The superuser cannot log in; single-user mode is its only way in.
 host {DATABASE} {ROLE} 127.0.0.1/32 scram-sha-256
 """
-_CHECKPOINT_ROLE_SINCE = 15
 
 
 def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Installation) -> None:
@@ -278,9 +277,8 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Ins
                     *("--encoding=UTF8", "--locale=C", "--data-checksums", "--auth=reject"),
                 ]
             )
-        granted = "pg_monitor"
-        if programs.major >= _CHECKPOINT_ROLE_SINCE:
-            granted += ", pg_checkpoint"
+        # The role for checkpoints is new in Postgres 15.
+        granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
         _run_sql(
             cluster,
             account,

@@ -5,6 +5,7 @@ import platform
 import pwd
 import re
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,15 @@ MAX_REASON_CHARS: Final = 400
 LOG_READ_BYTES: Final = 64 * 1024
 TOOL_TIMEOUT_S: Final = 120.0
 """The longest run of initdb or of a single-user session."""
+
+_AS_ACCOUNT: Final = """\
+import os, sys
+uid, gid, *command = sys.argv[1:]
+os.setgroups([int(gid)]), os.setgid(int(gid)), os.setuid(int(uid))
+try: os.execv(command[0], command)
+except OSError as error: sys.exit(f"FATAL:  cannot run {command[0]}: {error}")
+"""
+"""Becomes an account after exec. `Popen` would fork for it, with all handlers of libraries."""
 
 ON_LINUX = platform.system() == "Linux"
 """Whether there is a /proc to look at processes and to reach directories through."""
@@ -65,20 +75,21 @@ class Launch:
         Raises:
             OSError: It cannot be executed.
         """
-        account = self.account
+        become: list[str] = []
+        if (account := self.account) is not None:
+            # -I and -S keep the environment and site packages out of what runs as root.
+            become = [sys.executable, "-I", "-S", "-c", _AS_ACCOUNT]
+            become += [str(account.pw_uid), str(account.pw_gid)]
         # Without what would change how Postgres starts, prints or dates.
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
         return subprocess.Popen(  # noqa: S603 - paths of our own choice, no shell
-            command,
+            [*become, *command],
             cwd=self.directory,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**kept, "LC_ALL": "C", "TZ": "UTC", **self.environment},
             umask=0o077,
-            user=account and account.pw_uid,
-            group=account and account.pw_gid,
-            extra_groups=account and [account.pw_gid],
             # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
             start_new_session=True,
         )

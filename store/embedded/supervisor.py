@@ -145,15 +145,14 @@ class ServerProcess:
         # They override those of the cluster.
         for name, value in {**DEFAULTS, **extra, **_OURS, "port": str(port)}.items():
             command += ["-c", f"{name}={value}"]
-        self._child = launch.popen(command, stdin=subprocess.DEVNULL)
-        self.pid = self._child.pid
+        self.child = launch.popen(command, stdin=subprocess.DEVNULL)
         try:
-            self._watchdog = Watchdog(self.pid)
+            self._watchdog = Watchdog(self.child.pid)
         except BaseException:
-            self._child.kill()
+            self.child.kill()
             raise
-        assert self._child.stdout is not None
-        self._pump = OutputPump(self._child.stdout, data.log)
+        assert self.child.stdout is not None
+        self._pump = OutputPump(self.child.stdout, data.log)
 
     def await_ready(self) -> bool:
         """Wait until the server accepts connections; False when it exits first.
@@ -163,10 +162,10 @@ class ServerProcess:
         seen_bytes, deadline = -1, 0.0
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(POLL_INTERVAL_S)
+                self.child.wait(POLL_INTERVAL_S)
                 return False
             found = self._data.pid_file()
-            if found and found.pid == self.pid and found.status == _READY:
+            if found and found.pid == self.child.pid and found.status == _READY:
                 return True
             if self._pump.bytes_read != seen_bytes:
                 seen_bytes, deadline = self._pump.bytes_read, time.monotonic() + START_TIMEOUT_S
@@ -181,24 +180,19 @@ class ServerProcess:
         Returns:
             The reason of the exit: a signal's name or the server's last complaint.
         """
-        status = self._child.wait()
+        status = self.child.wait()
         self._pump.join(OUTPUT_DRAIN_S)
         self._watchdog.dismiss()
         if self._stuck is not None:
             return self._stuck
         return f"killed by {signal.Signals(-status).name}" if status < 0 else self._pump.complaint()
 
-    def send(self, number: signal.Signals) -> None:
-        """Send the postmaster a signal; nothing happens when it has ended."""
-        # Popen checks first whether the child was waited for, so no reused ID is hit.
-        self._child.send_signal(number)
-
     def end_by_force(self) -> None:
         """Cut the shutdown short, at last by SIGKILL; another thread may be in `wait`."""
         for number, patience_s in BY_FORCE:
-            self.send(number)
+            self.child.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(patience_s)
+                self.child.wait(patience_s)
                 return
 
 
@@ -369,7 +363,7 @@ class EmbeddedPostgres:
     def pid(self) -> int | None:
         """The process ID of the postmaster; None while none runs."""
         server = self._server
-        return server.pid if server else None
+        return server.child.pid if server else None
 
     def __enter__(self) -> Self:
         self.start()
@@ -443,20 +437,20 @@ class EmbeddedPostgres:
             with self._hand_over:
                 server = self._server = launch(choose_port(self._data.last_port()))
                 if self._stopping.is_set():
-                    server.send(signal.SIGINT)
+                    server.child.send_signal(signal.SIGINT)
             if server.await_ready() and not self._stopping.is_set():
                 self.port = server.port
                 is_first = not self._ready.done()
                 self._emit(
                     "started" if is_first else "restarted",
-                    pid=server.pid,
+                    pid=server.child.pid,
                     port=server.port,
                     version=self.version,
                     seconds=round(time.monotonic() - server.launched_at_s, 3),
                 )
                 if is_first:
                     self._ready.set_result(None)
-            return server.pid, server.wait()
+            return server.child.pid, server.wait()
         except OSError as error:
             if self._server is not None:
                 self._server.end_by_force()
@@ -470,7 +464,7 @@ class EmbeddedPostgres:
         with self._hand_over:
             self._stopping.set()
             if self._server is not None:
-                self._server.send(signal.SIGINT)
+                self._server.child.send_signal(signal.SIGINT)
 
     def _end_keeper(self) -> None:
         if self._keeper is None:

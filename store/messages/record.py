@@ -80,9 +80,7 @@ class RecordBatch:
     def frame_bytes(self) -> int:
         """The size of all frames together, or a few bytes more."""
         columns = (self.heads, self.payloads, self.tails)
-        return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(
-            self.hashes
-        )
+        return sum(sum(map(len, each)) for each in columns) + _MAX_BEGINNING_BYTES * len(self)
 
     def frame(self, index: int) -> bytes:
         """Join the frame of message ``index``."""

@@ -97,7 +97,7 @@ class ClusterServer:
     def process(self) -> psutil.Process:
         """The postmaster."""
         assert self._server is not None, "the server was not started"
-        return psutil.Process(self._server.pid)
+        return psutil.Process(self._server.child.pid)
 
     @property
     def url(self) -> str:
@@ -107,7 +107,7 @@ class ClusterServer:
     def stop(self) -> None:
         """Shut it down as `pg_ctl stop -m fast` does; nothing to do when it does not run."""
         if self._server is not None:
-            self._server.send(signal.SIGINT)
+            self._server.child.send_signal(signal.SIGINT)
             self._server.wait()
             self._server = None
 

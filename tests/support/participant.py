@@ -11,11 +11,11 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
-from chaos.link import PassingLink
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
+from storenode.sds.aio.transport import FeedPage, Fetched, Link, Route
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
@@ -67,24 +67,20 @@ def conversation(
 
 @dataclass(frozen=True)
 class Lossy:
-    """A transport that loses what ``loses`` selects, in its feed and in scans."""
+    """A transport, or a link of it, that loses what ``loses`` selects, in its feed and in scans."""
 
-    inner: Transport
+    inner: Any
     loses: Callable[[Fetched], bool]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it has
+        return getattr(self.inner, name)
 
     @property
     def name(self) -> str:
-        return self.inner.name
+        return str(self.inner.name)
 
-    def open(self, route: Route) -> LossyLink:
-        return LossyLink(self.inner.open(route), self.loses)
-
-
-@dataclass(frozen=True, slots=True)
-class LossyLink(PassingLink):
-    """A link of it."""
-
-    loses: Callable[[Fetched], bool]
+    def open(self, route: Route) -> Link:
+        return cast("Link", Lossy(self.inner.open(route), self.loses))
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         async with aclosing(self.inner.follow(cursor)) as pages:

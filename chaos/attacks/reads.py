@@ -1,4 +1,4 @@
-"""Attacks by callers that read answers, or send requests, slowly or not at all."""
+"""Attacks by reads that are expensive, slow, or never end, and by requests that are sent slowly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from itertools import count as numbers
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import grpc
 
 from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from chaos.attacks.invented_peers import identity
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -42,6 +44,12 @@ _PEER: Final = "/storenode.v1.Peer/"
 _SENT: Final = (_PEER + "Reconcile", _PEER + "Transfer", _PEER + "Gossip", _STORE + "Publish")
 _FILTER: Final = ContentFilter(content_topics=[_TOPIC])
 _CHANNEL: Final = "unread"
+_CROWDED: Final = "crowded"
+_IDS: Final = 400
+_CLAIMANTS: Final = 16
+_PARENTS: Final = 20
+_HEADS: Final = 100
+_DEADLINE_S: Final = 120.0
 _ENTRIES: Final = [HistoryEntry(message_id=str(number)) for number in range(_BATCH)]
 _READ: Final = {
     _STORE + "Scan": ScanRequest(filter=_FILTER, include_data=True).SerializeToString(),
@@ -92,26 +100,71 @@ async def dripping_streams(target: Target, rng: random.Random, count: int) -> st
     return f"of {each} streams of each kind the node ended {shown}"
 
 
+async def walks(target: Target, rng: random.Random, count: int) -> str:
+    """Start many causal walks over IDs with many claimants and parents; places limit them."""
+    options = (("grpc.max_receive_message_length", -1),)
+    heads = [HistoryEntry(message_id=f"id-{number}") for number in range(_HEADS)]
+    wanted = GetCausalHistoryRequest(channel_id=_CROWDED, heads=heads)
+    payloads = (
+        encode(
+            _CROWDED,
+            f"id-{number % _IDS}",
+            lamport=number,
+            parents=[(f"id-{rng.randrange(_IDS)}", None) for _ in range(_PARENTS)],
+            content=rng.randbytes(8),
+        )
+        for number in range(_IDS * _CLAIMANTS)
+    )
+    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+        store = StoreStub(channel)
+        await _publish(store, "/hostile/1/walks/proto", payloads)
+
+        async def walk() -> str:
+            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S)
+            try:
+                messages = sum([len(page.messages) async for page in call])
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return f"OK with {messages} messages"
+
+        ended = Counter(await asyncio.gather(*(walk() for _ in range(count))))
+    return "; ".join(f"{number} of {count} walks: {how}" for how, number in sorted(ended.items()))
+
+
 async def _plant(target: Target, rng: random.Random) -> None:
     """Publish 20 MiB of SDS messages, each with the one before as parent, unless they are held."""
     async with grpc.aio.insecure_channel(target.address) as channel:
+        store = StoreStub(channel)
         wanted = StoreQueryRequest(content_topics=[_TOPIC], pagination_limit=1)
-        if (await StoreStub(channel).Query(wanted)).messages:
+        if (await store.Query(wanted)).messages:
             return
-        for start in range(0, _MESSAGES, _BATCH):
-            request, now_ns = PublishRequest(), time.time_ns()
-            for number in range(start, start + _BATCH):
-                item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
-                item.message.content_topic = _TOPIC
-                item.message.payload = encode(
-                    _CHANNEL,
-                    str(number),
-                    lamport=number,
-                    parents=[(str(number - 1), None)] if number else [],
-                    content=rng.randbytes(_PAYLOAD_BYTES),
-                )
-                item.message.timestamp = now_ns + number
-            await StoreStub(channel).Publish(request)
+        payloads = (
+            encode(
+                _CHANNEL,
+                str(number),
+                lamport=number,
+                parents=[(str(number - 1), None)] if number else [],
+                content=rng.randbytes(_PAYLOAD_BYTES),
+            )
+            for number in range(_MESSAGES)
+        )
+        await _publish(store, _TOPIC, payloads)
+
+
+async def _publish(
+    store: Any,  # noqa: ANN401 - a stub of grpc.aio
+    content_topic: str,
+    payloads: Iterator[bytes],
+) -> None:
+    now_ns = numbers(time.time_ns())
+    while batch := [*islice(payloads, _BATCH)]:
+        request = PublishRequest()
+        for payload in batch:
+            item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
+            item.message.content_topic = content_topic
+            item.message.payload = payload
+            item.message.timestamp = next(now_ns)
+        await store.Publish(request)
 
 
 async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
@@ -136,15 +189,10 @@ async def _send(target: Target, rng: random.Random, path: str, count: int) -> in
     async with connected(target.peer_address if is_peer else target.address) as connection:
         streams = []
         for _ in range(count):
-            fields = _identity(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
-            streams.append(connection.open(path, fields))
+            fields = identity(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
+            streams.append(connection.open(path, chain.from_iterable(fields)))
             connection.send(streams[-1], MESSAGE_HEAD.pack(False, _SENT_BYTES))
         return await _drip(connection, streams, lambda each: connection.send(each, b"\n"))
-
-
-def _identity(name: str) -> tuple[str, ...]:
-    of_store = ("storenode-store-id", f"store-of-{name}", "storenode-version", "6.6.6")
-    return ("storenode-node-id", name, *of_store)
 
 
 async def _read(target: Target, path: str, request: bytes, count: int) -> int:

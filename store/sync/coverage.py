@@ -26,6 +26,7 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
+from store.domain.view import Span
 from store.sync.index.view_reads import in_thread_if
 from store.sync.index.views import StoredView
 from store.sync.limits import THREADED_ROWS
@@ -42,16 +43,14 @@ def comparison_of(
     report: SessionReport, result: Result, conflicts: Sequence[ContentConflict]
 ) -> Comparison:
     """Return what a session has compared, before anything is transferred."""
-    ids = SyncIds.empty()
-    if conflicts:
-        ids = SyncIds.of([(each.timestamp, each.message_hash) for each in conflicts])
+    ids = [(each.timestamp, each.message_hash) for each in conflicts]
     return Comparison(
         to_send=result.to_send,
         to_receive=result.to_receive,
         resolved=False,
         keyed_from_ns=report.keyed_from_ns,
         compared_ns=report.opened_ns,
-        conflicts=ordered(ids),
+        conflicts=ordered(SyncIds.of(ids)) if ids else SyncIds.empty(),
     )
 
 
@@ -69,7 +68,12 @@ async def measure(view: StoredView, result: Result, found: Comparison, now_ns: i
         return None  # the peer does not keep as much of the window
     (start_ns, _), (end_ns, _) = result.window
     long = await measure_spans(view, eras(start_ns, end_ns, now_ns, found))
-    empty = [era for era, (count, _) in long.items() if not count]
+    empty: list[Span] = []
+    for era, (count, _) in long.items():
+        if not count and empty and empty[-1][1] == era[0]:
+            empty[-1] = empty[-1][0], era[1]
+        elif not count:
+            empty.append(era)
     large = end_ns - start_ns - sum(upper - lower for lower, upper in empty) > _LONG_NS
     where = await in_thread_if(large, spans, start_ns, end_ns, now_ns, found, empty)
     return await measure_spans(view, where) or None

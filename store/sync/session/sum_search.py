@@ -94,7 +94,7 @@ class ConflictMemory:
         """Return what is known of one peer at a time of a monotonic clock."""
         entries = self._peers.get(peer, {})
         conflicts = [each for until_ns, each in entries.values() if now_ns < until_ns]
-        return KnownConflicts(conflicts)
+        return KnownConflicts(conflicts) if conflicts else NO_CONFLICTS
 
     def update(
         self, peer: str, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]

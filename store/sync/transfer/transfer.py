@@ -43,7 +43,7 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
 from store.domain.admission import Admission
@@ -141,7 +141,6 @@ class Transfer:
         self._sending = Sending(to_send, limits, report, theirs)
         self._receiving = Receiving(to_receive, limits, report, ours, partial=partial)
         self._partial = partial
-        self._moved_bytes = 0
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False
@@ -159,7 +158,8 @@ class Transfer:
         now_ns = self._work.environment.now_ns()
         self._receiving.decline(now_ns)
         self._sending.withhold(now_ns)
-        self._patience = Patience(self._limits, self._work.environment.steady_ns(), self._moved())
+        steady_ns = self._work.environment.steady_ns()
+        self._patience = Patience(self._limits, steady_ns, self._open_ids)
         self._reader = self._spawn(self._read())
         try:
             self._spawn(self._tick())
@@ -218,12 +218,7 @@ class Transfer:
             self._readable.clear()
 
     def _is_complete(self) -> bool:
-        return (
-            self._done
-            and self._receiving.peer_is_done
-            and not self._sending.unanswered
-            and not self._receiving.outstanding
-        )
+        return self._done and self._receiving.peer_is_done and not self._open_ids
 
     def _lose(self, sentence: str) -> None:
         """End without the stream, or the database: well if nothing is open (rule 6).
@@ -286,13 +281,11 @@ class Transfer:
             await asyncio.sleep(TRANSFER_TICK_S)
             self._work.observer.session_progressed(self._report)
             if self._pass_time():
-                self._patience.check_time(self._moved())
+                self._patience.check_time(self._open_ids)
 
-    def _moved(self) -> Moved:
-        sending, receiving = self._sending, self._receiving
-        is_open = sending.unanswered + receiving.outstanding
-        settled = len(sending.ids) + len(receiving.ids) - is_open
-        return Moved(settled, self._moved_bytes, is_open)
+    @property
+    def _open_ids(self) -> int:
+        return self._sending.unanswered + self._receiving.outstanding
 
     # The stream
 
@@ -334,7 +327,7 @@ class Transfer:
         receiving.peer_is_done = receiving.peer_is_done or frame.done
         self._answered = True
         if receiving.news > before[0]:
-            self._moved_bytes += size_bytes
+            self._patience.moved_bytes += size_bytes
         after = receiving.news, receiving.peer_is_done, sending.unanswered, self._answered
         if after != before:
             self._patience.restart()
@@ -370,7 +363,7 @@ class Transfer:
 
     def _written(self, size_bytes: int) -> None:
         self._writing = False
-        self._moved_bytes += size_bytes
+        self._patience.moved_bytes += size_bytes
 
     # The database
 
@@ -404,14 +397,6 @@ async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
         await asyncio.sleep(backoff.take())
 
 
-class Moved(NamedTuple):
-    """The progress so far: IDs that were settled, bytes of messages, and IDs yet open."""
-
-    settled: int
-    size_bytes: int
-    open: int
-
-
 class Patience:
     """The patience of a transfer with a peer that sends little, or nothing.
 
@@ -420,12 +405,16 @@ class Patience:
     trickle does not keep a session for itself; and `total_ns` in all. What ends so was not in vain:
     what is stored stays, and the next session finds the rest. Times are nanoseconds of a monotonic
     clock.
+
+    Attributes:
+        moved_bytes: bytes of messages that have moved since the pace was checked last.
     """
 
-    def __init__(self, limits: TransferLimits, now_ns: int, moved: Moved) -> None:
+    def __init__(self, limits: TransferLimits, now_ns: int, open_ids: int) -> None:
         self._limits = limits
         self._began_ns = self._now_ns = self._news_ns = now_ns
-        self._waited_ns, self._mark = 0, moved
+        self._waited_ns, self._open_ids = 0, open_ids
+        self.moved_bytes = 0
 
     def pass_time(self, now_ns: int, *, waiting: bool) -> None:
         """Set the time; ``waiting``: up to now it was for the peer to do something."""
@@ -439,14 +428,13 @@ class Patience:
         """Note that the peer has just sent something that counts."""
         self._news_ns = self._now_ns
 
-    def check_time(self, moved: Moved) -> None:
-        """Check that there is time left.
+    def check_time(self, open_ids: int) -> None:
+        """Check that there is time left; ``open_ids``: IDs that are not settled.
 
         Raises:
             SessionFaultError: there is not.
         """
-        limits, mark = self._limits, self._mark
-        silent_ns = self._now_ns - self._news_ns
+        limits, silent_ns = self._limits, self._now_ns - self._news_ns
         if silent_ns >= limits.silence_ns:
             raise SessionFaultError(
                 Fault.SILENCE,
@@ -460,13 +448,12 @@ class Patience:
             )
         if self._waited_ns < limits.pace_ns:
             return
-        settled = moved.settled - mark.settled
-        size_bytes = moved.size_bytes - mark.size_bytes
-        if settled < min(limits.pace_ids, mark.open) and size_bytes < limits.pace_bytes:
+        settled, size_bytes = self._open_ids - open_ids, self.moved_bytes
+        if settled < min(limits.pace_ids, self._open_ids) and size_bytes < limits.pace_bytes:
             raise SessionFaultError(
                 Fault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
                 f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
                 f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",
             )
-        self._waited_ns, self._mark = 0, moved
+        self._waited_ns, self._open_ids, self.moved_bytes = 0, open_ids, 0

@@ -39,12 +39,27 @@ _WRITTEN_EVERY_NS: Final = HOUR_NS
 """Statements that only repeat others at a later time are written this often."""
 
 
-def comparison_of(
-    report: SessionReport, result: Result, conflicts: Sequence[ContentConflict]
-) -> Comparison:
-    """Return what a session has compared, before anything is transferred."""
+Measured = tuple[Comparison, Sums]
+"""What a session has compared, and the sums of the spans that it may make statements about."""
+
+
+async def measure(
+    view: StoredView,
+    report: SessionReport,
+    result: Result,
+    conflicts: Sequence[ContentConflict],
+    now_ns: int,
+) -> Measured | None:
+    """Measure what a session has compared, before anything is transferred.
+
+    None: it can make no statement. Raises as `StoredView.measure`.
+    """
+    has_counts = report.own_count is not None and report.peer_count is not None
+    # Where the counts disagree, the peer does not keep as much of the window.
+    if not report.compared or report.left_over or not (has_counts and report.counts_agree):
+        return None
     ids = [(each.timestamp, each.message_hash) for each in conflicts]
-    return Comparison(
+    found = Comparison(
         to_send=result.to_send,
         to_receive=result.to_receive,
         resolved=False,
@@ -52,20 +67,6 @@ def comparison_of(
         compared_ns=report.opened_ns,
         conflicts=ordered(SyncIds.of(ids)) if ids else SyncIds.empty(),
     )
-
-
-async def measure(view: StoredView, result: Result, found: Comparison, now_ns: int) -> Sums | None:
-    """Measure the spans that a session may state something about; None: there are none.
-
-    Raises as `StoredView.measure`.
-    """
-    if result.refusal or result.truncated:
-        return None
-    own, peer = result.own_count, result.peer_count
-    if own is None or peer is None:
-        return None
-    if own - len(result.to_send) != peer - len(result.to_receive):
-        return None  # the peer does not keep as much of the window
     (start_ns, _), (end_ns, _) = result.window
     long = await measure_spans(view, eras(start_ns, end_ns, now_ns, found))
     empty: list[Span] = []
@@ -76,16 +77,16 @@ async def measure(view: StoredView, result: Result, found: Comparison, now_ns: i
             empty.append(era)
     large = end_ns - start_ns - sum(upper - lower for lower, upper in empty) > _LONG_NS
     where = await in_thread_if(large, spans, start_ns, end_ns, now_ns, found, empty)
-    return await measure_spans(view, where) or None
+    sums = await measure_spans(view, where)
+    return (found, sums) if sums else None
 
 
-async def statements_of(
-    report: SessionReport, found: Comparison, measured: Sums
-) -> list[Statement]:
+async def statements_of(report: SessionReport, measured: Measured) -> list[Statement]:
     """Return the statements of a session that has ended, about spans that it has measured."""
     resolved = report.is_resolved and not (report.refused_by_policy or report.pruned)
+    found, sums = measured
     found = replace(found, resolved=resolved)
-    return await in_thread_if(len(measured) > THREADED_ROWS, stated, measured, found)
+    return await in_thread_if(len(sums) > THREADED_ROWS, stated, sums, found)
 
 
 @dataclass(slots=True)

@@ -260,12 +260,14 @@ STATEMENTS = {
         first_seed=1,
     ),
     "states counts without what came": Mutant(
-        in_statements("comparison_of", "result.to_receive", "result.to_receive[:0]"),
+        in_statements(
+            "measure", "to_receive=result.to_receive", "to_receive=result.to_receive[:0]"
+        ),
         "states equality",
         first_seed=1,
     ),
     "dates statements later than it read": Mutant(
-        in_statements("comparison_of", "report.opened_ns", "report.opened_ns + 10**9"),
+        in_statements("measure", "report.opened_ns", "report.opened_ns + 10**9"),
         "dated too late",
     ),
     "never withdraws a statement": Mutant(

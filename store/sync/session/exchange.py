@@ -30,11 +30,11 @@ from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role
-from store.domain.coverage import Comparison, Statements, Sums
+from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import NotServingError, PeerAddress, PeerError
-from store.sync.coverage import comparison_of, measure, statements_of
+from store.sync.coverage import Measured, measure, statements_of
 from store.sync.errors import (
     EXPECTED,
     CallFailedError,
@@ -176,7 +176,7 @@ class Exchange:
         peer = report.peer
         assert peer is not None
         report.node_id = connector.node_id(peer)
-        measured: tuple[Comparison, Sums] | None = None
+        measured: Measured | None = None
 
         def require_same(callee: Named) -> None:
             if callee.node_id != report.node_id:
@@ -199,12 +199,14 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
             report.ending, report.error = self._failure(str(peer), error)
         self.ended(report)
-        if measured is not None:
-            await self._state(report, *measured)
+        if measured is not None and self.work.statements is not None:
+            made = await statements_of(report, measured)
+            with self._without_database("coverage_not_kept", peer_store_id=report.store_id):
+                await self.work.statements.note(report.store_id, made, self.environment.now_ns())
 
     async def _find_differences(
         self, connector: Connector, peer: PeerAddress, session: PeerSession
-    ) -> tuple[Comparison, Sums] | None:
+    ) -> Measured | None:
         """Reconcile as the initiator; return what statements of coverage may be about."""
         work, report, steady_ns = self.work, session.report, self.environment.steady_ns
         start_ns, end_ns = report.window.time_start_ns, report.window.time_end_ns
@@ -225,7 +227,11 @@ class Exchange:
                 )
                 result = await side.initiate()
                 self.concluded(report, side, result)
-                measured = await self._measure(report, side, result, view)
+                measured = None
+                if work.statements is not None and report.store_id:
+                    with self._without_database("coverage_not_measured"):
+                        now_ns, conflicts = self.environment.now_ns(), side.conflicts
+                        measured = await measure(view, report, result, conflicts, now_ns)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
                 await stream.half_close()
@@ -239,6 +245,14 @@ class Exchange:
         session.session_id = side.session_id
         self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
         return measured
+
+    @contextmanager
+    def _without_database(self, event: str, **fields: object) -> Iterator[None]:
+        """Log that the database does not serve; the session goes on."""
+        try:
+            yield
+        except NotServingError as error:
+            self.environment.log.warning(event, **fields, reason=str(error))
 
     def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
         """Return the ending and the sentence for an error; yielding to another session is none."""
@@ -396,33 +410,6 @@ class Exchange:
     def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the turn of a payload, to wait for: large ones are worked on one at a time."""
         return self._large_turn if payload_bytes >= LARGE_PAYLOAD_BYTES else nullcontext()
-
-    # Statements of coverage
-
-    async def _measure(
-        self, report: SessionReport, side: Reconciliation, result: Result, view: StoredView
-    ) -> tuple[Comparison, Sums] | None:
-        """Measure what this session, which this node began, will make statements about."""
-        if self.work.statements is None or not report.store_id:
-            return None
-        found = comparison_of(report, result, side.conflicts)
-        try:
-            sums = await measure(view, result, found, self.environment.now_ns())
-        except NotServingError as error:
-            self.environment.log.warning("coverage_not_measured", reason=str(error))
-            return None
-        return None if sums is None else (found, sums)
-
-    async def _state(self, report: SessionReport, found: Comparison, measured: Sums) -> None:
-        """Keep the statements of a session that has ended."""
-        assert self.work.statements is not None
-        made = await statements_of(report, found, measured)
-        try:
-            await self.work.statements.note(report.store_id, made, self.environment.now_ns())
-        except NotServingError as error:
-            self.environment.log.warning(
-                "coverage_not_kept", peer_store_id=report.store_id, reason=str(error)
-            )
 
     # The lives of sessions
 

@@ -214,6 +214,14 @@ class SessionReport:
         """True if both sides hold all that one of them lacked."""
         return self.compared and not self.left_over and self.moved_all
 
+    @property
+    def counts_agree(self) -> bool:
+        """True unless the differences do not explain how many IDs each side has."""
+        own, peer = self.own_count, self.peer_count
+        if own is None or peer is None or self.left_over:
+            return True
+        return own - self.missing_there == peer - self.missing_here
+
     def conclude(
         self, result: Result, hidden: SyncIds, conflicts: Sequence[ContentConflict]
     ) -> None:
@@ -337,7 +345,7 @@ def _notes(report: SessionReport) -> Iterator[str]:
             f"{first.message_hash.hex()}, content {first.own_digest.hex()} here and "
             f"{first.peer_digest.hex()} there; they are not transferred"
         )
-    if not _counts_agree(report):
+    if not report.counts_agree:
         yield (
             f"held in the range: {report.own_count:,} here and {report.peer_count:,} by the peer's "
             "count, which the differences do not explain: the horizons of the two differ, or a "
@@ -346,13 +354,6 @@ def _notes(report: SessionReport) -> Iterator[str]:
     if report.compact_failed:
         failed = shown(report.compact_failed)
         yield f"the compact mode was given up for a base session: {failed}"
-
-
-def _counts_agree(report: SessionReport) -> bool:
-    own, peer = report.own_count, report.peer_count
-    if own is None or peer is None or report.left_over:
-        return True
-    return own - report.missing_there == peer - report.missing_here
 
 
 def _counts(by_label: Mapping[str, int]) -> str:

@@ -75,7 +75,7 @@ class EndStream:
         end: End,
         *,
         calls: bool,
-        identified: Callable[[Identity], None] | None = None,
+        identified: Callable[[str, str], None] | None = None,
     ) -> None:
         self.failed_ns: int | None = None
         self.on_written: FramesListener | None = None
@@ -96,7 +96,7 @@ class EndStream:
         if self._over:
             return None
         if self._identified is not None:
-            self._identified(self.callee)
+            self._identified(self.callee.node_id, self.callee.store_id)
             self._identified = None
         began_ns = self._process.timeline.now_ns
         try:
@@ -155,7 +155,7 @@ class SimConnector:
         self,
         peer: PeerAddress,
         method: str,
-        identified: Callable[[Identity], None] | None = None,
+        identified: Callable[[str, str], None] | None = None,
     ) -> AsyncIterator[EndStream]:
         """Begin a call; it is cancelled at the end if it still goes on."""
         process = self._process

@@ -273,7 +273,7 @@ class PeerConnector:
         self,
         peer: PeerAddress,
         method: str,
-        identified: Callable[[NodeIdentity], None] = lambda _: None,
+        identified: Callable[[str, str], None] = lambda *_: None,
         *,
         request: bytes | None = None,
         patience_s: float | None = PEER_ANSWER_TIMEOUT_S,
@@ -307,7 +307,7 @@ class PeerConnector:
     async def _identify(
         self,
         line: _Line,
-        identified: Callable[[NodeIdentity], None],
+        identified: Callable[[str, str], None],
         patience_s: float | None,
         call: PeerCall,
     ) -> NodeIdentity:
@@ -339,7 +339,7 @@ class PeerConnector:
             )
         self._answered[peer] = callee.node_id
         self._clocks.note(callee.node_id, time_ns, waited_ns // 2)
-        identified(callee)
+        identified(callee.node_id, callee.store_id)
         return callee
 
     def _take(self, peer: PeerAddress, old: _Line | None) -> _Line:

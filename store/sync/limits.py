@@ -143,7 +143,6 @@ class IndexLimits:
         warm_up_ids: IDs that the warm-up reads at a time.
         patience_s: how long a view waits until the index has a commit, or until it may read from
             the database.
-        gather_s: how long commits wait for others, unless a view waits for them.
         settle_s: how often the index is compared with the database.
         backoff_s: the first pause after a failure.
     """
@@ -155,7 +154,6 @@ class IndexLimits:
     inline_ids: int = 2_000
     warm_up_ids: int = 65_536
     patience_s: float = 5.0
-    gather_s: float = 0.02
     settle_s: float = 60.0
     backoff_s: float = 1.0
 

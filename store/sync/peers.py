@@ -76,29 +76,17 @@ class FrameStream(Protocol):
         """End this side's direction; a callee does so by ending the call."""
 
 
-class Named(Protocol):
-    """The node that answers a call."""
-
-    @property
-    def node_id(self) -> str:
-        """The ID of the node."""
-
-    @property
-    def store_id(self) -> str:
-        """The ID of its database."""
-
-
 class Connector(Protocol):
     """Makes calls of peers."""
 
     def call(
-        self, peer: PeerAddress, method: str, identified: Callable[[Named], None]
+        self, peer: PeerAddress, method: str, identified: Callable[[str, str], None]
     ) -> AbstractAsyncContextManager[FrameStream]:
         """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
 
         ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` receives
-        the callee before a frame is read: a callee may give its names with its first answer only,
-        when frames have been sent.
+        the IDs of the callee and its store before a frame is read: a callee may give them with its
+        first answer only, when frames have been sent.
 
         Raises:
             CallFailedError: as the methods of the stream do; the callee does not say in time who it

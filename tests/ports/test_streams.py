@@ -20,7 +20,7 @@ from store.domain.ports import PeerAddress
 from store.rpc.peer_calls import PeerConnector
 from store.serving.context import NodeIdentity
 from store.sync.errors import CallFailedError, Fault, SessionFaultError
-from store.sync.peers import Connector, FrameStream, Named
+from store.sync.peers import Connector, FrameStream
 from store.sync.session.exchange import RECONCILE, Exchange
 from tests.integration.peers.harness import peer_node
 from tests.integration.rpc.harness import within
@@ -46,8 +46,8 @@ def calling(connector: Connector, callee: PeerAddress, serve: Callable[[Script],
         serve(script)
         names: list[str] = []
 
-        def identified(named: Named) -> None:
-            names.append(named.node_id)
+        def identified(node_id: str, _store_id: str) -> None:
+            names.append(node_id)
 
         async with connector.call(callee, RECONCILE, identified) as stream:
             yield stream

@@ -78,7 +78,6 @@ class HotIndex:
         self._known_dropped = 0
         self._lost = asyncio.Event()
         self._woken = asyncio.Event()
-        self._hurried = asyncio.Event()
         self.moved = asyncio.Condition()
         """Notified whenever `entries`, `floor_ns` or `place` may have changed."""
         self._changing = asyncio.Lock()
@@ -124,8 +123,6 @@ class HotIndex:
                 self._waiting.append(commit)
         if len(self._waiting) > self._limits.waiting_commits:
             self.lost()
-        elif 2 * len(self._waiting) > self._limits.waiting_commits:
-            self._hurried.set()
         self._woken.set()
 
     def lost(self) -> None:
@@ -135,7 +132,6 @@ class HotIndex:
         self._lost.set()
         self._index = self._last_report_ns = None
         self._woken.set()
-        self._hurried.set()
 
     # Called by views
 
@@ -144,8 +140,6 @@ class HotIndex:
 
         Nothing below the horizon is in it.
         """
-        if self._place[0] < place[0]:
-            self._hurried.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.patience_s), self.moved:
                 await self.moved.wait_for(lambda: self._index is None or self._place[0] >= place[0])
@@ -230,12 +224,6 @@ class HotIndex:
                 async with asyncio.timeout(self._limits.settle_s):
                     await self._woken.wait()
             self._woken.clear()
-            if self._waiting:
-                # To insert one commit costs about as much as to insert a hundred.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._limits.gather_s):
-                        await self._hurried.wait()
-                self._hurried.clear()
             while self._waiting and not self._lost.is_set():
                 try:
                     await self._insert()

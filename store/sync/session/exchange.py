@@ -58,7 +58,7 @@ from store.sync.limits import (
     THREADED_ROWS,
     TransferLimits,
 )
-from store.sync.peers import Connector, FrameStream, Named
+from store.sync.peers import Connector, FrameStream
 from store.sync.session.reconciliation import (
     GOES_ON,
     TOO_LONG,
@@ -178,10 +178,10 @@ class Exchange:
         report.node_id = connector.node_id(peer)
         measured: Measured | None = None
 
-        def require_same(callee: Named) -> None:
-            if callee.node_id != report.node_id:
+        def require_same(node_id: str, _store_id: str) -> None:
+            if node_id != report.node_id:
                 raise ProtocolBrokenError(
-                    f"the node at {peer} was {report.node_id} and is {callee.node_id} now"
+                    f"the node at {peer} was {report.node_id} and is {node_id} now"
                 )
 
         try:
@@ -215,8 +215,8 @@ class Exchange:
             (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1]),
         )
 
-        def identify(callee: Named) -> None:
-            self.sessions.identify(steady_ns(), session, callee.node_id, callee.store_id)
+        def identify(node_id: str, store_id: str) -> None:
+            self.sessions.identify(steady_ns(), session, node_id, store_id)
 
         async with connector.call(peer, RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()

@@ -106,12 +106,12 @@ def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as it
     work = Reconciliation(*given, **named)
     step = work._step
 
-    async def checked(*frame: Any) -> SessionStep:  # noqa: ANN401 - as the method's
-        found = await step(*frame)
+    async def checked(*given: Any, **named: Any) -> SessionStep:  # noqa: ANN401 - as the method's
+        found = await step(*given, **named)
         work.session.check()
         return found
 
-    work._step = checked  # type: ignore[method-assign, assignment]
+    work._step = checked  # type: ignore[method-assign]
     return work
 
 

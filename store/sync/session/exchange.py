@@ -402,8 +402,8 @@ class Exchange:
         if report.role is SyncRole.INITIATOR:
             notes.equal = not report.differences
             notes.not_compact = work.compact_failed
-        if work.has_offered and result.rounds:
-            notes.plain = not work.peer_knows
+        if work.own is not None and result.rounds:
+            notes.plain = work.theirs is None
         now_ns = self.environment.steady_ns()
         self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
 

@@ -119,8 +119,8 @@ class Reconciliation:
 
     Attributes:
         session_id: sent by the responder with its first frame.
-        has_offered: this side offers more than WAKU-SYNC.
-        peer_knows: so does the peer.
+        own: the offer of this side; None: nothing beyond WAKU-SYNC.
+        theirs: that of the peer, as far as it is known.
         compact: this side of the compact mode, where it was possible, or taken up.
         compact_error: why the mode was given up.
         offers: offer the mode at once; else a peer that differs may begin it.
@@ -179,12 +179,11 @@ class Reconciliation:
             tuning=work.tuning,
         )
         self.session = ReconcileSession(role, self.config)
-        # What this side offers, and the peer: None where nothing beyond WAKU-SYNC is offered.
-        self._own: ReconcileExtension | None = None
-        self._theirs: ReconcileExtension | None = None
+        self.own: ReconcileExtension | None = None
+        self.theirs: ReconcileExtension | None = None
         if view is not None and work.sums:
             lower = max(report.asked_from or LOWEST, horizon)
-            self._own = ReconcileExtension(
+            self.own = ReconcileExtension(
                 version=VERSION,
                 nonce=random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
                 # A bound inside a nanosecond leaves that nanosecond out.
@@ -192,14 +191,11 @@ class Reconciliation:
             )
             start = view.memory_start
             self._is_in_memory = start is not None and start <= lower
-        self.has_offered, self.peer_knows = self._own is not None, False
         self._is_compact = False  # frames of the mode may come after the first one
         self._window = LOWEST, LOWEST  # of the mode
-        self._opening = b""  # the compact frame in the initiator's next base frame
         self._peer_gave_up = False  # the peer has announced the failure, and not this side
         self._compact_rounds = 0  # the compact frames of this side
         self._has_sent = False
-        self._stage = _Stage.RANGES
         self._received: ReconcileFrame | None = None  # the last frame of the peer
         self._extension = _NO_EXTENSION  # its extension, as far as it was agreed on
         self._peer_count: int | None = None
@@ -217,7 +213,7 @@ class Reconciliation:
     @property
     def start(self) -> SyncId:
         """The bound from which on both sides compare messages."""
-        offers = [each for each in (self._own, self._theirs) if each is not None]
+        offers = [each for each in (self.own, self.theirs) if each is not None]
         return max(each.compared_from for each in offers), LOWEST[1]
 
     async def initiate(self) -> Result:
@@ -230,25 +226,26 @@ class Reconciliation:
             NotServingError: the database does not serve.
         """
         side = self._compact_initiator()
-        if side is None or self._own is None:
+        if side is None or self.own is None:
             return await self._run()
         self.compact, self._is_compact = side, True
+        opening = b""
         if self.offers:
-            self._opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
+            opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
         else:
-            self._own.features.append(RECONCILE_FEATURE_SLICES)
+            self.own.features.append(RECONCILE_FEATURE_SLICES)
             side.await_slices()
-        await self._step()
+        await self._step(opening=opening)
         frame = await self._next()
-        if frame.refusal or not self._extension.compact_frame or self._theirs is None:
+        if frame.refusal or not self._extension.compact_frame or self.theirs is None:
             self._is_compact = False
             return await self._run(frame)
-        side.agree(self._theirs.nonce)
+        side.agree(self.theirs.nonce)
         return await self._run_compact(side, frame)
 
     async def respond(self, first: ReconcileFrame) -> Result:
         """Reconcile as the responder to a first frame; raises as `initiate`."""
-        self._receive(first)
+        self._receive(first, _Stage.RANGES)
         side = self._compact_responder(first)
         if side is None:
             return await self._run(first)
@@ -266,8 +263,8 @@ class Reconciliation:
         """Send a frame, the first one with the offer of this side."""
         first, self._has_sent = not self._has_sent, True
         is_initiator = self.role is Role.INITIATOR
-        if first and extension is not None and self._own is not None:
-            extension.MergeFrom(self._own if is_initiator or self.peer_knows else _NO_EXTENSION)
+        if first and extension is not None and self.own is not None:
+            extension.MergeFrom(self.own if is_initiator or self.theirs else _NO_EXTENSION)
         frame = ReconcileFrame(
             ranges_data=sent.payload,
             session_id=self.session_id if first and not is_initiator and not sent.refusal else "",
@@ -278,14 +275,14 @@ class Reconciliation:
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
         self._report.bytes_sent += reconcile_bytes(frame)
 
-    async def _next(self) -> ReconcileFrame:
+    async def _next(self, stage: _Stage = _Stage.RANGES) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
         if data is None:
             raise ProtocolBrokenError("the peer left when it was its turn to answer")
         frame = parse_reconcile(data)
         if self.role is Role.INITIATOR:
             self._check_name(frame)
-        self._receive(frame)
+        self._receive(frame, stage)
         return frame
 
     def _check_name(self, frame: ReconcileFrame) -> None:
@@ -296,7 +293,7 @@ class Reconciliation:
             raise ProtocolBrokenError("the peer's first frame does not name the session")
         self.session_id = self.session_id or frame.session_id
 
-    def _receive(self, frame: ReconcileFrame) -> None:
+    def _receive(self, frame: ReconcileFrame, stage: _Stage) -> None:
         """Take a frame, and its extension if both sides have made an offer.
 
         Raises:
@@ -307,15 +304,15 @@ class Reconciliation:
         self._report.bytes_received += reconcile_bytes(frame)
         if first:
             self._peer_count = _count(frame)
-            if self._own is not None and extension.version == VERSION:
+            if self.own is not None and extension.version == VERSION:
                 size_bytes = len(extension.nonce)
                 _require(size_bytes == NONCE_BYTES, f"a nonce of {size_bytes} bytes")
                 is_time = extension.compared_from <= MAX_TIMESTAMP_NS
                 _require(is_time, "a time beyond the last timestamp")
-                self._theirs, self.peer_knows = extension, True
-        if self._theirs is None:
+                self.theirs = extension
+        if self.theirs is None:
             return
-        stage, is_last, size_bytes = self._stage, not frame.ranges_data, len(extension.sum)
+        is_last, size_bytes = not frame.ranges_data, len(extension.sum)
         is_answer = stage is _Stage.SUM
         has_sum = is_answer or (is_last and stage is _Stage.RANGES)
         has_search = is_last and (stage is _Stage.SEARCH or (is_answer and size_bytes > 0))
@@ -329,16 +326,15 @@ class Reconciliation:
 
     # The base session
 
-    async def _run(self, frame: ReconcileFrame | None = None) -> Result:
+    async def _run(self, frame: ReconcileFrame | None = None, opening: bytes = b"") -> Result:
         """Run the base session, from a frame of the peer on, or from the beginning."""
-        while True:
-            step = await self._step(frame)
-            if step.result is not None:
-                return await self._conclude(step.result, by_peer=step.frame is None)
-            frame = await self._next()
+        step = await self._step(frame, opening)
+        while step.result is None:
+            step = await self._step(await self._next())
+        return await self._conclude(step.result, by_peer=step.frame is None)
 
-    async def _step(self, frame: ReconcileFrame | None = None) -> SessionStep:
-        """Take a frame of the peer, and send the answer."""
+    async def _step(self, frame: ReconcileFrame | None = None, opening: bytes = b"") -> SessionStep:
+        """Take a frame of the peer, and send the answer; ``opening``: a compact frame in it."""
         view, payload_bytes, large = self.view, 0, False
         # A first payload of Skips only opens no view, and reads nothing.
         ids, load = (_NO_IDS, None) if view is None else (view.ids, view.load)
@@ -358,11 +354,10 @@ class Reconciliation:
                 raise StoreUnavailableError(str(error)) from error
         if found.frame is not None:
             extension = None
-            if self._own is not None and not found.frame.refusal:
+            if self.own is not None and not found.frame.refusal:
                 if found.result is not None:
                     await self._compute_sum(found.result)
-                extension = ReconcileExtension(sum=self._own_sum, compact_frame=self._opening)
-                self._opening = b""
+                extension = ReconcileExtension(sum=self._own_sum, compact_frame=opening)
             await self._send(found.frame, extension)
         return found
 
@@ -371,7 +366,7 @@ class Reconciliation:
     @property
     def _index(self) -> IndexView | None:
         """The index, if all that both sides compare is in memory here, and in the peer's range."""
-        own, view = self._own, self.view
+        own, view = self.own, self.view
         if self.compact_from is None or own is None or view is None or not is_available():
             return None
         is_whole = self._is_in_memory and self.start[0] == own.compared_from
@@ -379,7 +374,7 @@ class Reconciliation:
 
     def _compact_initiator(self) -> CompactInitiator | None:
         """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
-        index, own, least = self._index, self._own, self.compact_from
+        index, own, least = self._index, self.own, self.compact_from
         if index is None or own is None or least is None or len(index) < least:
             return None
         assert self.config.window is not None
@@ -394,7 +389,7 @@ class Reconciliation:
 
         Where the initiator offers nothing and takes slices, an equal side does not use the mode.
         """
-        own, theirs = self._own, self._theirs
+        own, theirs = self.own, self.theirs
         if own is None or theirs is None or (index := self._index) is None:
             return None
         offered = theirs.compact_frame
@@ -466,14 +461,15 @@ class Reconciliation:
     def _compact_result(
         self, side: CompactInitiator | CompactResponder, found: CompactResult
     ) -> Result:
-        """Return what both sides came to, with the IDs that the peer says it sends.
+        """Return what both sides came to, with the IDs that the peer sends.
 
         Raises:
             ProtocolBrokenError: they are not those that it has reconciled.
         """
+        ids = _checked_ids(self._extension.compact_ids, found.to_receive, self._window)
         return Result(
             to_send=found.to_send,
-            to_receive=_checked_ids(self._extension.compact_ids, found.to_receive, self._window),
+            to_receive=ids,
             rounds=self._compact_rounds,
             bytes_sent=0,
             bytes_received=0,
@@ -489,17 +485,15 @@ class Reconciliation:
     ) -> Result:
         """Run a base session, from its beginning; the side that fails says so."""
         self._report.compact_failed = self.compact_error
-        frame = None
         if self.role is Role.INITIATOR:
-            self._opening = b"" if self._peer_gave_up else FAILED
+            self._is_compact = False
             self.session = ReconcileSession(self.role, self.config)
-        else:
-            if self._received is not first and not self._peer_gave_up:
-                await self._send_compact(side, FAILED)
-                await self._next()
-            frame = self._received
+            return await self._run(opening=b"" if self._peer_gave_up else FAILED)
+        if self._received is not first and not self._peer_gave_up:
+            await self._send_compact(side, FAILED)
+            await self._next()
         self._is_compact = False
-        return await self._run(frame)
+        return await self._run(self._received)
 
     async def _send_compact(
         self,
@@ -515,8 +509,8 @@ class Reconciliation:
 
     async def _compute_sum(self, result: Result) -> None:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
-        self._stage, self._own_sum, self._summed = _Stage.SUM, b"", None
-        own, theirs, view = self._own, self._theirs, self.view
+        self._own_sum, self._summed = b"", None
+        own, theirs, view = self.own, self.theirs, self.view
         (start_ns, _), (end_ns, end_hash) = self.start, result.window[1]
         is_known = not (result.truncated or result.refusal) and end_hash == LOWEST[1]
         if own is None or theirs is None or view is None or not is_known or start_ns >= end_ns:
@@ -540,7 +534,6 @@ class Reconciliation:
         if not own_sum or search is None or own_sum == peer_sum:
             await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
             return self._concluded(result) if own_sum else result
-        self._stage = _Stage.SEARCH
         is_explained = search.is_explained(peer_sum)
         asked = _SKIPPED if is_explained else await search.begin()
         await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=asked))
@@ -552,7 +545,7 @@ class Reconciliation:
     async def _await_sum(self, search: Search | None, result: Result) -> Result:
         """Await the sum of the peer, and search if it differs."""
         assert search is not None
-        theirs = await self._next_last()
+        theirs = await self._next_last(_Stage.SUM)
         differs = bool(theirs.sum) and theirs.sum != self._own_sum
         if differs != theirs.HasField("search"):
             raise ProtocolBrokenError(
@@ -560,7 +553,6 @@ class Reconciliation:
             )
         if not differs:
             return self._concluded(result) if theirs.sum else result
-        self._stage = _Stage.SEARCH
         step = theirs.search
         if not has_spans(step):
             # The peer knows the conflicts.
@@ -609,14 +601,14 @@ class Reconciliation:
             truncated=not search.complete,
         )
 
-    async def _next_last(self) -> ReconcileExtension:
-        frame = await self._next()
+    async def _next_last(self, stage: _Stage) -> ReconcileExtension:
+        frame = await self._next(stage)
         if frame.ranges_data:
             raise ProtocolBrokenError(GOES_ON)
         return self._extension
 
     async def _next_step(self) -> SumSearch:
-        extension = await self._next_last()
+        extension = await self._next_last(_Stage.SEARCH)
         if not extension.HasField("search"):
             raise ProtocolBrokenError("the peer leaves the search: see SumSearch in the schema")
         return extension.search

@@ -260,9 +260,7 @@ STATEMENTS = {
         first_seed=1,
     ),
     "states counts without what came": Mutant(
-        in_statements(
-            "measure", "to_receive=result.to_receive", "to_receive=result.to_receive[:0]"
-        ),
+        in_statements("measure", "=result.to_receive", "=result.to_receive[:0]"),
         "states equality",
         first_seed=1,
     ),

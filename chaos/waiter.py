@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 _LOOK_EVERY_S: Final = 0.1
@@ -32,13 +31,13 @@ class Waiter:
         """The time until the limit."""
         return max(self._end_s - time.monotonic(), 0.0)
 
-    async def until_none(self, what: str, count: Callable[[], int | Awaitable[int]]) -> None:
+    async def until_none(self, what: str, count: Callable[[], int]) -> None:
         """Wait until nothing is left of what is counted.
 
         Raises:
             StuckError: The wait was given up.
         """
-        last, changed_s = await _count(count), time.monotonic()
+        last, changed_s = count(), time.monotonic()
         while last:
             now_s = time.monotonic()
             if now_s - changed_s > self._patience_s:
@@ -48,19 +47,5 @@ class Waiter:
             if not self.left_s:
                 raise StuckError(f"{what}: {last:,} left when the time limit was reached")
             await asyncio.sleep(_LOOK_EVERY_S)
-            if (left := await _count(count)) != last:
+            if (left := count()) != last:
                 last, changed_s = left, time.monotonic()
-
-    async def until(self, what: str, is_so: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Wait until a condition holds; raises as `until_none`."""
-
-        async def count() -> int:
-            found = is_so()
-            return int(not (await found if inspect.isawaitable(found) else found))
-
-        await self.until_none(what, count)
-
-
-async def _count(count: Callable[[], int | Awaitable[int]]) -> int:
-    left = count()
-    return await left if inspect.isawaitable(left) else left

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,11 +101,9 @@ async def run_node(
 
 def target_of(node: NodeProcess, gateway: GatewayProcess | None = None) -> Target:
     """Return the addresses of a node, and of the gateway before it."""
-    ready = node.ready
-    target = Target(ready["listen"], ready["peer"], ready["metrics"], ready.get("http", ""))
     if gateway is None:
-        return target
-    return replace(target, gateway=gateway.address("tcp"), gateway_ws=gateway.address("ws"))
+        return node.ready
+    return node.ready | {"gateway": gateway.address("tcp"), "gateway_ws": gateway.address("ws")}
 
 
 async def attack_node(
@@ -135,7 +133,7 @@ async def attack_node(
     before, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
     peak = [before]
     watching = asyncio.create_task(_watch_memory(process, peak))
-    saw = await _attack({"target": asdict(target), "seed": seed, "name": name, "count": count})
+    saw = await _attack({"target": target, "seed": seed, "name": name, "count": count})
     watching.cancel()
     spent_s = 0.0
     with suppress(psutil.Error):

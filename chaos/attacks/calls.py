@@ -48,7 +48,7 @@ class Calls:
     async def run(self, target: Target, _rng: random.Random, count: int) -> str:
         """Make the calls, and describe how many of them the node ended."""
         async with AsyncExitStack() as stack:
-            opening = [connected(target.address) for _ in range(self.connections(count))]
+            opening = [connected(target["listen"]) for _ in range(self.connections(count))]
             connections = [await stack.enter_async_context(each) for each in opening]
             taken: list[asyncio.Task[int]] = []
             for number in range(count):
@@ -105,7 +105,7 @@ RAPID_RESETS: Final = Calls(("Query",), Sent.ALL_AND_A_RESET, lambda _: 1, hold_
 async def compressed_requests(target: Target, _rng: random.Random, count: int) -> str:
     """Send requests of 16 KB that unpack to 16 MiB; the node refuses them before unpacking."""
     options = [("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+    async with grpc.aio.insecure_channel(target["listen"], options=options) as channel:
         publish: Any = channel.unary_unary(STORE + "Publish", None, None)
         request = bytes(_MESSAGE_BYTES - 64)
 
@@ -119,14 +119,14 @@ async def compressed_requests(target: Target, _rng: random.Random, count: int) -
 
 async def idle_connections(target: Target, _rng: random.Random, count: int) -> str:
     """Open connections that send nothing, or make no call; a limit and a deadline end them."""
-    host, _, port = target.address.rpartition(":")
+    host, _, port = target["listen"].rpartition(":")
     open_raw = partial(asyncio.open_connection, host, int(port))
     async with AsyncExitStack() as stack:
         greeted, ends = [], []
         with suppress(OSError):
             for number in range(count):
                 if number % 10 == 0:
-                    greeted.append(await stack.enter_async_context(connected(target.address)))
+                    greeted.append(await stack.enter_async_context(connected(target["listen"])))
                     continue
                 reader, writer = await open_raw()
                 stack.callback(writer.close)

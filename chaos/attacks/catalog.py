@@ -16,20 +16,11 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Final
 
+Target = Mapping[str, str]
+"""The addresses of a node by the names of its ready line, HOST:PORT.
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The addresses of a node, HOST:PORT; ``http_address`` is empty without such a listener.
-
-    ``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
-    """
-
-    address: str
-    peer_address: str
-    metrics_address: str
-    http_address: str
-    gateway: str = ""
-    gateway_ws: str = ""
+``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +71,7 @@ def main() -> None:
     given = json.loads(sys.stdin.readline())
     module, _, name = ATTACKS[given["name"]].work.partition(".")
     work = attrgetter(name)(import_module(f"chaos.attacks.{module}"))
-    target, rng = Target(**given["target"]), random.Random(given["seed"])
-    print(asyncio.run(work(target, rng, given["count"])))
+    print(asyncio.run(work(given["target"], random.Random(given["seed"]), given["count"])))
 
 
 if __name__ == "__main__":

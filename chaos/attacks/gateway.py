@@ -17,8 +17,8 @@ _PATIENCE_S: Final = 60.0
 async def gateway_protocols(target: Target, rng: random.Random, count: int) -> str:
     """Break all protocols of a gateway, eight at a time; 100,000 take about an hour."""
     kinds = [
-        *((each, target.gateway) for each in HOSTILE),
-        *((each, target.gateway_ws) for each in HOSTILE_WEBSOCKETS),
+        *((each, target["gateway"]) for each in HOSTILE),
+        *((each, target["gateway_ws"]) for each in HOSTILE_WEBSOCKETS),
     ]
     made: Counter[str] = Counter()
     wrong: dict[str, str] = {}

@@ -58,7 +58,7 @@ class HonestClient:
         self.failures: Counter[str] = Counter()
         self._target = target
         self._pause_s = pause_s
-        endpoint, self._history = Endpoint(target.address), History()
+        endpoint, self._history = Endpoint(target["listen"]), History()
         # Other clients may have used the node before.
         self._topics = (f"/honest/1/{time.time_ns()}/proto",)
         self._follower = Follower("node", endpoint, self._topics)
@@ -90,7 +90,7 @@ class HonestClient:
                 "scan": lambda: self._scan(store),
                 "probe": self._probe,
             }
-            if self._target.gateway:
+            if "gateway" in self._target:
                 calls["gateway"] = self._query_gateway
             repeating = (self._repeat(*each, ended) for each in calls.items())
             await asyncio.gather(publisher.run(ended), *repeating)
@@ -145,7 +145,7 @@ class HonestClient:
     async def _query_gateway(self) -> None:
         request = StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=self._topics)
         async with (
-            WakuClient.connected(self._target.gateway) as client,
+            WakuClient.connected(self._target["gateway"]) as client,
             asyncio.timeout(_PATIENCE_S),
         ):
             answer = await client.query(request)
@@ -154,7 +154,7 @@ class HonestClient:
 
     async def _probe(self) -> None:
         def get() -> None:
-            address = f"http://{self._target.metrics_address}/healthz"
+            address = f"http://{self._target['metrics']}/healthz"
             with urllib.request.urlopen(address, timeout=_PATIENCE_S) as answer:
                 answer.read()
 

@@ -22,7 +22,7 @@ async def http_parameters(target: Target, _rng: random.Random, count: int) -> st
     head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     began_s = time.monotonic()
     for _ in range(count):
-        reader, writer = await _connect(target.http_address)
+        reader, writer = await _connect(target["http"])
         writer.write(head.encode())
         await reader.read()
         writer.close()
@@ -39,7 +39,7 @@ async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
     with suppress(TimeoutError):
         async with asyncio.timeout(count):
             while True:
-                reader, writer = await _connect(target.http_address)
+                reader, writer = await _connect(target["http"])
                 answered = asyncio.create_task(reader.read(1))
                 writer.write(head)
                 with suppress(ConnectionError):

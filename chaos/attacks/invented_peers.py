@@ -39,7 +39,7 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
     """Reconcile and never transfer; such sessions give way to an honest peer's."""
     outcomes: Counter[bool] = Counter()
     names = iter(_names(rng, count))
-    async with grpc.aio.insecure_channel(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target["peer"]) as channel:
 
         async def invent() -> None:
             for name in names:
@@ -48,7 +48,7 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
         for _ in range(_AT_ONCE):
             outcomes[bool(await reconcile(channel, next(names)))] += 1
         inventing = [asyncio.create_task(invent()) for _ in range(_AT_ONCE)]
-        waited_s = await honest_transfer(target.peer_address)
+        waited_s = await honest_transfer(target["peer"])
         await asyncio.gather(*inventing)
     seen = _seen(waited_s, "transferred", "got no place")
     return f"{outcomes[True]} of {count} invented peers reconciled; {seen}"
@@ -56,12 +56,12 @@ async def reconcile_places(target: Target, rng: random.Random, count: int) -> st
 
 async def gossip_places(target: Target, rng: random.Random, count: int) -> str:
     """Open streams of gossip that deliver nothing; they give way to an honest peer's."""
-    async with grpc.aio.insecure_channel(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target["peer"]) as channel:
         joined: set[str] = set()
         names = _names(rng, count)
         holding = [asyncio.create_task(_hold(channel, name, joined, rng)) for name in names]
         await asyncio.sleep(_SETTLE_S)
-        waited_s = await _served(target.peer_address, _joins, _GOSSIP_AGAIN_S)
+        waited_s = await _served(target["peer"], _joins, _GOSSIP_AGAIN_S)
         for task in holding:
             task.cancel()
         await asyncio.gather(*holding, return_exceptions=True)
@@ -91,7 +91,7 @@ async def false_confirmations(target: Target, rng: random.Random, count: int) ->
             finally:
                 call.cancel()
 
-    async with grpc.aio.insecure_channel(target.peer_address) as channel:
+    async with grpc.aio.insecure_channel(target["peer"]) as channel:
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANNOUNCE_S):
                 await asyncio.gather(*(announce(channel) for _ in range(_ANNOUNCING)))

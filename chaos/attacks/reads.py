@@ -115,7 +115,7 @@ async def walks(target: Target, rng: random.Random, count: int) -> str:
         )
         for number in range(_IDS * _CLAIMANTS)
     )
-    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+    async with grpc.aio.insecure_channel(target["listen"], options=options) as channel:
         store = StoreStub(channel)
         await _publish(store, "/hostile/1/walks/proto", payloads)
 
@@ -133,7 +133,7 @@ async def walks(target: Target, rng: random.Random, count: int) -> str:
 
 async def _plant(target: Target, rng: random.Random) -> None:
     """Publish 20 MiB of SDS messages, each with the one before as parent, unless they are held."""
-    async with grpc.aio.insecure_channel(target.address) as channel:
+    async with grpc.aio.insecure_channel(target["listen"]) as channel:
         store = StoreStub(channel)
         wanted = StoreQueryRequest(content_topics=[_TOPIC], pagination_limit=1)
         if (await store.Query(wanted)).messages:
@@ -170,7 +170,7 @@ async def _publish(
 async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
     """Begin calls, read nothing for a while, and describe how they ended."""
     options = (("grpc.max_receive_message_length", -1),)
-    async with grpc.aio.insecure_channel(target.address, options=options) as channel:
+    async with grpc.aio.insecure_channel(target["listen"], options=options) as channel:
         store = StoreStub(channel)
         calls = [begin(store) for _ in range(count)]
         await asyncio.sleep(_HOLD_S)
@@ -186,7 +186,7 @@ async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
 async def _send(target: Target, rng: random.Random, path: str, count: int) -> int:
     """Send bytes slowly into calls of one kind; return how many the node ended."""
     is_peer = path.startswith(_PEER)
-    async with connected(target.peer_address if is_peer else target.address) as connection:
+    async with connected(target["peer"] if is_peer else target["listen"]) as connection:
         streams = []
         for _ in range(count):
             fields = identity(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
@@ -197,7 +197,7 @@ async def _send(target: Target, rng: random.Random, path: str, count: int) -> in
 
 async def _read(target: Target, path: str, request: bytes, count: int) -> int:
     """Read answers of one kind slowly; return how many calls the node ended."""
-    async with connected(target.address) as connection:
+    async with connected(target["listen"]) as connection:
         streams = [connection.open(path) for _ in range(count)]
         for each in streams:
             data = MESSAGE_HEAD.pack(False, len(request)) + request

@@ -114,7 +114,7 @@ class Soak:
             await world.wait_until_synced()
             if victim in PARTICIPANTS:
                 participant = world.participants[victim]
-                await world.waiter.until(f"{victim} in sync", lambda: participant.look().synced)
+                await world.waiter.until_none(victim, lambda: not participant.look().synced)
             recovered_s = self._now_s() - ended_s
             self._note(f"in sync {recovered_s:.1f} s after the end of it")
         except StuckError as error:

@@ -16,7 +16,7 @@ from typing import Final
 
 from chaos.checker.history import Pruned, Replaced
 from chaos.network import WireState
-from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, SoakWorld
+from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, PATIENCE_S, SoakWorld
 
 _NS_PER_S: Final = 1_000_000_000
 _DAY_S: Final = 86_400
@@ -131,21 +131,16 @@ async def _retention(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator
     machine, history, store = world.machines[name], world.history, world.store(name)
     before = sum(each.store == store for each in history.pruned)
     days = max(_LEAST_RETENTION_DAYS, _FIRST_RETENTION_DAYS - before)
-    dropped = 0
-
-    async def is_done() -> bool:
-        nonlocal dropped
-        code, report = await machine.run_command(
-            "db", "prune", "--retention", f"{days}d", "--retention-confirm"
-        )
-        dropped += len(report.get("dropped", ()))
-        return code == 0
-
+    dropped, code = 0, 1
     # A reader may see the drop before the command has ended.
     begun_ns = time.time_ns()
     may_go_ns = _dropped_before_ns(begun_ns + _DAY_S * _NS_PER_S, days)
     history.pruned.append(Pruned(store, may_go_ns, 0))
-    await world.waiter.until(f"retention at node {name}", is_done)
+    async with asyncio.timeout(PATIENCE_S):
+        while code:
+            limits = ("--retention", f"{days}d", "--retention-confirm")
+            code, report = await machine.run_command("db", "prune", *limits)
+            dropped += len(report.get("dropped", ()))
     history.pruned[-1] = Pruned(
         store,
         _dropped_before_ns(time.time_ns(), days),

@@ -12,7 +12,6 @@ import grpc
 import pytest
 
 from chaos.attacks.calls import STORE, UNFINISHED_REQUESTS
-from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, connected
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -61,9 +60,8 @@ async def served(node: NodeProcess) -> AsyncIterator[None]:
 
 
 async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> None:
-    target = Target(guarded.listen, guarded.peer, guarded.metrics, "")
     async with served(guarded):
-        report = await UNFINISHED_REQUESTS.run(target, Random(1), CALLS)
+        report = await UNFINISHED_REQUESTS.run({"listen": guarded.listen}, Random(1), CALLS)
     assert f"ended {CALLS}" in report
     # Of the 768 MiB that the requests have.
     assert int(report.split()[3]) < 16, report

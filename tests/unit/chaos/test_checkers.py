@@ -414,12 +414,3 @@ async def test_the_limit_ends_every_wait() -> None:
     waiter, counts = Waiter(patience_s=60.0, limit_s=0.0), iter(range(9, 0, -1))
     with pytest.raises(StuckError, match="lines: 9 left when the time limit was reached"):
         await waiter.until_none("lines", lambda: next(counts))
-
-
-async def test_a_condition_may_be_asked_for() -> None:
-    answers = iter([False, True])
-
-    async def is_so() -> bool:
-        return next(answers)
-
-    await Waiter(patience_s=60.0).until("it", is_so)

@@ -16,6 +16,9 @@ from typing import Final
 
 from chaos.tasks import Tasks
 
+PEER: Final = "peer"
+"""The listener for peers, by its name in the ready line."""
+
 _CHUNK_BYTES: Final = 64 * 1024
 
 
@@ -59,7 +62,10 @@ class Wire:
     ``delay_s`` is the time for which each portion of bytes is held back, in each direction.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, caller: str = "", node: str = "", listener: str = "") -> None:
+        self.caller = caller
+        self.node = node
+        self.listener = listener
         self.target = ""
         self.address = ""
         self.state = WireState.OPEN
@@ -164,75 +170,68 @@ class Wire:
 
 
 class Network:
-    """The wires between nodes, from clients to nodes, and of observers.
+    """The wires between nodes, from clients to nodes, and of observers: callers without a name.
 
     Faults befall the wires of peers and clients, never those of observers.
     """
 
     def __init__(self) -> None:
-        self._peers: dict[tuple[str, str], Wire] = {}
-        self._clients: dict[tuple[str, str], Wire] = {}
-        self._wires: list[tuple[str, str, Wire]] = []
+        self._wires: list[Wire] = []
         self._ready: dict[str, dict[str, str]] = {}
+
+    async def open_wire(self, node: str, caller: str = "", listener: str = "listen") -> Wire:
+        """Open a caller's wire to a node; ``listener`` is its name in the ready line."""
+        wire = await Wire(caller, node, listener).open()
+        wire.target = self._ready.get(node, {}).get(listener, "")
+        self._wires.append(wire)
+        return wire
 
     async def open_peer_wires(self, caller: str, nodes: Iterable[str]) -> dict[str, str]:
         """Open the wires by which a node calls all others, and return their addresses by node."""
-        found = {}
-        for callee in nodes:
-            if callee != caller:
-                wire = self._peers[caller, callee] = await self.open_wire(callee, "peer")
-                found[callee] = wire.address
-        return found
-
-    async def open_client_wire(self, client: str, node: str) -> Wire:
-        """Open the wire by which a client calls a node."""
-        wire = self._clients[client, node] = await self.open_wire(node)
-        return wire
-
-    async def open_wire(self, node: str, listener: str = "listen") -> Wire:
-        """Open an observer's wire to a node; ``listener`` is its name in the ready line."""
-        wire = await Wire().open()
-        wire.target = self._ready.get(node, {}).get(listener, "")
-        self._wires.append((node, listener, wire))
-        return wire
+        others = [each for each in nodes if each != caller]
+        return {each: (await self.open_wire(each, caller, PEER)).address for each in others}
 
     def move(self, node: str, ready: dict[str, str]) -> None:
         """Connect all wires of a node to the addresses of its ready line."""
         self._ready[node] = ready
-        for callee, listener, wire in self._wires:
-            if callee == node:
-                wire.target = ready[listener]
+        for wire in self._wires:
+            if wire.node == node:
+                wire.target = ready[wire.listener]
 
     def find_node(self, address: str | None) -> str:
         """Return the node that an address of a wire leads to; empty if it leads nowhere."""
-        return next((node for node, _, wire in self._wires if wire.address == address), "")
+        return next((each.node for each in self._wires if each.address == address), "")
 
     def wires_of(self, node: str, *, clients: bool) -> Iterator[Wire]:
         """Yield the wires of a node to and from its peers, and with ``clients`` from clients."""
-        yield from (wire for ends, wire in self._peers.items() if node in ends)
-        if clients:
-            yield from (wire for (_, callee), wire in self._clients.items() if callee == node)
+        for wire in self._wires:
+            if wire.listener == PEER:
+                if node in (wire.caller, wire.node):
+                    yield wire
+            elif clients and wire.caller and wire.node == node:
+                yield wire
 
     def split(self, node: str, clients: Collection[str]) -> None:
         """Separate a node and some clients from all others; peers get no error."""
         for wire in self.wires_of(node, clients=False):
             wire.set(WireState.LOSSY)
-        for client, _ in self._clients:
+        for client in {wire.caller for wire in self._wires}:
             self.place(client, node, inside=client in clients)
 
     def place(self, client: str, cut_off: str, *, inside: bool) -> None:
         """Let a client reach the node that is cut off alone, or all others."""
-        for (name, node), wire in self._clients.items():
-            if name == client:
-                wire.set(WireState.OPEN if (node == cut_off) == inside else WireState.CLOSED)
+        for wire in self._wires:
+            if client and wire.caller == client and wire.listener != PEER:
+                is_open = (wire.node == cut_off) == inside
+                wire.set(WireState.OPEN if is_open else WireState.CLOSED)
 
     def heal(self) -> None:
         """End all faults."""
-        for wire in (*self._peers.values(), *self._clients.values()):
+        for wire in self._wires:
             wire.delay_s = 0.0
             wire.set(WireState.OPEN)
 
     async def close(self) -> None:
         """Close all wires."""
-        for _, _, wire in self._wires:
+        for wire in self._wires:
             await wire.close()

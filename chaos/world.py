@@ -84,10 +84,8 @@ class World:
         """Add a participant that reaches the node ``home`` first, then the others in turn."""
         name, names = config.sender_id, list(self.nodes)
         first = names.index(home)
-        wires = [
-            await self.network.open_client_wire(name, node)
-            for node in names[first:] + names[:first]
-        ]
+        order = names[first:] + names[:first]
+        wires = [await self.network.open_wire(node, name) for node in order]
         nodes = [StoreNode(wire.address, tls=tls) for wire in wires]
         state = self.directory / f"{name}.db"
         self.participants[name] = Participant(config, nodes, state, self._traffic)

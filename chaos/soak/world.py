@@ -202,7 +202,7 @@ class SoakWorld(World):
         await self._start_machines(minutes)
         self._stack.push_async_callback(self.close)
         for name in NAMES:
-            wire = await self.network.open_client_wire(_CLIENTS, name)
+            wire = await self.network.open_wire(name, _CLIENTS)
             self.follow(name, Endpoint(wire.address))
         await self._publish_old_messages()
         self.publishers = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chaos.network import Network, Wire, WireState
+from chaos.network import PEER, Network, Wire, WireState
 from chaos.node import NodeFailedError, NodeProcess
 from tests.support.polling import eventually
 
@@ -120,19 +120,19 @@ async def test_a_split_has_two_sides(person: str, node: str, state: WireState) -
     network = Network()
     for who in ("inside", "outside"):
         for name in ("n1", "n3"):
-            await network.open_client_wire(who, name)
+            await network.open_wire(name, who)
     for name in ("n1", "n2", "n3"):
         await network.open_peer_wires(name, ("n1", "n2", "n3"))
-    peers = list(network._peers.items())
-    wire = await network.open_client_wire(person, node)
+    peers = [each for each in network._wires if each.listener == PEER]
+    wire = await network.open_wire(node, person)
     network.split("n3", ["inside"])
     assert wire.state is state
-    lossy = {ends for ends, peer in peers if peer.state is WireState.LOSSY}
+    lossy = {(each.caller, each.node) for each in peers if each.state is WireState.LOSSY}
     assert lossy == {("n1", "n3"), ("n3", "n1"), ("n2", "n3"), ("n3", "n2")}
     network.place(person, "n3", inside=person == "outside")
     assert wire.state is (WireState.OPEN if state is WireState.CLOSED else WireState.CLOSED)
     network.heal()
-    assert {each.state for each in (wire, *dict(peers).values())} == {WireState.OPEN}
+    assert {each.state for each in (wire, *peers)} == {WireState.OPEN}
     await network.close()
 
 

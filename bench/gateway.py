@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ import grpc
 import psutil
 
 from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
+from bench.support import report
 from store.gateway.gossipsub_wire import encode_message, encode_subscriptions
 from store.gateway.relay import RELAY
 from store.gateway.wire import delimited
@@ -57,11 +57,6 @@ MIB: Final = 1024 * 1024
 SMALL: Final = StoreQueryRequest(include_data=True, pagination_limit=20)
 
 
-def show(name: str, **figures: object) -> None:
-    """Print the figures of one measurement."""
-    print(json.dumps({"gateway": name, **figures}), flush=True)
-
-
 def memory_mib(gateway: GatewayProcess) -> float:
     """Return the resident memory of the gateway, in MiB."""
     return round(gateway.resident_bytes() / MIB, 1)
@@ -87,8 +82,8 @@ async def crowd(gateway: GatewayProcess, count: int) -> None:
     full = memory_mib(gateway)
     for each in clients:
         each.close()
-    show(
-        "crowd",
+    report(
+        gateway="crowd",
         connections=count,
         open=open_connections,
         connections_per_s=round(count / (opened - began)),
@@ -108,7 +103,7 @@ async def turn(gateway: GatewayProcess, count: int) -> None:
             assert len((await client.query(SMALL)).messages) == 20
     took_s = time.monotonic() - began
     memory.append(memory_mib(gateway))
-    show("turn", connections=count, ms_each=round(1_000 * took_s / count, 2), memory_mib=memory)
+    report(gateway="turn", connections=count, ms_each=1_000 * took_s / count, memory_mib=memory)
 
 
 async def pages(gateway: GatewayProcess, node: str) -> None:
@@ -129,7 +124,10 @@ async def pages(gateway: GatewayProcess, node: str) -> None:
                 began = time.monotonic()
                 await ask()
                 took_us[name].append(1e6 * (time.monotonic() - began) / PAGE)
-    show("pages", us_a_message={k: round(statistics.median(v), 2) for k, v in took_us.items()})
+    report(
+        gateway="pages",
+        us_a_message={k: round(statistics.median(v), 2) for k, v in took_us.items()},
+    )
 
 
 async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
@@ -163,11 +161,9 @@ async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
             assert time.monotonic() - began < RELAY_TIMEOUT_S, "relayed messages are not stored"
             await asyncio.sleep(0.2)
         after = used_s()
-    each_ms = [
-        round(1_000 * (now - then) / RELAYED, 4) for then, now in zip(before, after, strict=True)
-    ]
-    show(
-        "relay",
+    each_ms = [1_000 * (now - then) / RELAYED for then, now in zip(before, after, strict=True)]
+    report(
+        gateway="relay",
         messages=RELAYED,
         payload_bytes=RELAYED_BYTES,
         gateway_cpu_ms=each_ms[0],

@@ -157,36 +157,34 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
     compact = compact_cost(sets, RUNS)
     figures |= compact
-    cpu_ratio = bytes_ratio = compact_cpu = compact_bytes = None
-    if reference is not None:
-        figures |= {
-            "crate_cpu_ms": 1e3 * reference.cpu_s[0],
-            "crate_bytes": sum(reference.sent),
-            "crate_messages": max(reference.messages),
-        }
-        compact_cpu = compact["compact_cpu_ms"] / 1e3 / reference.cpu_s[0]
-        compact_bytes = compact["compact_bytes"] / sum(reference.sent)
-        cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
-        if HAS_KERNEL:
-            figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]
-        bytes_ratio = sum(mine.sent) / sum(reference.sent)
     kept = max(mine.messages) <= case.messages_bar
-    kept &= entered(figures, "cpu_ratio", cpu_ratio, case.cpu_bar)
-    kept &= entered(figures, "bytes_ratio", bytes_ratio, case.bytes_bar)
     compact_cpu_bar, compact_bytes_bar = case.bars_of_compact
-    kept &= entered(figures, "compact_cpu_ratio", compact_cpu, compact_cpu_bar)
-    kept &= entered(figures, "compact_bytes_ratio", compact_bytes, compact_bytes_bar)
-    report(**figures, messages_bar=case.messages_bar, kept=bool(kept))
-    return bool(kept)
-
-
-def entered(figures: dict[str, object], name: str, ratio: float | None, bar: float | None) -> bool:
-    """Add a ratio and its bar to the figures, if there are such; whether it keeps to it."""
-    if ratio is not None:
-        figures[name] = ratio
-    if bar is not None:
-        figures[f"{name}_bar"] = bar
-    return ratio is None or bar is None or ratio <= bar
+    bars = {
+        "cpu_ratio": case.cpu_bar,
+        "bytes_ratio": case.bytes_bar,
+        "compact_cpu_ratio": compact_cpu_bar,
+        "compact_bytes_ratio": compact_bytes_bar,
+    }
+    if reference is not None:
+        crate_s, crate_bytes = reference.cpu_s[0], sum(reference.sent)
+        ratios = {
+            "cpu_ratio": mine.cpu_s[0] / crate_s,
+            "bytes_ratio": sum(mine.sent) / crate_bytes,
+            "compact_cpu_ratio": compact["compact_cpu_ms"] / 1e3 / crate_s,
+            "compact_bytes_ratio": compact["compact_bytes"] / crate_bytes,
+        }
+        figures |= {
+            "crate_cpu_ms": 1e3 * crate_s,
+            "crate_bytes": crate_bytes,
+            "crate_messages": max(reference.messages),
+            **ratios,
+        }
+        if HAS_KERNEL:
+            figures["python_cpu_ratio"] = without.cpu_s[0] / crate_s
+        kept &= all(bar is None or ratios[name] <= bar for name, bar in bars.items())
+    figures |= {f"{name}_bar": bar for name, bar in bars.items() if bar is not None}
+    report(**figures, messages_bar=case.messages_bar, kept=kept)
+    return kept
 
 
 def best(work: Callable[[], object], runs: int = RUNS) -> float:

@@ -125,9 +125,17 @@ class Way:
             figures[name] = max(0, least - other.get(name, 0))
         return figures
 
-    def measure(self, traced: Traced, call: Callable[[], object]) -> Way:
+    def measure(
+        self,
+        traced: Traced,
+        call: Callable[[], object],
+        prepare: Callable[[], None] | None = None,
+    ) -> Way:
         """Record the call until it is warm, and `TURNS` times more."""
         for turn in range(WARM_TURNS + TURNS):
+            if prepare is not None:
+                prepare()
+                time.sleep(SETTLE_S)
             traced.begin()
             call()
             time.sleep(SETTLE_S)
@@ -204,6 +212,11 @@ class Calls:
         assert report.in_sync, report
         return report
 
+    def transfer(self) -> None:
+        """Synchronize everything where both sides lack three messages."""
+        report = self.reconcile()
+        assert (report.messages_sent, report.messages_received) == (3, 3), report
+
     def _publish(self, client: Client) -> bytes:
         self._number += 1
         payload = self._number.to_bytes(8, "big") + time.time_ns().to_bytes(8, "big")
@@ -227,22 +240,7 @@ def measure(tree: Path) -> Iterator[Way]:
             yield Way("follow", beside=publish).measure(own, calls.follow)
         calls.reconcile()
         yield Way("reconcile").measure(own, calls.reconcile)
-        yield _measure_sync(own, calls)
-
-
-def _measure_sync(own: Traced, calls: Calls) -> Way:
-    way = Way("sync")
-    for turn in range(WARM_TURNS + TURNS):
-        calls.differ()
-        time.sleep(SETTLE_S)
-        own.begin()
-        report = calls.reconcile()
-        time.sleep(SETTLE_S)
-        recorded = own.end()
-        assert (report.messages_sent, report.messages_received) == (3, 3), report
-        if turn >= WARM_TURNS:
-            way.turns.append(recorded)
-    return way
+        yield Way("sync").measure(own, calls.transfer, calls.differ)
 
 
 def read_ceilings(path: Path = CEILINGS) -> dict[str, dict[str, int]]:

@@ -120,7 +120,6 @@ OUTPUT_DRAIN_S: Final = 5.0
 BY_FORCE: Final = ((signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 """The steps after an orderly shutdown, and how long each may take, in seconds."""
 
-_READY = "ready"
 _PASSING: Final = ("could not create any TCP/IP sockets", "pre-existing shared memory block")
 """Reasons that pass: a port that was taken meanwhile, and processes of the previous server."""
 
@@ -165,7 +164,7 @@ class ServerProcess:
                 self.child.wait(POLL_INTERVAL_S)
                 return False
             found = self._data.pid_file()
-            if found and found.pid == self.child.pid and found.status == _READY:
+            if found and found.pid == self.child.pid and found.status == "ready":
                 return True
             if self._pump.bytes_read != seen_bytes:
                 seen_bytes, deadline = self._pump.bytes_read, time.monotonic() + START_TIMEOUT_S
@@ -253,9 +252,6 @@ def clear_predecessor(data: DataDir, emit: Callable[..., None]) -> None:
         data.pid_path.unlink(missing_ok=True)
 
 
-_STOPPING = "stopping"
-MIN_BACKOFF_S: Final = 0.1
-MAX_BACKOFF_S: Final = 10.0
 STABLE_RUN_S: Final = 30.0
 """A server that was ready for this long is restarted with the shortest pause again."""
 
@@ -405,7 +401,7 @@ class EmbeddedPostgres:
 
     def _keep(self, launch: _Launcher) -> None:
         """Run one server after the other until the keeper must stop or the first does not start."""
-        backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
+        backoff = Backoff(0.1, 10.0)
         give_up_s = time.monotonic() + START_TIMEOUT_S
         try:
             while not self._stopping.is_set():
@@ -438,7 +434,11 @@ class EmbeddedPostgres:
                 server = self._server = launch(choose_port(self._data.last_port()))
                 if self._stopping.is_set():
                     server.child.send_signal(signal.SIGINT)
-            if server.await_ready() and not self._stopping.is_set():
+            is_ready = server.await_ready()
+            if self._stopping.is_set():
+                # One that came before Postgres handles it may have been ignored.
+                server.child.send_signal(signal.SIGINT)
+            elif is_ready:
                 self.port = server.port
                 is_first = not self._ready.done()
                 self._emit(
@@ -501,7 +501,7 @@ def running_url(data_dir: Path) -> str | None:
     ignore_libpq_variables()
     try:
         password, found = data.read_password(), data.pid_file()
-        if password is None or found is None or found.port is None or found.status == _STOPPING:
+        if password is None or found is None or found.port is None or found.status == "stopping":
             return None
         return libpq_url(password, found.port) if data.is_served_by(found.pid) else None
     except PermissionError as error:

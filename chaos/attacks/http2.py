@@ -29,14 +29,12 @@ MESSAGE_HEAD: Final = struct.Struct(">?I")
 class Connection:
     """A connection on which an attack opens, feeds and resets streams.
 
-    ``greeted``: the node has sent its settings. ``answered``: it has sent data of a stream.
-    ``lost``: it has closed the connection.
+    ``greeted``: the node has sent its settings. ``lost``: it has closed the connection.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._ended: set[int] = set()
         self.greeted = asyncio.Event()
-        self.answered = asyncio.Event()
         self.lost = asyncio.Event()
         self._reader = reader
         self._writer = writer
@@ -127,8 +125,6 @@ class Connection:
         self._opened.set()
 
     def _take(self, kind: int, flags: int, stream: int, body: bytes) -> None:
-        if kind == _DATA:
-            self.answered.set()
         if kind == _SETTINGS and not flags & _ACK:
             for identifier, value in struct.iter_unpack(">HI", body):
                 if identifier == _INITIAL_WINDOW:

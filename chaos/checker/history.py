@@ -30,14 +30,6 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """The replacement of a store by an empty one."""
-
-    store: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Synced:
     """The time ``seen_s`` by which each node was seen to hold all acks up to ``upto_s``."""
 
@@ -60,11 +52,11 @@ class Pruned:
 
 @dataclass(slots=True)
 class History:
-    """The facts of a run."""
+    """The facts of a run; ``replaced``: when a store was replaced by an empty one."""
 
     published: dict[bytes, Published] = field(default_factory=dict)
     acks: dict[bytes, list[Ack]] = field(default_factory=dict)
-    replaced: list[Replaced] = field(default_factory=list)
+    replaced: dict[str, float] = field(default_factory=dict)
     synced: list[Synced] = field(default_factory=list)
     pruned: list[Pruned] = field(default_factory=list)
 
@@ -95,7 +87,7 @@ class History:
         return max((each.must_go_ns for each in self.pruned if each.store == store), default=0)
 
     def _is_void(self, ack: Ack) -> bool:
-        gone = [each.at_s for each in self.replaced if each.store == ack.store]
-        if ack.confirms or not gone:
+        gone_s = self.replaced.get(ack.store)
+        if ack.confirms or gone_s is None:
             return False
-        return not any(ack.at_s <= each.upto_s and each.seen_s <= gone[0] for each in self.synced)
+        return not any(ack.at_s <= each.upto_s and each.seen_s <= gone_s for each in self.synced)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from chaos.checker.history import Pruned, Replaced
+from chaos.checker.history import Pruned
 from chaos.network import WireState
 from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, PATIENCE_S, SoakWorld
 
@@ -157,7 +157,7 @@ def _dropped_before_ns(now_ns: int, days: int) -> int:
 @asynccontextmanager
 async def _node_replaced(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
     await world.nodes[name].kill()
-    world.history.replaced.append(Replaced(world.store(name), time.monotonic()))
+    world.history.replaced[world.store(name)] = time.monotonic()
     yield f"{world.store(name)} is gone"
     await world.machines[name].destroy()
     await world.install(name)

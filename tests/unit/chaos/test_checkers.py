@@ -16,7 +16,7 @@ import pytest
 
 from chaos.checker.clients import Endpoint, Follower
 from chaos.checker.hashing import fingerprint, message_hash
-from chaos.checker.history import Ack, History, Pruned, Published, Replaced, Synced
+from chaos.checker.history import Ack, History, Pruned, Published, Synced
 from chaos.checker.logs import Entry, Log, check_logs
 from chaos.checker.stores import Holding, Served, check_stores
 from chaos.soak.growth import BYTES_PER_MESSAGE, EVERY_S, MIB, Sample, check_growth
@@ -148,7 +148,7 @@ def test_messages_acknowledged_only_by_a_replaced_store_may_be_lost(
 ) -> None:
     before(world)
     world.lose(3, *lost_at)
-    world.history.replaced.append(Replaced("a#1", 11.0))
+    world.history.replaced["a#1"] = 11.0
     assert list(world.violations()) == found
 
 

@@ -438,8 +438,8 @@ class Gossiping:
         if self._process.alive:
             with self._process.life.inside():
                 if is_lost:
-                    self.driver.lost()
-                self.driver.commits(rows)
+                    self.driver.reader.lost()
+                self.driver.reader.commits(rows)
 
     def _unfollow(self) -> None:
         self._owner.database.followers.pop(self, None)

@@ -19,7 +19,7 @@ References are claims of publishers. Cycles end because nothing is taken twice, 
 
 Reads are few because they are large: all keys and hints that the frontier and what was read last
 need are asked for together, with further keys that the database reaches by parents. The number of
-these grows while they are used.
+these grows with every read.
 """
 
 from __future__ import annotations
@@ -123,8 +123,6 @@ class CausalWalk:
         self._edge_ends = array("i")
         self._limit = request.max_messages  # 0 where the depth is exhausted
         self._ahead = FIRST_AHEAD
-        self._asked_ahead = 0
-        self._taken_before = 0  # the last read
         self._steps = self._run()
         next(self._steps)
 
@@ -318,14 +316,10 @@ class CausalWalk:
         return all(claim[2] in self._numbers for claim in claims)
 
     def _choose_ahead(self) -> int:
-        """Return how many further keys the database should reach; fewer if they are not used."""
-        used, self._taken_before = len(self.taken) - self._taken_before, len(self.taken)
-        if self._asked_ahead:
-            size = 2 * self._ahead if 2 * used >= self._asked_ahead else self._ahead // 2
-            self._ahead = min(max(size, FEWEST_AHEAD), MOST_AHEAD)
-        room = self._limit - len(self.taken)
-        self._asked_ahead = min(self._ahead, max(FEWEST_AHEAD, 2 * room)) if room > 0 else 0
-        return self._asked_ahead
+        """Return how many further keys the database should reach: twice as many each time."""
+        room, ahead = self._limit - len(self.taken), self._ahead
+        self._ahead = min(2 * ahead, MOST_AHEAD)
+        return min(ahead, max(FEWEST_AHEAD, 2 * room)) if room > 0 else 0
 
     def _finish(self) -> None:
         """Drop what only the walk needs, and messages of which no parent was resolved."""

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from store.domain.ports import HistoryEntry, SdsLookup
 from storenode.message.limits import HASH_BYTES
 from storenode.sds.codec import decode, sds_key
+from storenode.sds.limits import SDS_KEY_BYTES
 from storenode.sds.proofs import ID_BYTES
 
 Claim = tuple[bytes, int, bytes, bytes, bytes, bytes, bool]
@@ -55,14 +55,8 @@ PARENT_BYTES: Final = 3
 """Memory of a claim's parents for each byte of their keys."""
 
 _ARRAY_HEADER_BYTES: Final = 20
-_KEY_STRIDE: Final = 20
-_FIRST_KEY: Final = _ARRAY_HEADER_BYTES + 4
-_KEY_BYTES: Final = 16
 _LENGTH: Final = Struct(">i")
-_Layout = tuple[
-    Callable[[bytes], tuple[bytes, ...]], Callable[[bytes], tuple[Any, ...]], int, tuple[int, ...]
-]
-"""Reader of keys; reader of sizes and hints by turns; bytes of the hints' array; expected sizes."""
+_KEY_STRIDE: Final = _LENGTH.size + SDS_KEY_BYTES
 
 
 def usable_hint(hint: bytes | None) -> bytes | None:
@@ -77,38 +71,14 @@ def rank(claim: Claim) -> tuple[bool, int, bytes]:
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
     """Read the parents of a claim from its columns."""
-    layout = _layout(len(parent_keys))
-    if layout is None:
-        return []
-    unpack_keys, unpack_hints, hint_bytes, sizes = layout
-    if len(parent_hints) == hint_bytes:
-        values = unpack_hints(parent_hints)
-        if values[::2] == sizes:
-            return list(zip(unpack_keys(parent_keys), values[1::2], strict=True))
-    return _uneven_references(parent_keys, parent_hints, len(sizes))
-
-
-@cache
-def _layout(key_bytes: int) -> _Layout | None:
-    count = key_bytes // _KEY_STRIDE - 1
-    if count <= 0:
-        return None
-    keys = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"4x{_KEY_BYTES}s")
-    hints = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"i{HASH_BYTES}s")
-    return keys.unpack, hints.unpack, hints.size, count * (HASH_BYTES,)
-
-
-def _uneven_references(parent_keys: bytes, parent_hints: bytes, count: int) -> list[Reference]:
-    """Read parents some of which have no hint, or one of another size."""
     found: list[Reference] = []
     at = _ARRAY_HEADER_BYTES
-    for slot in range(count):
+    for start in range(_ARRAY_HEADER_BYTES + _LENGTH.size, len(parent_keys), _KEY_STRIDE):
         (size,) = _LENGTH.unpack_from(parent_hints, at)
         at += _LENGTH.size
         hint = parent_hints[at : at + HASH_BYTES] if size == HASH_BYTES else None
         at += max(size, 0)
-        start = _FIRST_KEY + slot * _KEY_STRIDE
-        found.append((parent_keys[start : start + _KEY_BYTES], hint))
+        found.append((parent_keys[start : start + SDS_KEY_BYTES], hint))
     return found
 
 

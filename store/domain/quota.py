@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
@@ -44,8 +45,8 @@ MAX_STRANGERS: Final = 10_000
 _BURST_NS: Final = NS_PER_S
 """How long a rate may be used up at once: a bucket holds one second's worth."""
 
-_SWEEP_INTERVAL_NS: Final = NS_PER_S
-"""Least time between two searches for accounts at rest, which look at all of them."""
+_LOOKED_AT: Final = 64
+"""Accounts that are looked at to find one at rest, which makes room for a new caller."""
 
 
 class CallKind(StrEnum):
@@ -194,7 +195,6 @@ class Quota:
         self._named: dict[str, Account] = {}
         self._strangers: dict[str, Account] = {}
         self._shared: Account | None = None
-        self._swept_ns: int | None = None
 
     def account(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
         """Return the account of ``key``, under ``limits`` from now on.
@@ -218,7 +218,7 @@ class Quota:
         if named:
             return self._named.setdefault(key, Account(self, limits))
         if len(self._strangers) >= self._max_strangers:
-            self._sweep(now_ns)
+            self._make_room(now_ns)
         if len(self._strangers) < self._max_strangers:
             return self._strangers.setdefault(key, Account(self, limits))
         if self._shared is None:
@@ -227,10 +227,10 @@ class Quota:
             self._shared.set_limits(limits)
         return self._shared
 
-    def _sweep(self, now_ns: int) -> None:
-        if self._swept_ns is not None and now_ns - self._swept_ns < _SWEEP_INTERVAL_NS:
-            return
-        self._swept_ns = now_ns
-        self._strangers = {
-            key: account for key, account in self._strangers.items() if not account.at_rest(now_ns)
-        }
+    def _make_room(self, now_ns: int) -> None:
+        """Forget an account at rest; those that are not are looked at last the next time."""
+        for key in list(islice(self._strangers, _LOOKED_AT)):
+            account = self._strangers.pop(key)
+            if account.at_rest(now_ns):
+                return
+            self._strangers[key] = account

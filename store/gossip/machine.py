@@ -142,7 +142,7 @@ class Gossip:
         self._peer_bits = Bits()
         self._recent = RecentMessages(bounds.seen_ids)
         self._stores = Stores(self._forget_store)
-        self._unread = UnreadEvents(
+        self.unread = UnreadEvents(
             bounds.max_unread, bounds.unread_age_ns, bounds.unread_interval_ns
         )
         self._graph = Graph(bounds.graph_events)
@@ -180,7 +180,7 @@ class Gossip:
         self._run_timers()
         self._cut_off()
         self._go_on()
-        effects, self._effects = [*self._unread.flush(), *self._effects], []
+        effects, self._effects = [*self.unread.flush(), *self._effects], []
         return effects
 
     def wait(self) -> None:
@@ -193,7 +193,7 @@ class Gossip:
         times += [peer.rest_ns for peer in self._peers.values() if not peer.reading]
         times += [self._fetches.wake_ns, self._leaves_ns]
         times += [due_ns for due_ns, _ in islice(self._retries, 1)]
-        due_ns = self._unread.due_ns
+        due_ns = self.unread.due_ns
         if due_ns is not None:
             times.append(max(due_ns, self._again_ns))
         later = [time_ns for time_ns in times if time_ns is not None and time_ns > self._now_ns]
@@ -209,24 +209,16 @@ class Gossip:
             found.append(GossipPeerState(key, "", False, False, until_ns, reason))
         return found
 
-    def unread(self, most: int) -> list[bytes]:
-        """Return unread events, the next that is announced again first."""
-        return list(islice(self._unread.ids(), most))
-
-    def is_unread(self, digest: bytes) -> bool:
-        """Return True if an event waits for confirmations."""
-        return digest in self._unread
-
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
-        for table in (self._stores, self._unread, self._graph, self._scores, self._fetches):
+        for table in (self._stores, self.unread, self._graph, self._scores, self._fetches):
             table.check()
         for peer in self._peers.values():
             peer.check(self._bounds)
         assert self._fetches.sources.keys() == self._peers.keys()
         assert not any(digest in self._recent for digest in self._pending)
         evicts = len(self._recent) == self._bounds.seen_ids
-        assert all(digest in self._recent for digest in self._unread.ids()) or evicts
+        assert all(digest in self._recent for digest in self.unread.ids()) or evicts
         due = [request for _, request in self._retries]
         tokens = {request.effect.token for request in due}
         assert len(tokens) == len(due)
@@ -288,8 +280,8 @@ class Gossip:
         )
         for digest in reversed(list(islice(lacking, self._bounds.catch_up_ids))):
             peer.tell(digest, self._bounds.queued_ids)
-        for digest in islice(self._unread.ids(), limits.REBROADCAST_IDS):
-            if self._unread.lacks(digest, peer.store.voice):
+        for digest in islice(self.unread.ids(), limits.REBROADCAST_IDS):
+            if self.unread.lacks(digest, peer.store.voice):
                 peer.tell(digest, self._bounds.queued_ids)
 
     def leave(self, key: str) -> None:
@@ -412,7 +404,7 @@ class Gossip:
             self._begin(digest, seen, needed)
         else:
             self._announce(digest, seen, first_hand=False)
-        if digest in self._unread:
+        if digest in self.unread:
             self._confirm_by(digest, holders)
 
     def _begin(self, digest: bytes, seen: SeenMessage, wanted: int | None) -> None:
@@ -480,9 +472,9 @@ class Gossip:
         needed = max(min_confirms, self._max_confirms)
         for digest, content in with_contents(ids, content_digests):
             self._hold(digest, content, fresh=False)
-            self._unread.report(digest)
+            self.unread.report(digest)
             self._make_unread(digest, needed)
-            if digest in self._unread:
+            if digest in self.unread:
                 self._announce_again(digest)
 
     def restore(self, unread: Iterable[UnreadEvent]) -> None:
@@ -492,18 +484,18 @@ class Gossip:
             self._hold(digest, event.content_digest, fresh=False)
             self._make_unread(digest, event.needed, event.age_ns)
             for voice in event.stores:
-                self._unread.confirm(digest, voice, report=False)
+                self.unread.confirm(digest, voice, report=False)
 
     def settle(self, ids: Iterable[bytes]) -> None:
         """Remove unread events that another node on this database has removed."""
-        self._unread.drop(ids)
+        self.unread.drop(ids)
 
     def _make_unread(self, digest: bytes, needed: int, age_ns: int = 0) -> None:
         """Wait for confirmations of an event, if any are needed; known ones count at once."""
         if not needed:
             return
         seen = self._recent[digest]
-        expired = self._unread.add(self._now_ns, digest, needed, age_ns, seen.content)
+        expired = self.unread.add(self._now_ns, digest, needed, age_ns, seen.content)
         if expired:
             self._effects.append(Expire(expired))
         self._confirm_by(digest, seen.holders)
@@ -514,7 +506,7 @@ class Gossip:
 
     def _confirm(self, digest: bytes, store: Store) -> None:
         """Count a store that has stored an event, if the event waits for confirmations."""
-        if self._unread.confirm(digest, store.voice):
+        if self.unread.confirm(digest, store.voice):
             self._count(GossipCounter.CONFIRMATIONS, 1)
 
     def _mark_holder(self, digest: bytes, seen: SeenMessage, store: Store) -> bool:
@@ -531,7 +523,7 @@ class Gossip:
     def _announce_again(self, digest: bytes) -> None:
         """Announce an unread event to peers that have not confirmed it."""
         for peer in self._peers.values():
-            if self._unread.lacks(digest, peer.store.voice) and digest not in peer.pushes:
+            if self.unread.lacks(digest, peer.store.voice) and digest not in peer.pushes:
                 self._tell(peer, digest)
 
     # The database
@@ -612,13 +604,13 @@ class Gossip:
             self._request(request)
 
     def _announce_unread(self) -> None:
-        due_ns = self._unread.due_ns
+        due_ns = self.unread.due_ns
         if due_ns is None or self._now_ns < max(due_ns, self._again_ns):
             return
         if self._failing:
             self._again_ns = self._now_ns + limits.RETRY_NS
             return
-        due, expired = self._unread.take_due(self._now_ns, limits.REBROADCAST_IDS)
+        due, expired = self.unread.take_due(self._now_ns, limits.REBROADCAST_IDS)
         if len(due) + len(expired) == limits.REBROADCAST_IDS:
             self._again_ns = self._now_ns + self._bounds.unread_interval_ns
         if expired:
@@ -878,7 +870,7 @@ class Gossip:
         for digest in peer.take_announcements(self._now_ns, self._bounds.frame_ids):
             seen = self._recent.get(digest)
             if seen is None:
-                content = self._unread.content_of(digest)
+                content = self.unread.content_of(digest)
                 if content is not None:
                     contents[digest] = content
                 continue

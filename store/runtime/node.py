@@ -48,6 +48,7 @@ from store.domain.ports import (
 from store.domain.unread import Confirmations
 from store.embedded.process import EmbeddedPostgresError, is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.database import CommitReader
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCounter
@@ -170,9 +171,9 @@ class NodeRuntime:
         self._monitor: DatabaseMonitor | None = None
         self.canary: WriteCanary | None = None
         self.gossip: GossipDriver | None = None
-        self._transport: GossipTransport | None = None
+        self._gossip_calls: tuple[GossipDriver, GossipTransport] | None = None
         self._confirmations: Confirmations | None = None
-        self._commit_listeners: list[HotIndex | GossipDriver] = []
+        self._commit_listeners: list[HotIndex | CommitReader] = []
         self.is_open = False
         """True once all parts are open."""
 
@@ -428,7 +429,7 @@ class NodeRuntime:
         if not config.gossip:
             self._confirmations = SharedConfirmations(self.unread, self._tracking)
             return
-        self._transport = GossipTransport(
+        transport = GossipTransport(
             self._connector,
             lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
         )
@@ -442,23 +443,20 @@ class NodeRuntime:
                 self.unread,
                 partial(self.writer.store, source=Source.GOSSIP),
             ),
-            connector=self._transport,
+            connector=transport,
             environment=system_environment("store.gossip", self.metrics),
             count=partial(_count_gossip, self.metrics),
             max_needed=MAX_NEEDED,
         )
-        self._confirmations = driver.waits
+        self._gossip_calls, self._confirmations = (driver, transport), driver.waits
         stack.callback(driver.stop)
         stack.push_async_callback(tasks.stop)
         stack.callback(driver.close)
-        self._commit_listeners.append(driver)
+        self._commit_listeners.append(driver.reader)
         for name, work in driver.work():
             tasks.start(name, work)
 
     def _context(self) -> RpcContext:
-        gossip = None
-        if self.gossip is not None and self._transport is not None:
-            gossip = self.gossip, self._transport
         read_only = self.config.read_only
         return RpcContext(
             identity=self.identity,
@@ -474,7 +472,7 @@ class NodeRuntime:
             drain=self._drain,
             exchange=self.synchronizer,
             sessions=None if read_only else self._sessions,
-            gossip=gossip,
+            gossip=self._gossip_calls,
             confirmations=self._confirmations,
             callers=self.callers,
             look=self.health.look,

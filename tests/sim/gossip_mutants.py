@@ -232,7 +232,9 @@ DRIVER_MUTANTS = {
     # Streams wait to be joined until another one begins.
     "keeps state after an error": Mutant(
         in_driver(
-            "_load", "self._commits.wake()", "self._commits.wake(), self._needs_loading.clear()"
+            "_load",
+            "self.reader.wake()",
+            "self.reader.wake(), self._needs_loading.clear()",
         ),
         UNEQUAL,
         first_seed=8,

@@ -64,7 +64,7 @@ class ConfirmationWaits:
         *,
         reach: Callable[[], int | None],
         unread_hashes: Container[bytes],
-        want: Callable[[Sequence[bytes], Sequence[bytes], int], None],
+        want: Callable[[Sequence[bytes], int, Sequence[bytes]], None],
         most_tracked: int,
     ) -> None:
         self._table = table
@@ -112,7 +112,7 @@ class ConfirmationWaits:
         again = {digest: content for digest, content, is_new in columns if not is_new}
         repeated = list(again)
         if repeated:
-            self._want(repeated, list(again.values()), min_confirms)
+            self._want(repeated, min_confirms, list(again.values()))
 
         def lacking() -> set[bytes]:
             return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 from store.domain.environment import Environment, EventLog
 from store.domain.hub import CommitRow, at_most
@@ -36,6 +36,8 @@ Answer = Callable[[Gossip], None]
 """A method of the machine, with its arguments."""
 
 Write = Confirm | Expire
+
+_T = TypeVar("_T")
 
 
 async def answer(database: DriverDatabase, environment: Environment, request: Request) -> Answer:
@@ -73,13 +75,12 @@ class WriteBehind:
         self._unread = unread
         self._log = log
         self._queue: deque[Write] = deque()
-        self._under_way: Sequence[Write] = ()
         self._dropped = 0
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
         """Count the writes that are not durable yet."""
-        return len(self._queue) + len(self._under_way)
+        return len(self._queue)
 
     def add(self, write: Write) -> None:
         """Queue a write."""
@@ -90,40 +91,32 @@ class WriteBehind:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write until cancelled; one kind at a time, as much of it as has come."""
+        """Write until cancelled, as much as has come."""
         while True:
             await self._arrived.wait()
-            self._under_way = self._under_way or self._take_first_of_a_kind()
+            some = list(itertools.islice(self._queue, MAX_WRITES_AT_ONCE))
             try:
-                await self._write(self._under_way)
+                await self._write(some)
             except NotServingError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._under_way = ()
+            _remove_first(self._queue, some)
             if self._dropped:
                 self._log.warning("gossip_writes_dropped", count=self._dropped)
                 self._dropped = 0
             if not self._queue:
                 self._arrived.clear()
 
-    def _take_first_of_a_kind(self) -> list[Write]:
-        kind = type(self._queue[0])
-        same = itertools.takewhile(lambda write: type(write) is kind, self._queue)
-        some = list(itertools.islice(same, MAX_WRITES_AT_ONCE))
-        for _ in some:
-            self._queue.popleft()
-        return some
-
-    async def _write(self, writes: Sequence[Write]) -> None:
-        match writes[0]:
-            case Confirm():
-                confirms = [write for write in writes if isinstance(write, Confirm)]
-                await self._unread.confirm(
-                    [Confirmed(digest, each.store_id) for each in confirms for digest in each.ids]
-                )
-            case Expire():
-                expired = [write.ids for write in writes if isinstance(write, Expire)]
-                await self._unread.expire(list(itertools.chain(*expired)))
+    async def _write(self, some: Sequence[Write]) -> None:
+        """Write confirmations first: a message that they complete need not expire."""
+        confirms = [each for each in some if isinstance(each, Confirm)]
+        expired = [digest for each in some if isinstance(each, Expire) for digest in each.ids]
+        if confirms:
+            await self._unread.confirm(
+                [Confirmed(digest, each.store_id) for each in confirms for digest in each.ids]
+            )
+        if expired:
+            await self._unread.expire(expired)
 
 
 class CommitReader:
@@ -159,7 +152,7 @@ class CommitReader:
         self._awake = False
         self._foreign.clear()
 
-    def add(self, commits: Sequence[CommitRow]) -> None:
+    def commits(self, commits: Sequence[CommitRow]) -> None:
         """Take commits in their order; some may be reported again."""
         for commit in commits if self._awake else ():
             if commit.place[0] <= self._position:
@@ -203,7 +196,12 @@ class CommitReader:
             self._commit(arrived)
             if unread:
                 self._restore(unread)
-            for commit in some:
-                if self._foreign and self._foreign[0] is commit:
-                    self._foreign.popleft()
+            _remove_first(self._foreign, some)
         self._arrived.clear()
+
+
+def _remove_first(queue: deque[_T], some: Iterable[_T]) -> None:
+    """Remove the first elements of a queue, as far as they were not dropped meanwhile."""
+    for each in some:
+        if queue and queue[0] is each:
+            queue.popleft()

@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Concatenate, Final, ParamSpec
 
 from store.domain.environment import Environment
-from store.domain.hub import CommitRow
 from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import NotServingError, PeerAddress
 from store.domain.unread import GossipPeerState, UnreadEvent
@@ -130,7 +130,7 @@ class GossipDriver:
         self._stepping = False
         self.turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self._commits = CommitReader(database, self._log, self._commit, self._restore)
+        self.reader = CommitReader(database, self._log, self._commit, self._restore)
         self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
@@ -139,7 +139,7 @@ class GossipDriver:
             database.unread,
             reach=self._reach,
             unread_hashes=database.tracking.unread_hashes,
-            want=self._want,
+            want=lambda *given: self._take(Gossip.want, *given),
             most_tracked=max_needed,
         )
 
@@ -154,7 +154,12 @@ class GossipDriver:
     async def _run(self) -> None:
         """Read and write what the machine needs, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._load, self._commits.run, self._writes.run, self._keep_comparing):
+            for work in (
+                self._load,
+                self.reader.run,
+                self._writes.run,
+                self._keep_comparing,
+            ):
                 tasks.create_task(work())
 
     def close(self) -> None:
@@ -174,19 +179,11 @@ class GossipDriver:
         for task in list(self._requests):
             task.cancel()
 
-    def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Take commits in their order; some may be reported again."""
-        self._commits.add(commits)
-
-    def lost(self) -> None:
-        """Accept lower commit positions again, after the database has lost commits."""
-        self._commits.lost()
-
     async def _load(self) -> None:
         """Read what the database holds for the machine, when peers join a resting node."""
         while True:
             await self._needs_loading.wait()
-            self._commits.wake()
+            self.reader.wake()
             try:
                 newest = await self._database.messages.newest(DEFAULT_LIMITS.catch_up_ids)
                 unread = await self._database.unread.newest(DEFAULT_LIMITS.max_unread)
@@ -229,12 +226,6 @@ class GossipDriver:
         }
 
     # From the rest of the node
-
-    def _want(
-        self, hashes: Sequence[bytes], content_digests: Sequence[bytes], min_confirms: int
-    ) -> None:
-        """Request confirmations of messages that were stored before."""
-        self._take(Gossip.want, hashes, min_confirms, content_digests)
 
     def _reach(self) -> int | None:
         """Return how many other stores may confirm: connected now, recently, or soon.
@@ -432,7 +423,7 @@ class GossipDriver:
     def _rest(self) -> None:
         """Ignore commits until a peer joins: what they bring is read then."""
         self._is_awake = False
-        self._commits.rest()
+        self.reader.rest()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -499,21 +490,22 @@ class GossipDriver:
         A row that this node lacks was added by another, or by a write that was never answered.
         """
         table, hashes = self._database.unread, self._database.tracking.unread_hashes
-        asked = [] if self._machine is None else self._machine.unread(COMPARED_AT_ONCE)
+        unread = () if self._machine is None else self._machine.unread.ids()
+        asked = list(islice(unread, COMPARED_AT_ONCE))
         found = await table.of(asked) if asked else ()
         newest = await table.newest(COMPARED_AT_ONCE)
         machine = self._machine
         if machine is None or not self._is_awake:
             return
         rows = {event.message_hash: event for event in found if not event.expired}
-        still = [digest for digest in asked if machine.is_unread(digest)]
+        still = [digest for digest in asked if digest in machine.unread]
         gone = [digest for digest in still if digest not in rows and digest in hashes]
         if gone:
             self._take(Gossip.settle, gone)
         left = [rows[digest] for digest in still if digest in rows]
         if left:
             self._take(Gossip.restore, left)
-        unknown = [event for event in newest if not machine.is_unread(event.message_hash)]
+        unknown = [event for event in newest if event.message_hash not in machine.unread]
         if unknown:
             self._restore(unknown)
 

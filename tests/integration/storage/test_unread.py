@@ -47,7 +47,7 @@ class Publisher:
             self.table,
             reach=lambda: self.reach,
             unread_hashes=tracking.unread_hashes,
-            want=lambda hashes, _digests, needed: self.wanted.append((hashes, needed)),
+            want=lambda hashes, needed, _digests: self.wanted.append((hashes, needed)),
             most_tracked=MAX_NEEDED,
         )
 

@@ -74,7 +74,7 @@ def machine_of(store_id: str, max_confirms: int = 0, **limits: int) -> Gossip:
 
 def entries(holder: Single | Member, table: str) -> int:
     """Return the number of entries in a table of a machine: unread, incomplete or fetches."""
-    return len(getattr(holder.machine, f"_{table}"))
+    return len(getattr(holder.machine, "unread" if table == "unread" else f"_{table}"))
 
 
 class Single:

@@ -289,7 +289,7 @@ class CausalWalk:
                     continue
                 if key not in claims.sets:
                     keys[key] = None
-                elif hint is not None and claims.lacks_hint(key, hint):
+                elif hint is not None and claims.select(key, hint) is None:
                     hints[key, hint] = HintQuery(key, hint, child, at)
             if left <= 0 or len(keys) >= MAX_READ_KEYS or len(hints) >= MAX_READ_HINTS:
                 break

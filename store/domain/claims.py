@@ -172,15 +172,6 @@ class ClaimCache:
         self.hinted.clear()
         self.read_bytes = 0
 
-    def lacks_hint(self, key: bytes, hint: bytes) -> bool:
-        """Return True if the claimants of a key were read and the hint must still be."""
-        found = self.sets.get(key)
-        return (
-            found is not None
-            and (key, hint) not in self.hinted
-            and all(claim[2] != hint for claim in found)
-        )
-
     def select(self, key: bytes, hint: bytes | None) -> Selection | None:
         """Return the messages that a reference selects; None if something must be read first."""
         found = self.sets.get(key)
@@ -237,7 +228,7 @@ class Lookup:
         hints = {
             (key, hint): HintQuery(key, hint, None, slot)
             for slot, (key, hint) in enumerate(self._references)
-            if hint is not None and self._claims.lacks_hint(key, hint)
+            if hint is not None and self._claims.select(key, hint) is None
         }
         if hints:
             return ClaimQuery((), tuple(hints.values()))

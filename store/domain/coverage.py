@@ -257,20 +257,18 @@ def overlapping(statements: Iterable[Statement], span: Span) -> list[Statement]:
 def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:
     made: list[Statement] = []
     for each in statements:
-        if made and _are_empty_days(made[-1], each):
-            made[-1] = replace(made[-1], end_ns=each.end_ns)
+        last = made[-1] if made else each
+        if (
+            last.end_ns == each.start_ns
+            and not each.count
+            and each.equal
+            and not any(bound_ns % DAY_NS for bound_ns in (*last.span, *each.span))
+            and replace(last, start_ns=each.start_ns, end_ns=each.end_ns) == each
+        ):
+            made[-1] = replace(last, end_ns=each.end_ns)
         else:
             made.append(each)
     return made
-
-
-def _are_empty_days(left: Statement, right: Statement) -> bool:
-    days = all(
-        each.equal and not (each.count or each.start_ns % DAY_NS or each.end_ns % DAY_NS)
-        for each in (left, right)
-    )
-    same = (left.compared_ns, left.keyed) == (right.compared_ns, right.keyed)
-    return days and same and left.end_ns == right.start_ns
 
 
 class CoverageState(StrEnum):

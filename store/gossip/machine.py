@@ -199,13 +199,13 @@ class Gossip:
         later = [time_ns for time_ns in times if time_ns is not None and time_ns > self._now_ns]
         return min(later, default=None)
 
-    def peers(self) -> list[GossipPeerState]:
+    def peers(self, now_ns: int) -> list[GossipPeerState]:
         """Return the joined peers, and those that are cut off, until a time of the steps."""
         found = [
             GossipPeerState(key, peer.store.id, connected=True, slowed=self._is_slowed(key))
             for key, peer in self._peers.items()
         ]
-        for key, until_ns, reason in self._scores.cut_off(self._now_ns):
+        for key, until_ns, reason in self._scores.cut_off(now_ns):
             found.append(GossipPeerState(key, "", False, False, until_ns, reason))
         return found
 

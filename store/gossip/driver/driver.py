@@ -251,14 +251,12 @@ class GossipDriver:
             return []
         now_ns = self._steady_ns()
         ahead_ns = self._environment.now_ns() - now_ns
-        found = []
-        for state in self._machine.peers():
-            until_ns = state.cut_off_until_ns
-            if state.connected:
-                found.append(state)
-            elif until_ns > now_ns:
-                found.append(replace(state, cut_off_until_ns=until_ns + ahead_ns))
-        return found
+        return [
+            each
+            if each.connected
+            else replace(each, cut_off_until_ns=each.cut_off_until_ns + ahead_ns)
+            for each in self._machine.peers(now_ns)
+        ]
 
     # Streams
 

@@ -224,7 +224,7 @@ class ReconcileSession:
         if memory is None or not (usual and payload.startswith(self._head)):
             return None
         direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
-        found = direct.answer(memory[0].rows.handle, memory[1][0])
+        found = direct.answer(memory[0].handle, memory[1][0])
         if found is None:
             self._usual = False
             return None

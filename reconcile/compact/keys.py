@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reconcile import kernel
 from reconcile.ids import Ints, Words
-from reconcile.index.rows import IndexRows
+from reconcile.index import IndexView
 
 NONCE_BYTES: Final = 16
 SHORT_BYTES: Final = 6
@@ -99,7 +99,7 @@ class ShortKey:
         """Return the short ID of one hash, or of an XOR of hashes: ``(4,)`` words."""
         return int(self.of_hashes(xor.view(np.uint8).reshape(1, -1))[0])
 
-    def of_places(self, rows: IndexRows, low: Ints, high: Ints) -> Words:
+    def of_places(self, rows: IndexView, low: Ints, high: Ints) -> Words:
         """Return the short IDs of the IDs in ascending intervals of places."""
         shorts = np.empty(int((high - low).sum()), np.uint64)
         kernel.require().fill(rows.handle, low, high, self.column, NO_WORDS, NO_WORDS, shorts)

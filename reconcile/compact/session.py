@@ -236,7 +236,7 @@ class _Side:
 
     def _probe(self, low: Ints, high: Ints, xor: Words) -> SyncIds | None:
         """Return the one ID with a hash, in an interval of places; or None."""
-        hit = self._window.rows.probe(low, high, xor.reshape(1, -1))
+        hit = self._window.rows.probe_places(low, high, xor.reshape(1, -1))
         return hit.found if hit.hit[0] else None
 
 

@@ -29,7 +29,6 @@ from reconcile.compact.keys import ShortKey, balance_bits
 from reconcile.compact.plan import CountRange, SliceSums, Slicing
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
-from reconcile.index.rows import IndexRows
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 FIRST_PRINT_BYTES: Final = 2
@@ -193,7 +192,7 @@ class WindowIndex:
     """
 
     def __init__(self, view: IndexView, window: tuple[SyncId, SyncId]) -> None:
-        self.rows: IndexRows = view.rows
+        self.rows = view
         self.low, self.high, self.xor = self.rows.between_bounds(window[0], max(window))
         self.regions = Regions.of_window(window)
         chunks = self.rows.chunks

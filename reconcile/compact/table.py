@@ -21,7 +21,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.compact.keys import SHORT_MASK, ShortKey
 from reconcile.ids import Ints, Words
-from reconcile.index.rows import IndexRows
+from reconcile.index import IndexView
 
 MAX_CELLS: Final = 1_048_576
 """Cells of one table, 8 MiB; about 900,000 differences."""
@@ -126,7 +126,7 @@ class ShortIdTable:
         if len(shorts):
             kernel.require().insert(shorts, self._column, self.cells)
 
-    def fill(self, rows: IndexRows, low: Ints, high: Ints, key: ShortKey) -> Words:
+    def fill(self, rows: IndexView, low: Ints, high: Ints, key: ShortKey) -> Words:
         """Insert or remove the IDs in ascending intervals of places; return their short IDs."""
         shorts = np.empty(int((high - low).sum()), np.uint64)
         shape, cells = self._column, self.cells

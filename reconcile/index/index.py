@@ -9,27 +9,13 @@ replaced since.
 At most 68 bytes of memory per ID: 56 of content, the rest room to append and rows pruned.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from reconcile.ids import (
-    END,
-    LOWEST,
-    Ints,
-    SyncId,
-    SyncIds,
-    Words,
-    ordered,
-    rows_differ,
-)
+from reconcile.ids import END, LOWEST, SyncId, SyncIds, ordered
 from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
-from reconcile.index.rows import IndexRows
-from reconcile.index.split import cuts
-from reconcile.lattice import LatticeSum, most_summed
-from reconcile.view import Items, Loading, Measured, Probed, SpanParts, Spans
+from reconcile.index.view import IndexView
 
 MIN_CHUNK_IDS: Final = 32_768
 """IDs in a full chunk of a small index: what one late insert copies."""
@@ -41,146 +27,6 @@ _SLACK_SHARE: Final = 16
 """Room to append, and rows pruned but not yet freed, are each at most the IDs over this."""
 
 _MIN_SLACK_IDS: Final = 64
-
-
-class IndexView:
-    """A view of an index at the time it was opened; it never changes.
-
-    Attributes:
-        rows: the IDs by their places.
-    """
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: IndexRows) -> None:
-        self.rows = rows
-
-    @classmethod
-    def of(cls, ids: SyncIds) -> "IndexView":
-        """Return a view of some IDs: in any order, repeated ones allowed."""
-        ids = ordered(ids)
-        return cls(IndexRows([chunk_of(ids)] if len(ids) else []))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, NDArray[np.uint64]]:
-        """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""
-        return self.rows.measure(lower, upper)
-
-    def rank(self, bound: SyncId) -> int:
-        """Count the IDs that are before a bound."""
-        return self.rows.rank(bound)
-
-    def lattices(self, spans: Sequence[tuple[int, int]]) -> list[LatticeSum] | None:
-        """Return the lattice sums of half-open ranges of time; None: too much is to be summed up.
-
-        As much as `most_summed` allows is summed up then, and kept for the next call.
-        """
-        found: list[LatticeSum] = []
-        left = most_summed()
-        for low_ns, high_ns in spans:
-            low, high = self.rank((low_ns, LOWEST[1])), self.rank((high_ns, LOWEST[1]))
-            unsummed = self.rows.unsummed(low, high)
-            if unsummed > left:
-                self.rows.lattice(low, min(low + left, high))
-                return None
-            left -= unsummed
-            found.append(self.rows.lattice(low, high))
-        return found
-
-    def measure(self, spans: Spans) -> Measured:
-        """Return counts and fingerprints of spans."""
-        if len(spans) == 1:  # a whole window, as of most sessions
-            count, fingerprint = self.rows.measure(spans.lower.at(0), spans.upper.at(0))
-            return Measured(np.array([count]), fingerprint.reshape(1, -1))
-        low, high = self._places(spans)
-        return Measured(high - low, self.rows.fingerprints(low, high))
-
-    def split(self, spans: Spans, parts: NDArray[np.int64]) -> SpanParts:
-        """Cut spans into about so many parts of about equal counts."""
-        low, high = self._places(spans)
-        inner = cuts(self.rows, spans.lower, low, high, parts)
-        keys = np.concatenate((2 * inner.spans, 2 * np.arange(len(spans)) + 1))
-        order = keys.argsort(kind="stable")
-        upper = SyncIds.join([inner.bounds, spans.upper]).take(order)
-        part_high = np.concatenate((inner.places, high))[order]
-        offsets = np.zeros(len(spans) + 1, np.int64)
-        np.cumsum(np.bincount(inner.spans, minlength=len(spans)) + 1, out=offsets[1:])
-        part_low = np.empty_like(part_high)
-        part_low[1:] = part_high[:-1]
-        part_low[offsets[:-1]] = low
-        prints = self.rows.fingerprints(part_low, part_high)
-        return SpanParts(offsets, upper, part_high - part_low, prints)
-
-    def items(self, spans: Spans) -> Items:
-        """Return the IDs in spans."""
-        low, high = self._places(spans)
-        offsets = np.zeros(len(spans) + 1, np.int64)
-        (high - low).cumsum(out=offsets[1:])
-        total = int(offsets[-1])
-        if not total:
-            return Items(offsets, SyncIds.empty())
-        places = np.arange(total) + np.repeat(low - offsets[:-1], high - low)
-        return Items(offsets, self.rows.take(places))
-
-    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Probed:
-        """Find the spans that have exactly one ID with the hash that is looked for in them."""
-        return self.rows.probe(*self._places(spans), hashes)
-
-    def _places(self, spans: Spans) -> tuple[Ints, Ints]:
-        if spans.origin is not None and spans.chosen is not None and self in spans.origin.places:
-            low, high = spans.origin.places[self]
-            return low.take(spans.chosen), high.take(spans.chosen)
-        if self not in spans.places:
-            spans.places[self] = self._searched(spans)
-        return spans.places[self]
-
-    def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
-        """Return the places of spans; a bound that two of them share is looked for once."""
-        lower, upper = spans.lower, spans.upper
-        high = self.rows.ranks(upper)
-        begins = np.ones(len(high), np.bool_)
-        np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])
-        if lower.has_hashes() or upper.has_hashes():
-            begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
-        first = begins.nonzero()[0]
-        low = np.empty_like(high)
-        low[1:] = high[:-1]
-        low[first] = self.rows.ranks(lower[first])
-        return low, high
-
-
-class MemoryView:
-    """A `reconcile.view.View` of an index that has every ID from a floor on, and none below it."""
-
-    def __init__(self, index: IndexView, floor: SyncId = LOWEST) -> None:
-        self.memory = index, floor
-
-    def measure(self, spans: Spans) -> Loading[Measured]:
-        """Return counts and fingerprints of spans."""
-        yield from ()
-        return self._above(spans).measure(spans)
-
-    def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
-        """Cut spans into about so many parts of about equal counts."""
-        yield from ()
-        return self._above(spans).split(spans, wanted)
-
-    def items(self, spans: Spans) -> Loading[Items]:
-        """Return the IDs in spans."""
-        yield from ()
-        return self._above(spans).items(spans)
-
-    def probe(self, spans: Spans, hashes: Words) -> Loading[Probed]:
-        """Find the spans that have exactly one ID with the hash that is looked for in them."""
-        yield from ()
-        return self._above(spans).probe(spans, hashes)
-
-    def _above(self, spans: Spans) -> IndexView:
-        index, floor = self.memory
-        assert not len(spans) or spans.lower.at(0) >= floor, "nothing is held below the floor"
-        return index
 
 
 class Index:
@@ -217,7 +63,7 @@ class Index:
     def view(self) -> IndexView:
         """Return a fixed view of the present IDs."""
         if self._view is None:
-            self._view = IndexView(IndexRows(self._chunks()))
+            self._view = IndexView(self._chunks())
         return self._view
 
     def load(self, ids: SyncIds) -> None:
@@ -286,12 +132,12 @@ class Index:
         slack = 2 * (len(self) // _SLACK_SHARE + _MIN_SLACK_IDS)
         chunks = len(self._sealed) + 1
         assert self.memory_bytes <= (len(self) + slack + chunks) * BYTES_PER_ID
-        rows = self.view().rows
+        rows = self.view()
         assert len(rows) == len(self)
         ids = rows.between(0, len(rows))
         ids.check()
         everything = np.bitwise_xor.reduce(ids.words, axis=0)
-        assert rows.chunks == () or np.array_equal(rows.measure(LOWEST, END)[1], everything)
+        assert rows.chunks == () or np.array_equal(rows.fingerprint(LOWEST, END)[1], everything)
 
     def _chunks(self) -> list[Chunk]:
         return [*self._sealed, self._tail.chunk()] if self._tail.count else self._sealed
@@ -336,7 +182,7 @@ class Index:
 
     def _insert_among(self, ids: SyncIds) -> SyncIds:
         """Insert those that belong before the last one; return those that belong behind it."""
-        rows = self.view().rows
+        rows = self.view()
         places = rows.ranks(ids)
         behind = int(places.searchsorted(len(rows)))
         places, among, rest = places[:behind], ids[:behind], ids[behind:]

@@ -9,16 +9,21 @@ their own, which may be empty. However many IDs have one time, a cut leaves an I
 splitting again and again always ends with parts of one ID.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.codec.bounds import bridge
 from reconcile.ids import HASH_DTYPE, Ints, SyncIds
-from reconcile.index.rows import IndexRows
 from reconcile.view import chain_spans
 from storenode.message.limits import HASH_BYTES
+
+if TYPE_CHECKING:
+    from reconcile.index.view import IndexView
 
 _TO_AN_EDGE = 2
 _TO_A_BEGINNING = 4
@@ -43,7 +48,7 @@ class Cuts:
     places: Ints
 
 
-def cuts(rows: IndexRows, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts:
+def cuts(rows: IndexView, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts:
     """Cut spans into about so many parts.
 
     Args:
@@ -70,7 +75,7 @@ def cuts(rows: IndexRows, lower: SyncIds, low: Ints, high: Ints, parts: Ints) ->
     return found
 
 
-def _move(rows: IndexRows, found: Cuts, tied: Ints, sizes: Ints) -> None:
+def _move(rows: IndexView, found: Cuts, tied: Ints, sizes: Ints) -> None:
     """Move cuts between IDs of one time to better bounds near by.
 
     They stay inside their spans, whose ends are a part away.
@@ -131,7 +136,7 @@ def _first_difference(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Ints
     return np.asarray((left != right).argmax(axis=1), np.int64)
 
 
-def _bridged(rows: IndexRows, found: Cuts, lower: SyncIds) -> Cuts:
+def _bridged(rows: IndexView, found: Cuts, lower: SyncIds) -> Cuts:
     """Put bounds between those that cannot follow each other directly."""
     first = np.ones(len(found.spans), np.bool_)
     first[1:] = found.spans[1:] != found.spans[:-1]

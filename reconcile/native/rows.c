@@ -1,6 +1,6 @@
 /* Opening an index, and calls with one.
  *
- * An index is `reconcile.index.rows.IndexRows`: ascending IDs in chunks, each with its timestamps and
+ * An index is `reconcile.index.IndexView`: ascending IDs in chunks, each with its timestamps and
  * the running XOR of its hashes. A place is the number of IDs before something.
  */
 

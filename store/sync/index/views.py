@@ -181,7 +181,7 @@ class StoredView:
             assert isinstance(loaded, SyncIds)
             parts.append(loaded)
         if self._hot is not None and high > self._floor_ns:
-            rows = self._hot.view.rows
+            rows = self._hot.view
             first, end = rows.rank(at(max(low, self._floor_ns))), rows.rank(at(high))
             parts.append(rows.between(first, min(end, first + limit + 1)))
         found = SyncIds.join(parts)
@@ -192,7 +192,7 @@ class StoredView:
         first = int(np.searchsorted(ids.timestamps, self._floor_ns))
         parts = [await (await self._opened_cold()).contents(ids[:first])] if first else []
         if first < len(ids) and self._hot is not None:
-            rows = self._hot.view.rows
+            rows = self._hot.view
             above = ids[first:]
             parts.append(SyncIds(above.timestamps, above.hashes, rows.digests(rows.ranks(above))))
         return SyncIds.join(parts)

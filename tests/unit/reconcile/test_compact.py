@@ -133,7 +133,7 @@ def slowly(words: tuple[int, ...], hash_: bytes) -> int:
 def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> None:
     expected = [slowly(words, hash_) for hash_ in hashes]
     ids = SyncIds.of((place, hash_) for place, hash_ in enumerate(hashes))
-    rows = IndexView.of(ids).rows
+    rows = IndexView.of(ids)
     low, high = np.array([0]), np.array([len(hashes)])
     for multiply in MULTIPLY:
         key = ShortKey(words, multiply=multiply)
@@ -250,7 +250,7 @@ def test_a_few_differences_are_reported_by_what_prints_are_apart(offered: bool, 
             sides.append(index.view())
         joined = compact_pair(sides[0], sides[1])
         joined.run(offered=offered)
-        assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in sides))
+        assert_exact(joined, *(set(view.between(0, len(view)).pairs()) for view in sides))
         slices = joined.sides[1]._slices
         assert slices is not None
         frame = decode(joined.frames[0][-1], slices=len(slices))
@@ -276,7 +276,7 @@ def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
         assert type(ours) is type(theirs)
         ends.add(type(ours))
         if isinstance(ours, CompactResult):
-            assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
+            assert_exact(joined, *(set(view.between(0, len(view)).pairs()) for view in views))
     assert ends == {FallBack, CompactResult}
 
 

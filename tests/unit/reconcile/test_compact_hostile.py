@@ -230,8 +230,8 @@ def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: FrameKind, rng: rando
         assert side.ended
         return
     if isinstance(step.outcome, CompactResult):
-        own = VIEWS[receiver].rows.between(0, len(VIEWS[receiver])).pairs()
-        other = VIEWS[1 - receiver].rows.between(0, len(VIEWS[1 - receiver])).pairs()
+        own = VIEWS[receiver].between(0, len(VIEWS[receiver])).pairs()
+        other = VIEWS[1 - receiver].between(0, len(VIEWS[1 - receiver])).pairs()
         assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
 
 

@@ -132,7 +132,7 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
                 raise KeyError("no plan")
             return plan
 
-        return own.reply(view.rows.handle, payload, HEAD, numbers, planned)
+        return own.reply(view.handle, payload, HEAD, numbers, planned)
 
     plans: list[Plan] = [(), (numbers,) * 8, short]
     for plan in plans:

@@ -52,7 +52,7 @@ def allocated(views: list[IndexView]) -> int:
     """Return the bytes of all arrays that views keep, each counted once."""
     blocks: dict[int, int] = {}
     for view in views:
-        for chunk in view.rows.chunks:
+        for chunk in view.chunks:
             for array in (chunk.timestamps, chunk.prefix):
                 block = array
                 while block.base is not None:
@@ -88,9 +88,9 @@ def test_memory_with_an_open_view_while_newest_ids_arrive_out_of_order() -> None
 
 def test_a_late_insert_leaves_most_ids_where_they_are() -> None:
     index = loaded(random_ids(17, 600_000))
-    before = index.view().rows.chunks
+    before = index.view().chunks
     index.insert(random_ids(18, 5, first_ns=HOUR_NS // 2, length_ns=9))
-    after = index.view().rows.chunks
+    after = index.view().chunks
     stayed = sum(len(chunk) for chunk in after if np.shares_memory(chunk.prefix, before[0].prefix))
     assert stayed >= len(before[0]) - 2 * MIN_CHUNK_IDS
     assert np.shares_memory(after[-1].prefix, before[-1].prefix)
@@ -113,7 +113,7 @@ def test_a_large_index_has_a_bounded_number_of_chunks() -> None:
     for start in range(0, len(ids), 500):
         index.insert(ids[start : start + 500])
     index.insert(random_ids(8, 10_000))
-    assert len(index.view().rows.chunks) <= 8 * MAX_CHUNKS_ABOUT
+    assert len(index.view().chunks) <= 8 * MAX_CHUNKS_ABOUT
     index.check()
 
 
@@ -139,7 +139,7 @@ def test_any_order_of_input_gives_the_same_index(shared_time: bool) -> None:
 def test_times_too_far_apart_for_one_sorting_key() -> None:
     pairs = [(2**63 - 1, b"\x01" * 32), (0, b"\x02" * 32), (2**62, b"\x03" * 32), (0, NO_HASH)]
     view = loaded(SyncIds.of(pairs)).view()
-    assert view.rows.between(0, 4).pairs() == sorted(pairs)
+    assert view.between(0, 4).pairs() == sorted(pairs)
 
 
 # Views
@@ -162,7 +162,7 @@ def test_open_views_copy_nothing_when_ids_are_appended() -> None:
     second = index.view()
     assert len(second) == len(first) + 1
     assert allocated([first, second]) == allocated([second])
-    assert np.shares_memory(first.rows.chunks[-1].prefix, second.rows.chunks[-1].prefix)
+    assert np.shares_memory(first.chunks[-1].prefix, second.chunks[-1].prefix)
 
 
 def test_views_are_right_in_another_thread_while_the_index_changes() -> None:

@@ -122,7 +122,7 @@ class IndexLife(RuleBasedStateMachine):
     def holds(self) -> None:
         self.index.check()
         assert len(self.index) == len(self.stored)
-        everything = self.index.view().rows
+        everything = self.index.view()
         assert set(everything.between(0, len(everything)).pairs()) == self.stored
 
 

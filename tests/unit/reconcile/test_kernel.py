@@ -64,7 +64,7 @@ def answered(view: IndexView, asked: Asked) -> list[Any]:
 
 def test_columns_that_do_not_fit_are_refused() -> None:
     ids = SyncIds.of([(1, bytes(32)), (2, bytes(32))])
-    handle = IndexView.of(ids).rows.handle
+    handle = IndexView.of(ids).handle
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     hashes, far = np.zeros((2, 32), np.uint8), np.array([0, 3])
     frozen = np.zeros(2, np.int64)

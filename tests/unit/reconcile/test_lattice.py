@@ -144,7 +144,7 @@ def test_an_index_has_the_sums_of_any_range_however_it_came_to_be() -> None:
             index.prune(bound)
             expected = expected[len(expected) // 20 :]
         index.check()
-        rows = index.view().rows
+        rows = index.view()
         low, high = sorted(rng.integers(0, len(expected) + 1, 2).tolist())
         for first, last in ((0, len(expected)), (low, high), (low, low)):
             assert rows.lattice(first, last) == LatticeSum.of(expected[first:last].elements)

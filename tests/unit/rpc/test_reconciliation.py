@@ -88,11 +88,11 @@ class SideView:
     async def listed(self, span: Span, limit: int) -> SyncIds | None:
         """Return the IDs of a range of time; None: more than ``limit``."""
         low, high = (self._view.rank((time_ns, LOWEST[1])) for time_ns in span)
-        return self._view.rows.between(low, high) if high - low <= limit else None
+        return self._view.between(low, high) if high - low <= limit else None
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs with their content digests."""
-        rows = self._view.rows
+        rows = self._view
         return SyncIds(ids.timestamps, ids.hashes, rows.digests(rows.ranks(ids)))
 
     @property

@@ -1,11 +1,11 @@
-"""Chunks of IDs, read as one fixed sequence.
+"""Chunks of IDs, read as one fixed sequence: the view of an index.
 
 A *place* is the number of IDs before something, from 0 to the length. Methods take many places
 or bounds at a time, **ascending** (equal ones allowed), and work through the chunks once: their
-cost per call grows with the chunks that are touched, never with a Python loop over elements.
+cost per call grows with the chunks, never with a Python loop over elements.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -16,17 +16,20 @@ from reconcile import kernel
 from reconcile.ids import (
     HASH_DTYPE,
     HASH_WORDS,
+    LOWEST,
     Ints,
     SyncId,
     SyncIds,
     Words,
     hashes_less,
+    ordered,
     rows_differ,
 )
-from reconcile.index.chunk import Chunk
+from reconcile.index.chunk import Chunk, chunk_of
+from reconcile.index.split import cuts
 from reconcile.kernel import RowsHandle
-from reconcile.lattice import LatticeSum
-from reconcile.view import Probed
+from reconcile.lattice import LatticeSum, most_summed
+from reconcile.view import Items, Loading, Measured, Probed, SpanParts, Spans
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
 _SCANNED_IDS: Final = 65_536
@@ -35,8 +38,8 @@ _SCANNED_IDS: Final = 65_536
 _NO_ANCHORS: Final = np.empty(0, np.uint64)
 
 
-class IndexRows:
-    """A fixed sequence of ascending IDs.
+class IndexView:
+    """A fixed sequence of ascending IDs, such as an index at the time the view was opened.
 
     Attributes:
         chunks: where they are.
@@ -44,45 +47,128 @@ class IndexRows:
         handle: the same for compiled code.
     """
 
-    __slots__ = (
-        "_balances",
-        "_bases",
-        "_last_array",
-        "_lasts",
-        "_start_array",
-        "chunks",
-        "handle",
-        "starts",
-    )
+    __slots__ = ("_balances", "_bases", "_lasts", "_starts", "chunks", "handle", "starts")
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = tuple(chunks)
-        self._lasts = [chunk.last for chunk in self.chunks]
-        self._last_array = np.array(self._lasts, np.int64)
-        self._start_array = np.zeros(len(self.chunks) + 1, np.int64)
-        np.cumsum([len(chunk) for chunk in self.chunks], out=self._start_array[1:])
-        self.starts: list[int] = self._start_array.tolist()
+        self._lasts = np.array([chunk.last for chunk in self.chunks], np.int64)
+        self._starts = np.zeros(len(self.chunks) + 1, np.int64)
+        np.cumsum([len(chunk) for chunk in self.chunks], out=self._starts[1:])
+        self.starts: list[int] = self._starts.tolist()
         self._bases = _bases(self.chunks)
         self._balances: tuple[tuple[NDArray[np.int32], ...], Ints] | None = None
         self.handle: RowsHandle = (
             tuple(chunk.timestamps for chunk in self.chunks),
             tuple(chunk.prefix for chunk in self.chunks),
-            self._start_array,
+            self._starts,
             self._bases,
         )
+
+    @classmethod
+    def of(cls, ids: SyncIds) -> "IndexView":
+        """Return a view of some IDs: in any order, repeated ones allowed."""
+        ids = ordered(ids)
+        return cls([chunk_of(ids)] if len(ids) else [])
 
     def __len__(self) -> int:
         return self.starts[-1]
 
-    # One at a time
+    # Spans
+
+    def measure(self, spans: Spans) -> Measured:
+        """Return counts and fingerprints of spans."""
+        if len(spans) == 1:  # a whole window, as of most sessions
+            count, fingerprint = self.fingerprint(spans.lower.at(0), spans.upper.at(0))
+            return Measured(np.array([count]), fingerprint.reshape(1, -1))
+        low, high = self.places(spans)
+        return Measured(high - low, self.fingerprints(low, high))
+
+    def split(self, spans: Spans, parts: Ints) -> SpanParts:
+        """Cut spans into about so many parts of about equal counts."""
+        low, high = self.places(spans)
+        inner = cuts(self, spans.lower, low, high, parts)
+        keys = np.concatenate((2 * inner.spans, 2 * np.arange(len(spans)) + 1))
+        order = keys.argsort(kind="stable")
+        upper = SyncIds.join([inner.bounds, spans.upper]).take(order)
+        part_high = np.concatenate((inner.places, high))[order]
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        np.cumsum(np.bincount(inner.spans, minlength=len(spans)) + 1, out=offsets[1:])
+        part_low = np.empty_like(part_high)
+        part_low[1:] = part_high[:-1]
+        part_low[offsets[:-1]] = low
+        prints = self.fingerprints(part_low, part_high)
+        return SpanParts(offsets, upper, part_high - part_low, prints)
+
+    def items(self, spans: Spans) -> Items:
+        """Return the IDs in spans."""
+        low, high = self.places(spans)
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        (high - low).cumsum(out=offsets[1:])
+        return Items(
+            offsets, self.take(np.arange(offsets[-1]) + (low - offsets[:-1]).repeat(high - low))
+        )
+
+    def probe(self, spans: Spans, hashes: Words) -> Probed:
+        """Find the spans that have exactly one ID with the hash that is looked for in them."""
+        return self.probe_places(*self.places(spans), hashes)
+
+    def places(self, spans: Spans) -> tuple[Ints, Ints]:
+        """Return the places of both bounds of spans."""
+        if spans.origin is not None and spans.chosen is not None and self in spans.origin.places:
+            low, high = spans.origin.places[self]
+            return low.take(spans.chosen), high.take(spans.chosen)
+        if self not in spans.places:
+            spans.places[self] = self._search(spans)
+        return spans.places[self]
+
+    def _search(self, spans: Spans) -> tuple[Ints, Ints]:
+        """Return the places of spans; a bound that two of them share is looked for once."""
+        lower, upper = spans.lower, spans.upper
+        high = self.ranks(upper)
+        begins = np.ones(len(high), np.bool_)
+        begins[1:] = lower.timestamps[1:] != upper.timestamps[:-1]
+        if not (lower.plain and upper.plain):
+            begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
+        first = begins.nonzero()[0]
+        low = np.empty_like(high)
+        low[1:] = high[:-1]
+        low[first] = self.ranks(lower.take(first))
+        return low, high
+
+    def lattices(self, spans: Sequence[tuple[int, int]]) -> list[LatticeSum] | None:
+        """Return the lattice sums of half-open ranges of time; None: too much is to be summed up.
+
+        As much as `most_summed` allows is summed up then, and kept for the next call.
+        """
+        found: list[LatticeSum] = []
+        left = most_summed()
+        for low_ns, high_ns in spans:
+            low, high = self.rank((low_ns, LOWEST[1])), self.rank((high_ns, LOWEST[1]))
+            unsummed = self.unsummed(low, high)
+            if unsummed > left:
+                self.lattice(low, min(low + left, high))
+                return None
+            left -= unsummed
+            found.append(self.lattice(low, high))
+        return found
+
+    def unsummed(self, start: int, end: int) -> int:
+        """Return how many IDs `lattice` would have to expand, about."""
+        return sum(chunk.unsummed(*part) for chunk, *part in self._slices(start, end))
+
+    def lattice(self, start: int, end: int) -> LatticeSum:
+        """Return the lattice sum of the IDs from one place to, but without, another."""
+        return LatticeSum.total([chunk.lattice(*part) for chunk, *part in self._slices(start, end)])
+
+    # One bound at a time
 
     def rank(self, bound: SyncId) -> int:
         """Count the IDs that are before a bound."""
         chunk, place = self._locate(bound)
         return self.starts[chunk] + place
 
-    def measure(self, lower: SyncId, upper: SyncId) -> tuple[int, Words]:
-        """Count, and fingerprint ``(4,)``, of the IDs from one bound to another."""
+    def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, Words]:
+        """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""
         low, high, fingerprint = self.between_bounds(lower, upper)
         return high - low, fingerprint
 
@@ -99,24 +185,14 @@ class IndexRows:
 
     def _locate(self, bound: SyncId) -> tuple[int, int]:
         """Return the chunk, and the place in it, of the first ID that is not before a bound."""
-        chunk = bisect_left(self._lasts, bound[0])
-        while chunk < len(self.chunks):
+        for chunk in range(int(self._lasts.searchsorted(bound[0])), len(self.chunks)):
             place = self.chunks[chunk].rank(bound)
             if place < len(self.chunks[chunk]):
                 return chunk, place
-            chunk = self._next_in_tie(chunk, bound)
         last = len(self.chunks) - 1
         return (last, len(self.chunks[last])) if self.chunks else (0, 0)
 
-    def _next_in_tie(self, chunk: int, bound: SyncId) -> int:
-        """Return the next chunk to look in after one that ends at a bound's time and before it."""
-        end = bisect_right(self._lasts, bound[0], chunk + 1)
-        ends = range(chunk + 1, end)
-        return bisect_left(
-            ends, bound[1], key=lambda at: self.chunks[at].hash_at(len(self.chunks[at]) - 1)
-        ) + (chunk + 1)
-
-    # Many at a time
+    # Many bounds or places at a time
 
     def ranks(self, bounds: SyncIds) -> Ints:
         """Return ``(n,)`` the counts of IDs before each bound."""
@@ -148,12 +224,9 @@ class IndexRows:
 
     def time_ranks(self, timestamps: Ints, side: Literal["left", "right"]) -> Ints:
         """Return ``(n,)`` the counts of IDs before each time, or with ``right`` not after it."""
-        places = np.empty(len(timestamps), np.int64)
-        owners = self._last_array.searchsorted(timestamps, side)
-        for chunk, start, end in _runs(owners, len(self.chunks) + 1):
-            if chunk == len(self.chunks):
-                places[start:end] = len(self)
-                continue
+        places = np.full(len(timestamps), len(self))
+        ends = timestamps.searchsorted(self._lasts, "right" if side == "left" else "left")
+        for chunk, start, end in _pieces(ends):
             found = self.chunks[chunk].timestamps.searchsorted(timestamps[start:end], side)
             np.add(found, self.starts[chunk], out=places[start:end])
         return places
@@ -181,19 +254,8 @@ class IndexRows:
         return SyncIds(self.timestamps(places), self.hashes(places))
 
     def between(self, start: int, end: int) -> SyncIds:
-        """Return the IDs from one place to, but without, another."""
-        timestamps = np.empty(end - start, np.int64)
-        hashes = np.empty((end - start, HASH_WORDS), np.uint64)
-        digests = np.empty((end - start, CONTENT_DIGEST_BYTES), HASH_DTYPE)
-        at = 0
-        for chunk, first, last in self.slices(start, end):
-            stop = at + last - first
-            timestamps[at:stop] = chunk.timestamps[first:last]
-            digests[at:stop] = chunk.digests[first:last]
-            prefix = chunk.prefix[first : last + 1]
-            np.bitwise_xor(prefix[:-1], prefix[1:], out=hashes[at:stop])
-            at = stop
-        return SyncIds(timestamps, hashes.view(HASH_DTYPE), digests)
+        """Return the IDs from one place to, but without, another, with their content digests."""
+        return SyncIds.join([chunk.ids(*part) for chunk, *part in self._slices(start, end)])
 
     def digests(self, places: Ints) -> NDArray[np.uint8]:
         """Return the content digests ``(n, 16)`` of the IDs at places, each below the length."""
@@ -203,15 +265,7 @@ class IndexRows:
             self.chunks[chunk].digests.take(local, axis=0, out=found[start:end], mode="clip")
         return found
 
-    def unsummed(self, start: int, end: int) -> int:
-        """Return how many IDs `lattice` would have to expand."""
-        return sum(chunk.unsummed(*part) for chunk, *part in self.slices(start, end))
-
-    def lattice(self, start: int, end: int) -> LatticeSum:
-        """Return the lattice sum of the IDs from one place to, but without, another."""
-        return LatticeSum.total([chunk.lattice(*part) for chunk, *part in self.slices(start, end)])
-
-    def slices(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
+    def _slices(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
         """Yield the chunks of the IDs between two places, and from where to where in each."""
         if start >= end:
             return
@@ -235,7 +289,7 @@ class IndexRows:
         running = self.running(edges).reshape(-1, 2 * HASH_WORDS)
         return running[:, :HASH_WORDS] ^ running[:, HASH_WORDS:]
 
-    def probe(self, low: Ints, high: Ints, hashes: Words) -> Probed:
+    def probe_places(self, low: Ints, high: Ints, hashes: Words) -> Probed:
         """Find `hashes[i]` among the IDs at places `low[i]` to, but without, `high[i]`.
 
         The intervals are disjoint and ascending. This is a scan: the index has no order by hash.
@@ -287,51 +341,61 @@ class IndexRows:
 
     def running(self, places: Ints) -> Words:
         """Return ``(n, 4)``: running XORs up to places; only those of one call belong together."""
-        found = np.empty((len(places), HASH_WORDS), np.uint64)
-        pieces = list(self.pieces(places))
-        for chunk, start, end in pieces:
+        found = np.zeros((len(places), HASH_WORDS), np.uint64)
+        for chunk, start, end in self.pieces(places):
             local = places[start:end] - self.starts[chunk]
             self.chunks[chunk].prefix.take(local, axis=0, out=found[start:end], mode="clip")
-        if len(pieces) > 1:
-            chunks = [chunk for chunk, _, _ in pieces]
-            found ^= np.repeat(self._bases[chunks], [end - start for _, start, end in pieces], 0)
-        if not pieces:
-            found[:] = 0
+            if chunk:
+                found[start:end] ^= self._bases[chunk]
         return found
 
     def pieces(self, places: Ints) -> Iterator[tuple[int, int, int]]:
         """Yield a chunk, and from where to where places are in it; the end is in the last one."""
-        if not len(places) or not self.chunks:
-            return
-        final = len(self.chunks) - 1
-        first = min(bisect_right(self.starts, int(places[0])) - 1, final)
-        last = min(bisect_right(self.starts, int(places[-1])) - 1, final)
-        if first == last:
-            yield first, 0, len(places)
-            return
-        cuts = places.searchsorted(self._start_array[first + 1 : last + 1]).tolist()
-        start = 0
-        for chunk, end in zip(range(first, last + 1), [*cuts, len(places)], strict=True):
-            if end > start:
-                yield chunk, start, end
-            start = end
+        if self.chunks:
+            ends = places.searchsorted(self._starts[1:])
+            ends[-1] = len(places)
+            yield from _pieces(ends)
 
 
-def _runs(owners: NDArray[np.intp], chunks: int) -> Iterator[tuple[int, int, int]]:
-    """Yield where each number begins and ends in ascending numbers below `chunks`."""
-    if not len(owners):
-        return
-    first, last = int(owners[0]), int(owners[-1])
-    if first == last:
-        yield first, 0, len(owners)
-        return
-    assert first < last < chunks, "bounds must ascend"
-    cuts = owners.searchsorted(np.arange(first + 1, last + 1)).tolist()
+class MemoryView:
+    """A `reconcile.view.View` of an index that has every ID from a floor on, and none below it."""
+
+    def __init__(self, index: IndexView, floor: SyncId = LOWEST) -> None:
+        self.memory = index, floor
+
+    def measure(self, spans: Spans) -> Loading[Measured]:
+        """Return counts and fingerprints of spans."""
+        yield from ()
+        return self._above(spans).measure(spans)
+
+    def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
+        """Cut spans into about so many parts of about equal counts."""
+        yield from ()
+        return self._above(spans).split(spans, wanted)
+
+    def items(self, spans: Spans) -> Loading[Items]:
+        """Return the IDs in spans."""
+        yield from ()
+        return self._above(spans).items(spans)
+
+    def probe(self, spans: Spans, hashes: Words) -> Loading[Probed]:
+        """Find the spans that have exactly one ID with the hash that is looked for in them."""
+        yield from ()
+        return self._above(spans).probe(spans, hashes)
+
+    def _above(self, spans: Spans) -> IndexView:
+        index, floor = self.memory
+        assert not len(spans) or spans.lower.at(0) >= floor, "nothing is held below the floor"
+        return index
+
+
+def _pieces(ends: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int, int]]:
+    """Yield the numbers of filled pieces, and where they begin and end; ends ascend."""
     start = 0
-    for owner, end in zip(range(first, last + 1), [*cuts, len(owners)], strict=True):
+    for number, end in enumerate(ends.tolist()):
         if end > start:
-            yield owner, start, end
-        start = end
+            yield number, start, end
+            start = end
 
 
 def _bases(chunks: Sequence[Chunk]) -> Words:

@@ -172,7 +172,7 @@ class NodeStatus:
         self._read_clocks()
         self._read_peers()
         metrics.feed_position.set(node.feed.head[0])
-        metrics.index_entries.set(node.reconcilable.index_entries)
+        metrics.index_entries.set(node.reconcilable.index.entries)
         metrics.log_events_suppressed.set(suppressed_total())
         metrics.maintenance_in_charge.set(int(node.maintainer.in_charge))
         metrics.retention_paused.set(int(node.maintainer.is_clock_wrong))
@@ -265,8 +265,8 @@ class NodeStatus:
             messages=summary.messages,
             oldest_timestamp=summary.oldest_timestamp_ns,
             newest_timestamp=summary.newest_timestamp_ns,
-            index_entries=node.reconcilable.index_entries,
-            index_start=node.reconcilable.index_start_ns,
+            index_entries=node.reconcilable.index.entries,
+            index_start=node.reconcilable.index.floor_ns,
             peers=map(peer_status, node.synchronizer.peers()),
             resume=None if resume is None else filled(admin_pb2.ResumeStatus, resume),
             gossip=gossip,
@@ -359,7 +359,7 @@ class NodeStatus:
                 "horizon": _seconds(summary.horizon_ns),
                 "retention_s": None if retention_ns is None else _seconds(retention_ns),
                 "shortfall_s": _seconds(node.policy.shortfall_ns()),
-                "index_entries": node.reconcilable.index_entries,
+                "index_entries": node.reconcilable.index.entries,
             }
         if timeline is not None:
             names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"

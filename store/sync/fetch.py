@@ -243,7 +243,7 @@ class Resumer:
         self._proceed = proceed
         self._failed = failed
         self._progress = ResumeState()
-        self._is_finished = self._has_proceeded = False
+        self._has_proceeded = False
         self._peers: deque[PeerAddress] = deque()  # the first is asked
         self._cursor = b""  # of the first peer
         self._last_ns = self._fetch_ns = self._persisted_ns = 0
@@ -269,13 +269,13 @@ class Resumer:
         assert start_ns <= progress.reached_ns <= max(start_ns, progress.time_end_ns)
         assert not self._peers or set(self._peers) == set(self._config.peers)
         assert progress.stored <= progress.messages
-        assert self._has_proceeded or not self._is_finished
+        assert self._has_proceeded or not self._recorder.is_complete
         assert bool(progress.peers) == bool(progress.messages)
 
     async def resume(self) -> None:
         """Fill the gap, if there is one."""
         config, progress = self._config, self._progress
-        if self._is_finished or not config.peers:
+        if self._recorder.is_complete or not config.peers:
             self._proceed_once()
             return
         last_ns = await self._recorder.last()
@@ -298,7 +298,7 @@ class Resumer:
                 stored=progress.stored,
                 peers=list(progress.peers),
             )
-        self._is_finished = self._recorder.is_complete = True
+        self._recorder.is_complete = True
         self._proceed_once()
 
     async def _fetch_all(self) -> None:

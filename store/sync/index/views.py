@@ -36,19 +36,9 @@ class IndexedReconcilable:
 
     def __init__(self, stored: StoredIds, hot: HotIndex, limits: IndexLimits | None = None) -> None:
         self._stored = stored
-        self._hot = hot
+        self.index = hot
         self._patience_s = (limits or IndexLimits()).patience_s
         self._free = asyncio.Semaphore(MAX_COLD_VIEWS)
-
-    @property
-    def index_entries(self) -> int:
-        """IDs held in memory."""
-        return self._hot.entries
-
-    @property
-    def index_start_ns(self) -> int:
-        """The time from which on every ID is in memory."""
-        return self._hot.floor_ns
 
     @asynccontextmanager
     async def open_view(
@@ -67,7 +57,7 @@ class IndexedReconcilable:
             StoreBusyError: too many views read from the database already.
         """
         async with AsyncExitStack() as stack:
-            hot = await self._hot.recent_view() if recent else None
+            hot = await self.index.recent_view() if recent else None
             horizon_ns = 0 if hot is None else hot.horizon_ns
             cold = None
             if hot is None:
@@ -94,17 +84,17 @@ class IndexedReconcilable:
             self._free.release()
 
     async def _hot_view(self) -> tuple[HotView | None, int]:
-        indexed = self._hot.place
+        indexed = self.index.place
         newest = await self._stored.newest(indexed)
-        if not newest.served and self._hot.place[0] >= indexed[0]:
+        if not newest.served and self.index.place[0] >= indexed[0]:
             # The database lost what the index has; the feed will notice, too.
-            self._hot.lost()
-        hot = await self._hot.view_at(newest.place, newest.horizon_ns)
+            self.index.lost()
+        hot = await self.index.view_at(newest.place, newest.horizon_ns)
         if hot is not None and hot.place != newest.place:
             # It has gone on meanwhile: with new commits, or with some that the database has lost.
             newest = await self._stored.newest(hot.place)
             if not newest.served:
-                self._hot.lost()
+                self.index.lost()
                 hot = None
         return hot, newest.horizon_ns
 

@@ -19,7 +19,7 @@ Bounds are inclusive below and exclusive above, as Postgres has them ("Table Par
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -107,8 +107,6 @@ class Cover:
     def __init__(self, bounds: Iterable[Bounds]) -> None:
         self.bounds: list[Bounds] = sorted(bounds)
         self._lows = [each.low for each in self.bounds]
-        self._runs = _merged(self.bounds)
-        self._run_lows = [each.low for each in self._runs]
 
     def find(self, key: int) -> Bounds | None:
         """Return the partition that contains a key, in logarithmic time."""
@@ -117,12 +115,17 @@ class Cover:
 
     def spans(self, first: int, last: int) -> bool:
         """Return True if every key from ``first`` to ``last``, both included, has a partition."""
-        return self.reaches(first) > last
+        return self.reaches(first, last) > last
 
-    def reaches(self, first: int) -> int:
-        """Return the first key from ``first`` on, itself included, that has no partition."""
-        place = bisect_right(self._run_lows, first) - 1
-        return max(first, self._runs[place].high) if place >= 0 else first
+    def reaches(self, first: int, last: int = UNBOUNDED_HIGH) -> int:
+        """Return the first key from ``first`` on, itself included, that has no partition.
+
+        Beyond ``last`` it may be one that has.
+        """
+        reached, place = first, max(0, bisect_right(self._lows, first) - 1)
+        while reached <= last and place < len(self.bounds) and self._lows[place] <= reached:
+            reached, place = max(reached, self.bounds[place].high), place + 1
+        return reached
 
     def overlaps(self, other: Bounds) -> bool:
         """Return True if a partition with these bounds could not be added."""
@@ -134,14 +137,12 @@ class Cover:
     def gaps(self, first: int, last: int) -> list[Bounds]:
         """Return the parts of [``first``, ``last``], both included, without a partition."""
         found, start = [], first
-        for run in self._runs:
-            if run.high <= start:
-                continue
-            if run.low > last:
+        for each in self.bounds:
+            if each.low > last:
                 break
-            if run.low > start:
-                found.append(Bounds(start, run.low))
-            start = run.high
+            if each.low > start:
+                found.append(Bounds(start, each.low))
+            start = max(start, each.high)
         return found if start > last else [*found, Bounds(start, last + 1)]
 
     def check(self) -> None:
@@ -299,16 +300,6 @@ class _CoarsePlanner:
         else:
             wider = Bounds(min(low, neighbour.low), max(high, neighbour.high))
             self.origins[wider] = self.origins.pop(neighbour)
-
-
-def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
-    runs: list[Bounds] = []
-    for each in bounds:
-        if runs and runs[-1].high >= each.low:
-            runs[-1] = Bounds(runs[-1].low, max(runs[-1].high, each.high))
-        else:
-            runs.append(each)
-    return runs
 
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:

@@ -73,7 +73,7 @@ from store.gossip.fetch_queue import FetchQueue
 from store.gossip.graph import Graph, graph_events
 from store.gossip.limits import DEFAULT_LIMITS, GossipLimits
 from store.gossip.peer import GossipPeer
-from store.gossip.recent_messages import Bits, RecentMessages, SeenMessage
+from store.gossip.recent_messages import RecentMessages, SeenMessage, free_bit
 from store.gossip.scores import PeerStanding, Scores
 from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
@@ -114,6 +114,13 @@ class _Request:
     tries: int = 0
 
     @property
+    def hashes(self) -> Sequence[bytes]:
+        """The messages that it is about."""
+        return (
+            self.effect.batch.hashes if isinstance(self.effect, PersistBatch) else self.effect.ids
+        )
+
+    @property
     def reads(self) -> bool:
         """True for a read: only then can this node deliver what it has announced."""
         return not isinstance(self.effect, PersistBatch)
@@ -139,7 +146,6 @@ class Gossip:
         self._bounds = bounds
         self._now_ns = 0
         self._peers: dict[str, GossipPeer] = {}
-        self._peer_bits = Bits()
         self._recent = RecentMessages(bounds.seen_ids)
         self._stores = Stores(self._forget_store)
         self.unread = UnreadEvents(
@@ -223,13 +229,8 @@ class Gossip:
         tokens = {request.effect.token for request in due}
         assert len(tokens) == len(due)
         assert not tokens & self._requests.keys()
-        storing = [
-            digest
-            for request in (*due, *self._requests.values())
-            if isinstance(request.effect, PersistBatch)
-            for digest in request.effect.batch.hashes
-        ]
-        assert self._pending.keys() <= set(storing)
+        persists = (each for each in (*due, *self._requests.values()) if not each.reads)
+        assert self._pending.keys() <= {digest for each in persists for digest in each.hashes}
 
     # What comes out of a step
 
@@ -246,13 +247,18 @@ class Gossip:
     def join(self, key: str, store_id: str) -> None:
         """Add a peer with a new stream, which replaces an earlier one."""
         self.leave(key)
-        why = self._objection(key, store_id)
-        if why is not None:
-            self._effects.append(why)
+        if self._scores.standing(self._now_ns, key) is PeerStanding.CUT_OFF:
+            self._effects.append(CutOff(key, *self._scores.sentence(key)))
+            return
+        if store_id == self.store_id:
+            reason = "this node works on the same database: the two need no gossip"
+            until_ns = self._now_ns + self._bounds.cut_off_ns
+            self._effects.append(CutOff(key, until_ns, reason, fault=False))
             return
         joined = {peer.store.id for peer in self._peers.values()}
         store = self._stores.meet(store_id, key, joined)
-        peer = self._peers[key] = GossipPeer(key, store, self._peer_bits.take())
+        bit = free_bit(peer.bit for peer in self._peers.values())
+        peer = self._peers[key] = GossipPeer(key, store, bit)
         self._fetches.join(key)
         self._catch_up(peer)
         if len(self._graph):
@@ -261,15 +267,6 @@ class Gossip:
         for parent in islice(self._missing, limits.MAX_GUESSES):
             if parent not in self._pending:
                 self._guess(parent, peer.key)
-
-    def _objection(self, peer: str, store_id: str) -> CutOff | None:
-        """Return the effect that turns a peer away; None: it may join."""
-        if self._scores.standing(self._now_ns, peer) is PeerStanding.CUT_OFF:
-            return CutOff(peer, *self._scores.sentence(peer))
-        if store_id == self.store_id:
-            reason = "this node works on the same database: the two need no gossip"
-            return CutOff(peer, self._now_ns + self._bounds.cut_off_ns, reason, fault=False)
-        return None
 
     def _catch_up(self, peer: GossipPeer) -> None:
         """Announce the newest messages and the unread events to a peer that joins."""
@@ -290,7 +287,6 @@ class Gossip:
         if peer is not None:
             self._fetches.leave(key)
             self._recent.forget_peer(peer.bit)
-            self._peer_bits.free(peer.bit)
 
     def sent(self, key: str) -> None:
         """Note that the stream has taken the frame of a `WriteFrame`."""
@@ -532,7 +528,7 @@ class Gossip:
         """Close a request that is answered about so many messages."""
         request = self._requests.pop(token)
         effect = request.effect
-        asked = len(effect.batch if isinstance(effect, PersistBatch) else effect.ids)
+        asked = len(request.hashes)
         assert isinstance(effect, kind), "the answer is of another kind"
         is_a_part = kind is LoadBodies and 0 < count < asked
         assert count == asked or is_a_part, "the answer is of another length"
@@ -566,16 +562,11 @@ class Gossip:
         if request.reads:
             self._failing = True
         elif request.tries >= limits.MAX_TRIES or len(self._retries) >= limits.MAX_RETRIES:
-            self._give_up(request)
+            self._release(request)
+            for digest in request.hashes:  # they may come again
+                self._pending.pop(digest, None)
             return
         self._retries.append((self._now_ns + limits.RETRY_NS, request))
-
-    def _give_up(self, request: _Request) -> None:
-        """Drop delivered messages that cannot be stored; they may come again."""
-        assert isinstance(request.effect, PersistBatch)
-        self._release(request)
-        for digest in request.effect.batch.hashes:
-            self._pending.pop(digest, None)
 
     @staticmethod
     def _release(request: _Request) -> None:

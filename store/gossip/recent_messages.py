@@ -7,26 +7,16 @@ peer is about its stream, and forgotten with it; what concerns a store stays.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storenode.common.bounded_dict import BoundedDict
 
 
-class Bits:
-    """Gives out bits, the lowest free one first; one that is freed is given out again."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    def take(self) -> int:
-        """Return a free bit: a power of two."""
-        bit = ~self._taken & (self._taken + 1)
-        self._taken |= bit
-        return bit
-
-    def free(self, bit: int) -> None:
-        """Free a bit."""
-        self._taken &= ~bit
+def free_bit(taken: Iterable[int]) -> int:
+    """Return the lowest power of two that is not among some distinct ones."""
+    mask = sum(taken)
+    return ~mask & (mask + 1)
 
 
 @dataclass(slots=True)

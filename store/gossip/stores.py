@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
-from store.gossip.recent_messages import Bits
+from store.gossip.recent_messages import free_bit
 from storenode.common.bounded_dict import BoundedDict
 
 
@@ -33,7 +33,6 @@ class Stores:
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
-        self._bits = Bits()
         self._stores: OrderedDict[str, Store] = OrderedDict()
         self._voices = BoundedDict[str, str](MAX_OFFENDERS)
 
@@ -42,8 +41,8 @@ class Stores:
         store = self._stores.get(store_id)
         if store is None:
             self._make_room(joined)
-            store = Store(store_id, self._bits.take(), self._voice(peer, store_id))
-            self._stores[store_id] = store
+            bit = free_bit(known.bit for known in self._stores.values())
+            store = self._stores[store_id] = Store(store_id, bit, self._voice(peer, store_id))
         else:
             self._voice(peer, store_id)
         self._stores.move_to_end(store_id)
@@ -68,4 +67,3 @@ class Stores:
         gone = next(store for name, store in self._stores.items() if name not in joined)
         del self._stores[gone.id]
         self._forget(gone.bit)
-        self._bits.free(gone.bit)

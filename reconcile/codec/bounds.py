@@ -85,13 +85,21 @@ def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
     return rows, SyncIds(targets.timestamps[rows], np.ascontiguousarray(hashes))
 
 
-def bridge(previous: SyncIds, bounds: SyncIds) -> tuple[Ints, SyncIds]:
+def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple[Ints, SyncIds]:
     """Put those bounds before each bound that lead to it from its previous one.
+
+    Args:
+        previous: ``(n,)``.
+        bounds: ``(n,)``, each greater than its previous one.
+        but: rows to which nothing has to lead.
 
     Returns:
         (k,) the row that each belongs to, ascending, and (k,) the bounds.
     """
-    awkward = np.flatnonzero(~expressible(previous, bounds))
+    fits = expressible(previous, bounds)
+    if but is not None:
+        fits[but] = True
+    awkward = np.flatnonzero(~fits)
     rows, between = reach_all(previous[awkward], bounds[awkward])
     steps = np.bincount(awkward[rows], minlength=len(bounds)) + 1
     sources = np.repeat(np.arange(len(bounds)), steps)

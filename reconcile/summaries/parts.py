@@ -12,12 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.codec import reach
-from reconcile.codec.bounds import expressible
 from reconcile.errors import SummaryMismatchError
 from reconcile.ids import Bools, Ints, SyncIds
-from reconcile.index import IndexView
-from reconcile.view import Measured, SpanParts, Spans, chain_spans, no_fingerprints
+from reconcile.view import Measured, SpanParts, Spans, no_fingerprints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,108 +74,31 @@ class Pieces:
         return Pieces.join([self[kept], pieces])[order]
 
 
-@dataclass(frozen=True, slots=True)
-class CutPlan:
-    """A plan of cuts.
+def parts_within(atoms: Pieces, counts: Ints, wanted: Ints) -> Ints:
+    """Return how many parts each atom should become, the nearest number.
 
-    Attributes:
-        spans: ``(n,)``.
-        counts: ``(n,)``, IDs in them.
-        wanted: ``(n,)``, into how many parts; not more than IDs, but 1 at least.
+    Args:
+        atoms: pieces, with the numbers of their spans as keys.
+        counts: ``(n,)``, IDs in the spans.
+        wanted: ``(n,)``, into how many parts each span is to be cut.
     """
-
-    spans: Spans
-    counts: Ints
-    wanted: Ints
-
-    def too_big(self, atoms: Pieces) -> NDArray[np.bool_]:
-        """Return which atoms have more than one and a half parts in them."""
-        most: Ints = 3 * self.counts[atoms.keys]
-        return most < 2 * self.wanted[atoms.keys] * atoms.counts
-
-    def parts_of(self, owners: Ints, counts: Ints) -> Ints:
-        """Return how many parts so many IDs of a span should become; at least 1."""
-        totals = self.counts[owners]
-        parts: Ints = (2 * counts * self.wanted[owners] + totals) // (2 * totals)
-        return np.maximum(parts, 1)
+    totals = np.maximum(counts, 1)[atoms.keys]
+    return np.asarray((2 * atoms.counts * wanted[atoms.keys] + totals) // (2 * totals))
 
 
-def make_ends_expressible(view: IndexView, spans: Spans, parts: SpanParts) -> SpanParts:
-    """Make the last bounds of spans, too, expressible after the ones before them.
-
-    Where one cannot, further bounds lead there.
-    """
-    pieces = parts.spans(spans.lower)
-    last = parts.offsets[1:] - 1
-    awkward = ~expressible(pieces.lower[last], pieces.upper[last])
-    if not awkward.any():
-        return parts
-    uppers: list[SyncIds] = []
-    sizes = np.diff(parts.offsets)
-    done = 0
-    for number in np.flatnonzero(awkward).tolist():
-        end = int(last[number])
-        chain = reach(pieces.lower.at(end), pieces.upper.at(end))
-        uppers += [parts.upper[done:end], SyncIds.of(chain)]
-        sizes[number] += len(chain) - 1
-        done = end + 1
-    upper = SyncIds.join([*uppers, parts.upper[done:]])
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-    measured = view.measure(chain_spans(spans.lower, offsets[:-1], upper))
-    return SpanParts(offsets, upper, measured.counts, measured.fingerprints)
-
-
-def merge_atoms(cut: CutPlan, atoms: Pieces) -> SpanParts:
-    """Merge neighbouring atoms to parts of about equal counts."""
+def ends_of_parts(atoms: Pieces, counts: Ints, wanted: Ints) -> Ints:
+    """Return the numbers of atoms with which a part ends, for parts of about equal counts."""
     owners = atoms.keys
-    last_of_span = np.ones(len(atoms), np.bool_)
-    last_of_span[:-1] = owners[1:] != owners[:-1]
-    kept = last_of_span.copy()
-    groups = _groups(cut, atoms)
-    kept[:-1] |= groups[1:] != groups[:-1]
-    _keep_what_leads(atoms, kept, last_of_span)
-    ends = np.flatnonzero(kept)
-    first = np.concatenate((np.zeros(1, np.int64), ends + 1))[:-1]
-    sizes = np.bincount(owners[ends], minlength=len(cut.spans))
-    return SpanParts(
-        np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))),
-        atoms.spans.upper[ends],
-        np.add.reduceat(atoms.counts, first),
-        np.bitwise_xor.reduceat(atoms.xors, first, axis=0),
-    )
-
-
-def _groups(cut: CutPlan, atoms: Pieces) -> Ints:
-    """Return ascending numbers, the same for atoms that become one part."""
-    owners, counts = atoms.keys, atoms.counts
-    before = np.cumsum(counts) - counts
-    starts = np.searchsorted(owners, np.arange(len(cut.spans)))
-    before -= before[starts][owners]
-    wanted = cut.wanted[owners]
-    group = (2 * before + counts) * wanted // np.maximum(2 * cut.counts[owners], 1)
-    # What is empty goes with what is before it.
-    group[counts == 0] = 0
-    span_starts = np.cumsum(cut.wanted) - cut.wanted
-    return np.maximum.accumulate(span_starts[owners] + group)
-
-
-def _keep_what_leads(
-    atoms: Pieces, kept: NDArray[np.bool_], last_of_span: NDArray[np.bool_]
-) -> None:
-    """Keep further bounds where one could not be expressed without them (WAKU-SYNC, bounds).
-
-    Each atom's upper bound can be expressed after the one before it, but for a span's last.
-    """
-    upper = atoms.spans.upper
-    while True:
-        ends = np.flatnonzero(kept)
-        previous = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
-        wrong = ~expressible(atoms.spans.lower[previous], upper[ends]) & ~last_of_span[ends]
-        again = np.flatnonzero(wrong & (previous < ends))
-        if not len(again):
-            return
-        for number in again.tolist():
-            kept[previous[number] : ends[number]] = True
+    before = np.cumsum(atoms.counts) - atoms.counts
+    before -= before[np.searchsorted(owners, np.arange(len(counts)))][owners]
+    # An atom is in the part that its middle is in; what is empty goes with what is before it.
+    totals = np.maximum(2 * counts, 1)[owners]
+    groups = (2 * before + atoms.counts) * wanted[owners] // totals
+    groups[atoms.counts == 0] = 0
+    groups = np.maximum.accumulate((np.cumsum(wanted) - wanted)[owners] + groups)
+    ends = np.ones(len(atoms), np.bool_)
+    ends[:-1] = (groups[1:] != groups[:-1]) | (owners[1:] != owners[:-1])
+    return ends.nonzero()[0]
 
 
 def join_measures(found: Sequence[Measured]) -> Measured:

@@ -26,18 +26,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile.codec import bridge
 from reconcile.errors import AnswerTooLargeError
 from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets
 from reconcile.summaries.parts import (
-    CutPlan,
     Pieces,
+    ends_of_parts,
     join_measures,
     join_parts,
-    make_ends_expressible,
-    merge_atoms,
+    parts_within,
 )
 from reconcile.summaries.spans import (
     are_covered,
@@ -57,6 +57,7 @@ from reconcile.view import (
     Probed,
     SpanParts,
     Spans,
+    chain_spans,
     no_fingerprints,
 )
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -249,19 +250,32 @@ class SummaryView:
     def _split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
         yield from self._cut_at_edges(spans)
         counts = self._measure(spans).counts
-        plan = CutPlan(spans, counts, np.minimum(wanted, np.maximum(counts, 1)))
+        wanted = np.minimum(wanted, np.maximum(counts, 1))
         while True:
             atoms, slices = self._atoms(spans)
-            big = plan.too_big(atoms)
-            numbers = slices[big & (slices >= 0)]
+            parts = parts_within(atoms, counts, wanted)
+            numbers = slices[(parts > 1) & (slices >= 0)]
             pieces = self._slices.pieces
             many = pieces.counts[numbers] > self._few[pieces.keys[numbers]]
             if not many.any():
                 break
             yield from self._divide(numbers[many])
-        if big.any():
-            atoms = yield from self._split_atoms(plan, atoms, np.flatnonzero(big))
-        return merge_atoms(plan, atoms)
+        big = np.flatnonzero(parts > 1)
+        if len(big):
+            atoms = yield from self._split_atoms(atoms, big, parts)
+        ends = ends_of_parts(atoms, counts, wanted)
+        owners, upper = atoms.keys[ends], atoms.spans.upper[ends]
+        first = np.concatenate((np.zeros(1, np.int64), ends + 1))[:-1]
+        offsets = np.searchsorted(owners, np.arange(len(spans) + 1))
+        sources, bounds = bridge(atoms.spans.lower[first], upper, offsets[1:] - 1)
+        if len(sources) == len(ends):
+            sums = np.add.reduceat(atoms.counts, first)
+            return SpanParts(
+                offsets, upper, sums, np.bitwise_xor.reduceat(atoms.xors, first, axis=0)
+            )
+        offsets = np.searchsorted(owners[sources], np.arange(len(spans) + 1))
+        measured = yield from self.measure(chain_spans(spans.lower, offsets[:-1], bounds))
+        return SpanParts(offsets, bounds, measured.counts, measured.fingerprints)
 
     def _atoms(self, spans: Spans) -> tuple[Pieces, Ints]:
         """Cut spans at beginnings of slices and at the floor, where these are expressible bounds.
@@ -283,13 +297,12 @@ class SummaryView:
         numbers[below] = np.where(end - first == 1, first, -1)
         return Pieces(owners, parts, measured.counts, measured.fingerprints), numbers
 
-    def _split_atoms(self, plan: CutPlan, atoms: Pieces, big: Ints) -> Loading[Pieces]:
-        """Cut atoms by the count of their IDs."""
+    def _split_atoms(self, atoms: Pieces, big: Ints, wanted: Ints) -> Loading[Pieces]:
+        """Cut some atoms by the count of their IDs; those of storage pass a portion at a time."""
 
         def cut(view: IndexView, numbers: Ints, some: Spans) -> SpanParts:
             counts = view.measure(some).counts
-            parts = view.split(some, plan.parts_of(atoms.keys[numbers], counts))
-            return make_ends_expressible(view, some, parts)
+            return view.split(some, -(-counts * wanted[numbers] // atoms.counts[numbers]))
 
         below, stored, above, in_memory = divide_spans(big, atoms.spans[big], self._floor)
         found = yield from self._cut_by_ids(below, stored, cut)

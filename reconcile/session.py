@@ -27,7 +27,7 @@ from enum import Enum
 import numpy as np
 
 from reconcile import kernel
-from reconcile.algorithm.direct import Direct
+from reconcile.algorithm import direct
 from reconcile.algorithm.plan import Tuning
 from reconcile.algorithm.questions import asked_about, questions
 from reconcile.algorithm.turn import Reply, Rules, Turn
@@ -223,8 +223,9 @@ class ReconcileSession:
         usual = usual and len(self._config.shards) <= limits.max_shards
         if memory is None or not (usual and payload.startswith(self._head)):
             return None
-        direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
-        found = direct.answer(memory[0].handle, memory[1][0])
+        index = memory[0].handle, memory[1][0]
+        bounds_ns = lower[0], upper[0]
+        found = direct.answer(payload, len(self._head), bounds_ns, self._rules(), index)
         if found is None:
             self._usual = False
             return None

@@ -7,8 +7,7 @@ Anything unusual is left to the turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from reconcile import kernel
 from reconcile.algorithm.plan import (
     RATE_EDGES,
     SIZE_EDGES,
-    Estimate,
     RangeSample,
     SplitPlan,
     likeliest,
@@ -29,72 +27,57 @@ from reconcile.ids import HASH_DTYPE, LOWEST, SyncIds
 from storenode.message.limits import HASH_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """A payload that is to be answered at once.
+def answer(
+    data: bytes,
+    head: int,
+    bounds_ns: tuple[int, int],
+    rules: Rules,
+    memory: tuple[kernel.RowsHandle, int],
+) -> tuple[Reply, Territory] | None:
+    """Compute the answer to a payload from an index in memory.
 
-    Attributes:
+    Args:
         data: the payload.
         head: how many bytes are in front of its ranges; the answer has the same there.
-        lower_ns: the lower bound of the session, at the beginning of a nanosecond.
-        upper_ns: the upper bound, likewise.
+        bounds_ns: the bounds of the session, at the beginnings of nanoseconds.
         rules: the rules of the turn.
+        memory: the index, and the time from which on it has everything.
+
+    Returns:
+        The reply, and the bounds that were asked about, before they were cut to those of the
+        session; None: the case is left to a turn.
     """
+    own, limits, (index, start_ns) = kernel.compiled, rules.limits.payload, memory
+    if own is None:
+        return None
+    most = limits.max_ranges, limits.max_elements, limits.max_payload_bytes
+    numbers = np.array([*most, max(0, rules.differences_left), *bounds_ns, start_ns])
+    said = own.reply(index, data, head, numbers, partial(_plan, rules))
+    if said is None:
+        return None
+    payload, own_count, lower_ns, upper_ns, *found = said
+    reply = Reply(payload, [_ids(*found[:2])], [_ids(*found[2:])], False, own_count)
+    return reply, ((lower_ns, LOWEST[1]), (upper_ns, LOWEST[1]))
 
-    data: bytes
-    head: int
-    lower_ns: int
-    upper_ns: int
-    rules: Rules
 
-    def answer(self, index: kernel.RowsHandle, start_ns: int) -> tuple[Reply, Territory] | None:
-        """Compute the answer from an index that has everything from a time on.
-
-        Returns:
-            The reply, and the bounds that were asked about, before they were cut to those of the
-            session; None: the case is left to a turn.
-        """
-        own, limits = kernel.compiled, self.rules.limits.payload
-        if own is None:
-            return None
-        numbers = np.array(
-            [
-                limits.max_ranges,
-                limits.max_elements,
-                limits.max_payload_bytes,
-                max(0, self.rules.differences_left),
-                self.lower_ns,
-                self.upper_ns,
-                start_ns,
-            ]
-        )
-        said = own.reply(index, self.data, self.head, numbers, self._plan)
-        if said is None:
-            return None
-        payload, own_count, lower_ns, upper_ns, *found = said
-        reply = Reply(payload, [_ids(*found[:2])], [_ids(*found[2:])], False, own_count)
-        return reply, ((lower_ns, LOWEST[1]), (upper_ns, LOWEST[1]))
-
-    def _plan(self, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
-        """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""
-        rules, tuning = self.rules, self.rules.tuning
-        known: Estimate | None = None
-        compared = _sample_of(sample)
-        if rules.ordinal > 2 and compared is not None:
-            known = likeliest(compared)
-        large = own_count >= tuning.large_count if rules.large is None else rules.large
-        plan = SplitPlan(tuning, rules.ordinal, large, known)
-        numbers = np.array(
-            [
-                known is not None,
-                plan.first_parts,
-                tuning.min_parts if plan.depth > 1 else 0,
-                -1 if plan.depth else tuning.largest_late_set,
-                tuning.gauges if plan.gauge else 0,
-            ]
-        )
-        density = np.array([0.0 if known is None else known.density])
-        return numbers, density, SIZE_EDGES, RATE_EDGES, *_columns(plan.depth)
+def _plan(rules: Rules, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
+    """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""
+    tuning = rules.tuning
+    compared = _sample_of(sample) if rules.ordinal > 2 else None
+    known = None if compared is None else likeliest(compared)
+    large = own_count >= tuning.large_count if rules.large is None else rules.large
+    plan = SplitPlan(tuning, rules.ordinal, large, known)
+    numbers = np.array(
+        [
+            known is not None,
+            plan.first_parts,
+            tuning.min_parts if plan.depth > 1 else 0,
+            -1 if plan.depth else tuning.largest_late_set,
+            tuning.gauges if plan.gauge else 0,
+        ]
+    )
+    density = np.array([0.0 if known is None else known.density])
+    return numbers, density, SIZE_EDGES, RATE_EDGES, *_columns(plan.depth)
 
 
 @cache

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reconcile.codec import RangeKind, Ranges, expressible, reach
+from reconcile.codec import RangeKind, Ranges, bridge, expressible
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, less, match
 from reconcile.view import Items, Spans, chain_spans
@@ -87,8 +87,16 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
         return asked
     if spans.lower.at(0) < territory[0] or territory[1] < spans.upper.at(-1):
         asked = _inside(asked, territory)
-    awkward = ~expressible(asked.spans.lower, asked.spans.upper)
-    return _straightened(asked, awkward, max_cut_ranges) if awkward.any() else asked
+    awkward = int(np.count_nonzero(~expressible(asked.spans.lower, asked.spans.upper)))
+    if not awkward:
+        return asked
+    made = 2 * awkward  # at least; each may come to 33
+    if made <= max_cut_ranges:
+        sources, upper = bridge(asked.spans.lower, asked.spans.upper)
+        made = len(sources) - len(asked) + awkward
+    if made > max_cut_ranges:
+        raise PayloadLimitError("max_cut_ranges", max_cut_ranges, made)
+    return cut_questions(asked, sources, upper)
 
 
 def _inside(asked: Questions, territory: Territory) -> Questions:
@@ -122,35 +130,14 @@ def _with_spans(asked: Questions, spans: Spans, rows: Ints) -> Questions:
     )
 
 
-def _straightened(asked: Questions, awkward: Bools, max_cut_ranges: int) -> Questions:
-    """Cut ranges at bounds that can be expressed one after the other."""
-    chains: dict[int, SyncIds] = {}
-    total = 0
-    for row in np.flatnonzero(awkward).tolist():
-        chain = reach(asked.spans.lower.at(row), asked.spans.upper.at(row))
-        total += len(chain)
-        if total > max_cut_ranges:
-            raise PayloadLimitError("max_cut_ranges", max_cut_ranges, total)
-        chains[row] = SyncIds.of(chain)
-    return cut_questions(asked, chains)
-
-
-def cut_questions(asked: Questions, chains: dict[int, SyncIds]) -> Questions:
-    """Cut questions.
+def cut_questions(asked: Questions, sources: Ints, upper: SyncIds) -> Questions:
+    """Cut questions into pieces.
 
     Args:
         asked: all questions.
-        chains: by the number of a question the upper bounds of its pieces, the last
-            being its own; ascending numbers.
+        sources: ``(n,)`` the question that each piece is of, ascending; all of them occur.
+        upper: ``(n,)`` the upper bounds of the pieces, the last of a question being its own.
     """
-    pieces = np.ones(len(asked), np.int64)
-    bounds: list[SyncIds] = []
-    done = 0
-    for row, chain in chains.items():
-        pieces[row] = len(chain)
-        bounds += [asked.spans.upper[done:row], chain]
-        done = row + 1
-    upper = SyncIds.join([*bounds, asked.spans.upper[done:]])
-    spans = chain_spans(asked.spans.lower, np.cumsum(pieces) - pieces, upper)
-    asked = replace(asked, known=asked.known & (pieces == 1))
-    return _with_spans(asked, spans, np.repeat(np.arange(len(asked)), pieces))
+    starts = sources.searchsorted(np.arange(len(asked)))
+    asked = replace(asked, known=asked.known & (np.bincount(sources) == 1))
+    return _with_spans(asked, chain_spans(asked.spans.lower, starts, upper), sources)

@@ -195,7 +195,14 @@ class Turn:
         parts = min(parts, limits.max_ranges // 4, limits.max_payload_bytes // 256)
         span = self._asked.spans[first : first + 1]
         found = yield from self._view.split(span, np.array([parts]))
-        self._asked = cut_questions(self._asked, {first: found.upper})
+        upper = self._asked.spans.upper
+        pieces = np.ones(len(upper), np.int64)
+        pieces[first] = len(found.upper)
+        self._asked = cut_questions(
+            self._asked,
+            np.arange(len(upper)).repeat(pieces),
+            SyncIds.join([upper[:first], found.upper, upper[first + 1 :]]),
+        )
         yield from self._measure()
 
     def _compare(self) -> None:

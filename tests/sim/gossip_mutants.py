@@ -121,7 +121,7 @@ MACHINE_MUTANTS = {
     "counts a liar twice": Mutant(
         replace_with(Stores, "_voice", lambda _self, _peer, store_id: store_id),
         "has confirmed .* as liar-",
-        11,
+        19,
     ),
     "counts announcements": Mutant(
         replace_with(
@@ -199,7 +199,7 @@ DRIVER_MUTANTS = {
             replace_with(streams, "LONGEST_PAUSE_S", 0.001),
         ),
         "without a pause",
-        first_seed=1,
+        first_seed=7,
         size=3,
     ),
     "asks again without a pause": Mutant(

@@ -91,6 +91,7 @@ WITHOUT_STORE = {
             "self.latest_ms = running_ms = now_ms",
         ),
         "sleeps for|does not send .* again",
+        first_seed=6,
     ),
     "is sure after one filter": Mutant(
         edit(
@@ -269,7 +270,7 @@ WITH_STORE = {
     "forgets what was under way": Mutant(
         in_publisher("_take_back", "is_ready = True", "is_ready = False"),
         "unpublished",
-        10,
+        11,
     ),
     "keeps every sync message": Mutant(
         in_publisher("offer_volatile", "if broadcast.reason is BroadcastReason.SYNC:", "if False:"),

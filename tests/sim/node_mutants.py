@@ -111,17 +111,17 @@ CORES = {
         20,
     ),
     "has two sessions with a peer": Mutant(
-        replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one", first_seed=5
+        replace_with(Sessions, "_of_peer", lambda *_: []), "two sessions with one", first_seed=7
     ),
     "never forgives": Mutant(
         replace_with(PolicyMemory, "until_ns", lambda *_: 2**62),
         f"time has come|{UNEQUAL}",
-        first_seed=66,
+        first_seed=73,
     ),
     "leaves a gap": Mutant(
         in_resume("_take", "_last_ns, page.reached_ns", "_last_ns, progress.time_end_ns"),
         "has passed over",
-        first_seed=2,
+        first_seed=6,
     ),
     "never looks back": Mutant(
         edit(
@@ -195,7 +195,7 @@ SESSIONS = {
         in_exchange("driving", "finally:", "else:"), f"{LEFT}|{UNEQUAL}", first_seed=3
     ),
     "lets a session wait for ever": Mutant(
-        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=9
+        in_exchange("keep", "self.work.silence_s", "10**6"), "waits too long", first_seed=24
     ),
     "leaves the timer of a claimed session": Mutant(
         in_exchange("claim", "if session.timer is not None:", "if False:"),
@@ -205,7 +205,7 @@ SESSIONS = {
     "forgets a session by half": Mutant(
         in_exchange("_forget", "self.sessions.end(session)", "pass"),
         f"nothing ends|{LEFT}",
-        15,
+        24,
     ),
     "waits for a silent peer for ever": Mutant(
         together(
@@ -248,6 +248,8 @@ SESSIONS = {
             "if False:",
         ),
         f"calls itself in sync|{UNEQUAL}|waits too long",
+        first_seed=1,
+        size=2,
     ),
 }
 
@@ -307,7 +309,7 @@ OTHERS = {
             "await self.writer.store(admitted.batch, source)",
         ),
         "has passed over",
-        first_seed=2,
+        first_seed=6,
     ),
     "hides the error of a resume": Mutant(
         in_resume(

@@ -333,7 +333,7 @@ OTHERS = {
             "self._place = self._waiting.popleft().place",
         ),
         LACKS,
-        29,
+        83,
     ),
     "prunes its index and leaves the floor": Mutant(
         in_index("_insert", "self._floor_ns = max(self._floor_ns, floor_ns)", "pass"),

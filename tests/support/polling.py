@@ -31,3 +31,9 @@ async def until(check: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not await check():  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(PAUSE_S)
+
+
+async def settle() -> None:
+    """Let tasks that wait for nothing but each other go on until they stand."""
+    for _ in range(5):
+        await asyncio.sleep(0)

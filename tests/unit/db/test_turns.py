@@ -8,6 +8,7 @@ import pytest
 
 from store.db.pool import Turns
 from store.domain.ports import StoreBusyError
+from tests.support.polling import settle
 
 
 class World:
@@ -33,18 +34,13 @@ class World:
                     self.working.remove(name)
 
         self.tasks[name] = asyncio.create_task(call())
-        await settled()
+        await settle()
 
     async def end(self, name: str) -> None:
         """End a call that works."""
         self._ends[name].set()
         await self.tasks[name]
-        await settled()
-
-
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+        await settle()
 
 
 async def test_callers_take_turns_and_so_do_their_connections() -> None:
@@ -91,7 +87,7 @@ async def test_who_leaves_while_waiting_or_working_leaves_nothing_behind() -> No
         await world.begin(name)
     for name in ("a 1 1", "a 1 0", "b 1 0"):
         world.tasks[name].cancel()
-    await settled()
+    await settle()
     assert world.working == ["c 1 0"]
     await world.end("c 1 0")
     await world.begin("a 1 2")

@@ -23,6 +23,7 @@ from store.serving.answers import (
     UnsentBudget,
 )
 from store.serving.failure import CallError, Code
+from tests.support.polling import settle
 
 MIB = 1024 * 1024
 PAGE = COPIES * FIRST_PAGE_BYTES
@@ -61,7 +62,7 @@ class World:
         """Advance the clock, and apply the rules."""
         self.time_s += seconds
         self.answers.evict_stalled()
-        await settled()
+        await settle()
 
 
 @pytest.fixture
@@ -71,11 +72,6 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     for task in world.tasks:
         task.cancel()
     await asyncio.gather(*world.tasks, return_exceptions=True)
-
-
-async def settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def refused(task: Awaitable[None]) -> CallError:
@@ -133,19 +129,19 @@ async def test_the_connections_of_a_caller_count_in_its_weight(world: World) -> 
     first, second = (AnswerSender(world.answers, "a", name) for name in "12")
     heavy = [world.wait(sender, MIB) for sender in (first, second)]
     light = world.wait(AnswerSender(world.answers, "b", "3"), MIB)
-    await settled()
+    await settle()
     holder.add(-MIB)
-    await settled()
+    await settle()
     assert [task.done() for task in (*heavy, light)] == [False, False, True]
 
 
 async def test_a_stalled_reader_is_ended_for_a_lighter_call(world: World) -> None:
     heavy = [AnswerSender(world.answers, "a", "1") for _ in range(4)]
     stalled = [world.stall(sender, 2 * MIB // COPIES) for sender in heavy]
-    await settled()
+    await settle()
     assert world.answers.free < MIB
     light = world.wait(AnswerSender(world.answers, "a", "2"), MIB)
-    await settled()
+    await settle()
     await world.pass_s(STALL_S - 0.1)
     assert not any(task.done() for task in stalled)
     await world.pass_s(0.2)
@@ -163,10 +159,10 @@ async def test_among_equals_only_who_stalls_for_long_is_ended(world: World) -> N
     stalled = []
     for sender in readers:
         stalled.append(world.stall(sender, 2 * MIB // COPIES))
-        await settled()
+        await settle()
         world.time_s += 0.01
     waiting = world.wait(AnswerSender(world.answers, "x", "x"), 3 * MIB)
-    await settled()
+    await settle()
     await world.pass_s(PATIENCE_S - 1)
     assert not any(task.done() for task in stalled)
     await world.pass_s(1)
@@ -178,12 +174,12 @@ async def test_among_equals_only_who_stalls_for_long_is_ended(world: World) -> N
 
 async def test_no_reader_is_ended_while_no_call_waits_for_long(world: World) -> None:
     stalled = world.stall(AnswerSender(world.answers, "a", "1"), MIB)
-    await settled()
+    await settle()
     await world.pass_s(3_600)
     assert not stalled.done()
     AnswerSender(world.answers, "b", "2").add(6 * MIB)
     waiting = world.wait(AnswerSender(world.answers, "c", "3"), MIB)
-    await settled()
+    await settle()
     await world.pass_s(CONTENDED_S / 2)
     assert not stalled.done()
     await world.pass_s(CONTENDED_S)
@@ -194,10 +190,10 @@ async def test_no_reader_is_ended_while_no_call_waits_for_long(world: World) -> 
 async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: World) -> None:
     sender = AnswerSender(world.answers, "a", "1")
     stalled = world.stall(sender, 2 * MIB)
-    await settled()
+    await settle()
     AnswerSender(world.answers, "b", "2").add(2 * MIB)
     world.wait(AnswerSender(world.answers, "c", "3"), 8 * MIB)
-    await settled()
+    await settle()
     await world.pass_s(PATIENCE_S)
     await refused(stalled)
     assert sender.taken_bytes == 2 * MIB
@@ -211,7 +207,7 @@ async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: 
     sender.answered(2 * MIB, refusable=True)
     AnswerSender(world.answers, "b", "2").add(7 * MIB)
     world.wait(AnswerSender(world.answers, "c", "3"), MIB)
-    await settled()
+    await settle()
     await world.pass_s(PATIENCE_S)
     assert world.hung_up == ["1"]
 
@@ -233,7 +229,7 @@ async def test_a_wait_ends_with_a_refusal(world: World) -> None:
     holder = AnswerSender(world.answers, "b", "2")
     holder.add(8 * MIB)
     waiting = world.wait(AnswerSender(world.answers, "a", "1"), MIB)
-    await settled()
+    await settle()
     await world.pass_s(MAX_WAIT_S + 1)
     failure = await refused(waiting)
     assert failure.retry
@@ -247,7 +243,7 @@ async def test_a_call_that_leaves_gives_everything_back(world: World) -> None:
     holder.add(8 * MIB)
     sender = AnswerSender(world.answers, "a", "1")
     waiting = world.wait(sender, MIB)
-    await settled()
+    await settle()
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting

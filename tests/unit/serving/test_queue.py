@@ -9,6 +9,7 @@ import pytest
 
 from store.serving.failure import CallError, busy
 from store.serving.queue import FairQueue
+from tests.support.polling import settle
 
 
 def queue(limit: int = 10) -> FairQueue:
@@ -17,11 +18,6 @@ def queue(limit: int = 10) -> FairQueue:
 
 def ask(of: FairQueue, connection: str, size: int) -> asyncio.Task[None]:
     return asyncio.create_task(of.acquire(connection, size))
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_the_lightest_connection_is_served_first() -> None:

@@ -30,7 +30,8 @@ from store.domain.ports import (
 )
 from store.domain.retention import RetentionPolicy
 from storenode.sds.codec import decode, sds_key
-from tests.integration.sds.channel import (
+from tests.integration.storage.node import Node
+from tests.integration.storage.sds_channel import (
     OTHER,
     TOPIC,
     Channel,
@@ -40,7 +41,6 @@ from tests.integration.sds.channel import (
     walk,
     walk_from,
 )
-from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained
 from tests.integration.storage.world import DAY, NOW
 from tests.support.outlet import WideOutlet
@@ -57,6 +57,12 @@ FILTERS = (
     TopicFilter(rights=TopicRights(pubsub_prefixes=("nothing",))),
 )
 ODD_HINTS = (b"", b"short", bytes(32), bytes(40))
+
+
+@pytest.fixture
+def reader(node: Node) -> DatabaseSdsReader:
+    """Return what is tested here."""
+    return DatabaseSdsReader(node.database)
 
 
 CONTENTS = [b"content %d" % number for number in range(6)]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 import uvloop
 
-from store.config.node import ConfigError, NodeConfig
+from store.config.node import NodeConfig
 from store.config.options import RunCommand, options_of
 from store.observe.logging import configure
 from store.runtime.embedded_host import EmbeddedHost
 from store.runtime.errors import NodeFailedError
 from storenode.cli.client.text import note, safe
-from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.errors import FAILED, OK, CliError
 
 if TYPE_CHECKING:
     from store.gateway.config import GatewayConfig
@@ -55,12 +55,9 @@ def configured(kind: type[_Config], options: dict[str, Any]) -> _Config:
     """Return the configuration that options give, and set the log up by it.
 
     Raises:
-        CliError: They contradict each other.
+        click.UsageError: They contradict each other.
     """
-    try:
-        config = kind.from_options(options)
-    except ConfigError as error:
-        raise CliError(USAGE, str(error)) from error
+    config = kind.from_options(options)
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
     return config
 

@@ -41,10 +41,6 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
-class ConfigError(Exception):
-    """Options that contradict each other; one sentence that says which and what to do."""
-
-
 def _file(what: str) -> Any:  # noqa: ANN401 - as `dataclasses.field`
     return access(what, _PATH, metavar="FILE")
 
@@ -255,11 +251,11 @@ class NodeConfig:
         """Take over what the command line parsed, and check it.
 
         Raises:
-            ConfigError: Options contradict each other.
+            click.UsageError: Options contradict each other.
         """
         config = cls.parse(options)
         for problem in config.problems():
-            raise ConfigError(problem)
+            raise click.UsageError(problem)
         return config
 
     @classmethod

@@ -11,7 +11,6 @@ from typing import Any, Final
 import click
 
 from store.config import options as most
-from store.config.node import ConfigError
 from store.config.options import access, limit, listener, messages, running
 from store.gateway.addresses import (
     ListenAddress,
@@ -148,18 +147,18 @@ class GatewayConfig:
         """Check the options that click has parsed.
 
         Raises:
-            ConfigError: They contradict each other.
+            click.UsageError: They contradict each other.
         """
         config = cls(**{**options, "shard": frozenset(options["shard"])})
         if (config.wss_cert is None) != (config.wss_key is None):
-            raise ConfigError("--wss-cert and --wss-key go together: give both or neither.")
+            raise click.UsageError("--wss-cert and --wss-key go together: give both or neither.")
         if config.relay_peer and config.relay is None:
-            raise ConfigError("--relay-peer needs --relay router or --relay leaf.")
+            raise click.UsageError("--relay-peer needs --relay router or --relay leaf.")
         if config.relay == RelayMode.LEAF and not config.relay_peer:
-            raise ConfigError("--relay leaf needs at least one --relay-peer.")
+            raise click.UsageError("--relay leaf needs at least one --relay-peer.")
         needs = [str(each) for each in config.listen if each.tls]
         if needs and config.wss_cert is None:
-            raise ConfigError(
+            raise click.UsageError(
                 f"--listen {needs[0]} needs a certificate: give --wss-cert and --wss-key, or end it"
                 " in /ws."
             )

@@ -7,14 +7,14 @@ log show the same value, which `NodeHealth` alone changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.observe.problems import Problem, Problems
+from store.observe.problems import Problems
 from store.serving.context import STARTING, HealthValue
 
 _LOG = get_logger("store.runtime.health")
@@ -41,6 +41,7 @@ class NodeHealth:
 
     Attributes:
         value: The present health.
+        problems: The problems behind it.
     """
 
     def __init__(self, metrics: Metrics, refresh: Callable[[], None] = lambda: None) -> None:
@@ -48,7 +49,7 @@ class NodeHealth:
         self.value = HealthValue()
         self._metrics = metrics
         self._refresh = refresh
-        self._problems = Problems(metrics)
+        self.problems = Problems(metrics)
         self._present = {Obstacle.STARTING: Obstacle.STARTING.value}
         self._changed = asyncio.Event()
 
@@ -67,11 +68,6 @@ class NodeHealth:
         self._update()
         return self.value
 
-    @property
-    def ended(self) -> Sequence[Problem]:
-        """The problems that are over, the newest first."""
-        return self._problems.ended
-
     async def await_revision(self, since: int) -> int:
         """Wait until the revision is above ``since``, and return it."""
         while self.value.revision <= since:
@@ -87,7 +83,7 @@ class NodeHealth:
         before = self.value
         # Problems look at the gauge of readiness.
         self._metrics.ready.set(int(unready is None))
-        problems = self._problems.evaluate(unready)
+        problems = self.problems.evaluate(unready)
         value = HealthValue(before.revision, unready, next(halting, None), problems)
         if not value.differs(before):
             self.value = value

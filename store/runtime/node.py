@@ -79,7 +79,7 @@ from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, cli
 from store.runtime.preflight import file_checks
 from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
 from store.runtime.status import NodeStatus
-from store.runtime.tasks import finish
+from store.runtime.tasks import READ_TIMEOUT_S, finish
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
@@ -487,6 +487,7 @@ class NodeRuntime:
     def _begin_work(self, stack: AsyncExitStack, listeners: Listeners, context: RpcContext) -> None:
         """Begin what runs until the end: checks, maintenance, exchange with peers, readings."""
         config, tasks, health, metrics = self.config, self._tasks, self.health, self.metrics
+        condition = self._status.condition
         metrics.read_only.set(int(config.read_only))
         interval_s = config.sync_interval / NS_PER_S if config.peer else 0
         # Peers are chosen at random: with ten of them, one may wait for dozens of rounds.
@@ -501,7 +502,7 @@ class NodeRuntime:
         every: list[tuple[float, str, Callable[[], object]]] = [
             (CONNECTIONS_INTERVAL_S, "connections", limiter.enforce),
             (FOLLOW_INTERVAL_S, "telemetry", self._status.follow),
-            (CONDITION_INTERVAL_S, "condition", self._status.read_condition),
+            (CONDITION_INTERVAL_S, "condition", partial(condition.get, READ_TIMEOUT_S)),
             (DISK_INTERVAL_S, "disk space", self._disk.look),
             (PROBLEMS_INTERVAL_S, "problems", health.look),
             (LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed),

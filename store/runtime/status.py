@@ -13,16 +13,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from store.config.node import NodeConfig
 from store.db.condition import (
     TIMELINE_DAYS,
     StoreCondition,
+    Timeline,
     read_condition,
     read_timeline,
 )
-from store.domain.coverage import Coverage, CoverageStep, StoreCoverage, aligned
+from store.domain.coverage import Coverage, CoverageStep, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, UnreadSummary
@@ -30,7 +32,7 @@ from store.observe.logging import suppressed_total
 from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
 from store.rpc.admin import filled, peer_status
-from store.runtime.tasks import READ_TIMEOUT_S, SingleFlightCache
+from store.runtime.tasks import SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from store.sync.schedule import PeerState
 from store.sync.session.report import SessionReport
@@ -44,11 +46,10 @@ STATUS_REST_S: Final = 1.0
 """How often the data of the status page is put together, however many look at it."""
 
 SUMMARY_REST_S: Final = 1.0
-TIMELINE_REST_S: Final = 3.0
 CONDITION_REST_S: Final = 5.0
-COVERAGE_REST_S: Final = 15.0
-"""The database is not asked more often for what it holds, by time, for its condition, and for what
-is known of other stores."""
+HISTORY_REST_S: Final = 5.0
+"""The database is not asked more often for what it holds, for its condition, and for its messages
+by time with what is known of other stores."""
 
 PATIENCE_S: Final = 2.0
 """How long a request waits for the database; then it shows what was read before."""
@@ -79,29 +80,16 @@ class NodeStatus:
         self._summary = StoreSummary(b"", 0, 0, 0, 0)
         self._unread = UnreadSummary(0, 0, 0)
         self._stored = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
-        self._condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
-        self._timeline = SingleFlightCache(
-            "timeline",
-            lambda: node.database.read(lambda to: read_timeline(to, time.time_ns())),
-            TIMELINE_REST_S,
-        )
-        self._coverage = SingleFlightCache(
-            "coverage",
-            lambda: read_hour_coverage(node.coverage, time.time_ns()),
-            COVERAGE_REST_S,
-        )
+        self.condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
+        self._history = SingleFlightCache("history", self._read_history, HISTORY_REST_S)
         self._page = SingleFlightCache("status", self._render_page, STATUS_REST_S, factor=0)
 
     async def stop(self) -> None:
         """End the reads that are under way."""
-        for each in (self._page, self._coverage, self._timeline, self._condition, self._stored):
+        for each in (self._page, self._history, self.condition, self._stored):
             await each.stop()
 
     # Readings of the database
-
-    async def read_condition(self) -> None:
-        """Renew the gauges of the condition of the database."""
-        await self._condition.get(READ_TIMEOUT_S)
 
     async def read_summary(self) -> StoreSummary:
         """Return what the database holds; from one that is away, what was read last."""
@@ -137,8 +125,7 @@ class NodeStatus:
             metrics.certificate_expiry.labels(name).set(expiry_s)
         now_ns = time.time_ns()
         found = await self._node.database.read(lambda each: read_condition(each, now_ns))
-        for name, count in found.partitions.items():
-            metrics.partitions.labels(name).set(count)
+        metrics.replace(metrics.partitions, found.partitions)
         for name, table in found.tables.items():
             metrics.table_bytes.labels(name).set(table.size_bytes)
             metrics.table_rows.labels(name, "live").set(table.live_rows)
@@ -150,9 +137,7 @@ class NodeStatus:
         metrics.standbys.set(found.standbys)
         metrics.standby_slots.labels("active").set(found.slots_in_use)
         metrics.standby_slots.labels("inactive").set(found.slots_unused)
-        metrics.standby_lag_bytes.clear()
-        for name, lag_bytes in found.standby_lag_bytes.items():
-            metrics.standby_lag_bytes.labels(name).set(lag_bytes)
+        metrics.replace(metrics.standby_lag_bytes, found.standby_lag_bytes)
         metrics.unarchived_hours.set(found.archive.unarchived_hours)
         metrics.oldest_unarchived.set(found.archive.oldest_unarchived_ns / NS_PER_S)
         metrics.archived_until.set(found.archive.archived_until_ns / NS_PER_S)
@@ -160,6 +145,11 @@ class NodeStatus:
         is_late = age_ns is not None and 0 < oldest_ns < now_ns - age_ns
         metrics.retention_blocked.set(int(is_late and config.retention_requires_archive))
         return found
+
+    async def _read_history(self) -> tuple[Timeline, Fields]:
+        now_ns = time.time_ns()
+        timeline = await self._node.database.read(lambda each: read_timeline(each, now_ns))
+        return timeline, await read_hour_coverage(self._node.coverage, now_ns)
 
     # The process
 
@@ -176,9 +166,7 @@ class NodeStatus:
         metrics.log_events_suppressed.set(suppressed_total())
         metrics.maintenance_in_charge.set(int(node.maintainer.in_charge))
         metrics.retention_paused.set(int(node.maintainer.is_clock_wrong))
-        metrics.maintenance_failing.clear()
-        for task in node.maintainer.failing:
-            metrics.maintenance_failing.labels(task).set(1)
+        metrics.replace(metrics.maintenance_failing, dict.fromkeys(node.maintainer.failing, 1))
         if node.canary is not None:
             node.canary.measure(metrics.commit_age_seconds)
 
@@ -186,10 +174,8 @@ class NodeStatus:
         metrics, clocks = self._metrics, self._node.clocks
         metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
         metrics.clock_refused_publishers.set(clocks.refused_publishers())
-        metrics.clock_offset_seconds.clear()
         offsets_s = clocks.offsets_s()
-        for name, offset_s in offsets_s.items():
-            metrics.clock_offset_seconds.labels(name).set(offset_s)
+        metrics.replace(metrics.clock_offset_seconds, offsets_s)
         off = sum(abs(each) > clocks.limit_ns / NS_PER_S for each in offsets_s.values())
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
@@ -211,10 +197,9 @@ class NodeStatus:
         self._silent = silent
 
     def _read_pools(self) -> None:
-        connections, refused = self._metrics.pool_connections, self._metrics.connections_refused
-        refused.clear()
-        if (failure := self._node.database.connect_failure) is not None:
-            refused.labels(failure.sentence).set(1)
+        metrics, failure = self._metrics, self._node.database.connect_failure
+        connections = metrics.pool_connections
+        metrics.replace(metrics.connections_refused, {failure.sentence: 1} if failure else {})
         for pool in self._node.database.pools:
             connections.labels(pool.name, "idle").set(len(pool.idle))
             connections.labels(pool.name, "used").set(pool.lent)
@@ -227,7 +212,7 @@ class NodeStatus:
     async def render_metrics(self) -> bytes:
         """Return the metrics as text, those of the database a few seconds old at most."""
         if self._node.is_open:
-            await asyncio.gather(self._stored.get(PATIENCE_S), self._condition.get(PATIENCE_S))
+            await asyncio.gather(self._stored.get(PATIENCE_S), self.condition.get(PATIENCE_S))
         self.read_process()
         return self._metrics.render()
 
@@ -239,7 +224,7 @@ class NodeStatus:
         identity, resume = node.identity, node.synchronizer.resume()
         is_up = bool(total(metrics.database_up))
         summary = await self.read_summary() if is_up else self._summary
-        condition = await self._condition.get(PATIENCE_S if is_up else 0)
+        condition = await self.condition.get(PATIENCE_S if is_up else 0)
         gossip = database = None
         if node.gossip is not None:
             peers = [filled(admin_pb2.GossipPeer, each) for each in node.gossip.peers()]
@@ -304,7 +289,9 @@ class NodeStatus:
             "ready": health.ready,
             "why_not_ready": health.unready,
             "problems": [_problem(each) for each in health.problems],
-            "ended": [_problem(each) | {"ended": int(each.ended_s)} for each in node.health.ended],
+            "ended": [
+                _problem(each) | {"ended": int(each.ended_s)} for each in node.health.problems.ended
+            ],
             "disks": [
                 _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
             ],
@@ -327,16 +314,14 @@ class NodeStatus:
     async def _read_fields(self) -> Fields:
         """Return the fields of the parts of the node and of its database."""
         node, metrics = self._node, self._metrics
-        summary, timeline, found, coverage = await asyncio.gather(
+        summary, history, found = await asyncio.gather(
             self._stored.get(PATIENCE_S),
-            self._timeline.get(PATIENCE_S),
-            self._condition.get(PATIENCE_S),
-            self._coverage.get(PATIENCE_S),
+            self._history.get(PATIENCE_S),
+            self.condition.get(PATIENCE_S),
         )
         fields: Fields = _UNKNOWN | {
             "node_id": node.identity.node_id,
             "store_id": node.identity.store_id,
-            "coverage": coverage,
             "peers": self._peers(),
         }
         if node.gossip is not None:
@@ -361,9 +346,9 @@ class NodeStatus:
                 "shortfall_s": _seconds(node.policy.shortfall_ns()),
                 "index_entries": node.reconcilable.index.entries,
             }
-        if timeline is not None:
+        if history is not None:
             names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
-            fields["history"] = _fields(timeline, *names)
+            fields["history"], fields["coverage"] = _fields(history[0], *names), history[1]
         if found is not None:
             fields["database"] = _fields(found, "host", "standby", "size_bytes", "partitions") | {
                 "rows": sum(each.live_rows for each in found.tables.values()),
@@ -501,19 +486,19 @@ async def read_hour_coverage(reads: Coverage, now_ns: int) -> Fields:
 
 def _runs(store_id: str, steps: Sequence[CoverageStep]) -> list[list[Any]]:
     runs: list[list[Any]] = []
-    for place, step in enumerate(steps):
-        found = next((each for each in step.stores if each.store_id == store_id), None)
-        if found is None:
-            continue
-        known = _known(step, found)
-        if runs and runs[-1][0] + runs[-1][1] == place and runs[-1][2:] == known:
-            runs[-1][1] += 1
-        else:
-            runs.append([place, 1, *known])
+    start = 0
+    for known, hours in groupby(_known(step, store_id) for step in steps):
+        count = len(list(hours))
+        if known is not None:
+            runs.append([start, count, *known])
+        start += count
     return runs
 
 
-def _known(step: CoverageStep, found: StoreCoverage) -> list[Any]:
+def _known(step: CoverageStep, store_id: str) -> list[Any] | None:
+    found = next((each for each in step.stores if each.store_id == store_id), None)
+    if found is None:
+        return None
     partly = step.start_ns < found.equal_until_ns < step.end_ns
     return [
         found.state.value,

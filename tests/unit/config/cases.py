@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import click
 import pytest
 
-from store.config.node import ConfigError, NodeConfig
+from store.config.node import NodeConfig
 from store.config.options import RunCommand, options_of
 from storenode.cli.errors import usage_sentence
 from storenode.cli.options.layers import LayeredCommand, option
@@ -38,8 +38,6 @@ class CommandLine:
                 _group(outcome).main(list(arguments), "storenode", standalone_mode=False)
             except click.ClickException as error:
                 outcome.refusal = usage_sentence(error)
-            except ConfigError as error:
-                outcome.refusal = str(error)
         return outcome
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> NodeConfig:

@@ -74,7 +74,7 @@ class FloodGate:
         return [(kind, n - LOG_BURST_EVENTS) for kind, n in counts.items() if n > LOG_BURST_EVENTS]
 
 
-_gate = FloodGate()
+FLOOD_GATE: Final = FloodGate()
 _gate_lock = threading.Lock()
 
 CURRENT_REQUEST: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
@@ -143,15 +143,10 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
 def write_suppressed() -> None:
     """Write how many events the flood gate held back in the intervals that are over."""
     with _gate_lock:
-        suppressed = _gate.drain(time.monotonic())
+        suppressed = FLOOD_GATE.drain(time.monotonic())
     log = get_logger("store.observe")
     for kind, count in suppressed:
         log.info("log_events_suppressed", kind=kind, count=count)
-
-
-def suppressed_total() -> int:
-    """Return how many events the flood gate held back since the start."""
-    return _gate.total
 
 
 def _stop_floods(record: logging.LogRecord) -> bool:
@@ -168,7 +163,7 @@ def _stop_floods(record: logging.LogRecord) -> bool:
     write_suppressed()
     kind = record.msg if hasattr(record, "fields") else f"{record.name}: {record.msg}"
     with _gate_lock:
-        return _gate.admit(kind[:MAX_LOG_TEXT_CHARS])
+        return FLOOD_GATE.admit(kind[:MAX_LOG_TEXT_CHARS])
 
 
 class _Json(logging.Formatter):

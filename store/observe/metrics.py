@@ -354,13 +354,6 @@ class Metrics:
             if label == Reason.CONFLICT:
                 self.conflicts.labels(source).inc(count)
 
-    @staticmethod
-    def replace(gauge: Gauge, values: Mapping[str, float]) -> None:
-        """Set the series of a gauge with one label, by its values, and end the others."""
-        gauge.clear()
-        for label, value in values.items():
-            gauge.labels(label).set(value)
-
     def render(self) -> bytes:
         """Return all of them in the text format, version 0.0.4."""
         return generate_latest(self.registry)

@@ -109,9 +109,11 @@ class DatabaseMonitor:
                     continue  # perhaps the last answer of the server that has gone
                 self._change(outage)
                 interval_s = UNHEALTHY_CHECK_INTERVAL_S if outage else HEALTHY_CHECK_INTERVAL_S
+                # At multiples of it, as other work, so that an idle node wakes seldom.
+                pause_s = interval_s - asyncio.get_running_loop().time() % interval_s
                 # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError), self._watched():
-                    async with asyncio.timeout(interval_s):
+                    async with asyncio.timeout(pause_s):
                         await self._hurry.wait()
                 self._hurry.clear()
         finally:

@@ -12,9 +12,11 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import Gauge
 
 from store.config.node import NodeConfig
 from store.db.condition import (
@@ -28,7 +30,7 @@ from store.domain.coverage import Coverage, CoverageStep, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, UnreadSummary
-from store.observe.logging import suppressed_total
+from store.observe.logging import FLOOD_GATE
 from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
 from store.rpc.admin import filled, peer_status
@@ -125,7 +127,7 @@ class NodeStatus:
             metrics.certificate_expiry.labels(name).set(expiry_s)
         now_ns = time.time_ns()
         found = await self._node.database.read(lambda each: read_condition(each, now_ns))
-        metrics.replace(metrics.partitions, found.partitions)
+        _replace(metrics.partitions, found.partitions)
         for name, table in found.tables.items():
             metrics.table_bytes.labels(name).set(table.size_bytes)
             metrics.table_rows.labels(name, "live").set(table.live_rows)
@@ -137,7 +139,7 @@ class NodeStatus:
         metrics.standbys.set(found.standbys)
         metrics.standby_slots.labels("active").set(found.slots_in_use)
         metrics.standby_slots.labels("inactive").set(found.slots_unused)
-        metrics.replace(metrics.standby_lag_bytes, found.standby_lag_bytes)
+        _replace(metrics.standby_lag_bytes, found.standby_lag_bytes)
         metrics.unarchived_hours.set(found.archive.unarchived_hours)
         metrics.oldest_unarchived.set(found.archive.oldest_unarchived_ns / NS_PER_S)
         metrics.archived_until.set(found.archive.archived_until_ns / NS_PER_S)
@@ -163,10 +165,10 @@ class NodeStatus:
         self._read_peers()
         metrics.feed_position.set(node.feed.head[0])
         metrics.index_entries.set(node.reconcilable.index.entries)
-        metrics.log_events_suppressed.set(suppressed_total())
+        metrics.log_events_suppressed.set(FLOOD_GATE.total)
         metrics.maintenance_in_charge.set(int(node.maintainer.in_charge))
         metrics.retention_paused.set(int(node.maintainer.is_clock_wrong))
-        metrics.replace(metrics.maintenance_failing, dict.fromkeys(node.maintainer.failing, 1))
+        _replace(metrics.maintenance_failing, dict.fromkeys(node.maintainer.failing, 1))
         if node.canary is not None:
             node.canary.measure(metrics.commit_age_seconds)
 
@@ -175,7 +177,7 @@ class NodeStatus:
         metrics.clock_limit_seconds.set(clocks.limit_ns / NS_PER_S)
         metrics.clock_refused_publishers.set(clocks.refused_publishers())
         offsets_s = clocks.offsets_s()
-        metrics.replace(metrics.clock_offset_seconds, offsets_s)
+        _replace(metrics.clock_offset_seconds, offsets_s)
         off = sum(abs(each) > clocks.limit_ns / NS_PER_S for each in offsets_s.values())
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
@@ -199,7 +201,7 @@ class NodeStatus:
     def _read_pools(self) -> None:
         metrics, failure = self._metrics, self._node.database.connect_failure
         connections = metrics.pool_connections
-        metrics.replace(metrics.connections_refused, {failure.sentence: 1} if failure else {})
+        _replace(metrics.connections_refused, {failure.sentence: 1} if failure else {})
         for pool in self._node.database.pools:
             connections.labels(pool.name, "idle").set(len(pool.idle))
             connections.labels(pool.name, "used").set(pool.lent)
@@ -387,6 +389,13 @@ _UNKNOWN: Final[Fields] = {
     "peers": [],
 }
 """The fields of a node that starts, as far as they come from its database and its peers."""
+
+
+def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
+    """Set the series of a gauge with one label, and end the others."""
+    gauge.clear()
+    for label, value in values.items():
+        gauge.labels(label).set(value)
 
 
 def read_expiries_s(config: NodeConfig) -> dict[str, float]:

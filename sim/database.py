@@ -29,6 +29,7 @@ from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.domain.unread import UnreadEvent
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
+from store.gossip.limits import MAX_PEERS
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 
@@ -40,7 +41,6 @@ Row: TypeAlias = tuple[int, bytes]
 _NO_HASH = bytes(32)
 
 NEWEST_BATCHES: Final = 64
-MAX_NEEDED: Final = 64
 _PAUSE_NS: Final = 3 * NS_PER_S
 
 WriteListener = Callable[[int, RecordBatch, Sequence[bool], Source], None]
@@ -366,7 +366,7 @@ class Database:
         return new
 
     def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
-        needed = min(max(asked, self.max_confirms if is_new else 0), MAX_NEEDED)
+        needed = min(max(asked, self.max_confirms if is_new else 0), MAX_PEERS)
         if needed:
             row = self.unread.setdefault(digest, UnreadRow(needed, self._timeline.now_ns))
             row.needed = max(row.needed, needed)

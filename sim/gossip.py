@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sim.calls import CallClosedError, End, Ended, Status
-from sim.database import MAX_NEEDED, Database
+from sim.database import Database
 from sim.limits import MAX_FRAME_IDS, NS_PER_MS
 from sim.process import Process
 from sim.promise import Promise
@@ -365,7 +365,6 @@ class Gossiping:
             connector=Connector(owner),
             environment=process.world_env,
             count=self._count,
-            max_needed=MAX_NEEDED,
         )
 
     def start(self) -> None:

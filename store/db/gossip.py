@@ -34,6 +34,7 @@ from store.domain.ports import Source
 from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
+from store.gossip.limits import MAX_PEERS
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.common.bounded_dict import BoundedDict
@@ -66,9 +67,6 @@ concluded from those that are forgotten."""
 
 MAX_WAITING: Final = 10_000
 """Messages with missing parents that are counted."""
-
-MAX_NEEDED: Final = 64
-"""Stores that an unread event waits for at most; a node has no more peers."""
 
 _EVENTS_AT_ONCE: Final = 4_096
 
@@ -263,7 +261,7 @@ class ConfirmationTracker:
             for batch, asked in part.confirmable():
                 columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
                 for ts, digest, content in columns:
-                    most = min(max(asked, usual if digest in new else 0), MAX_NEEDED)
+                    most = min(max(asked, usual if digest in new else 0), MAX_PEERS)
                     if most > (needed[digest][2] if digest in needed else 0):
                         needed[digest] = digest, ts, most, content
         yield from needed.values()

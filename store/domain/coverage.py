@@ -89,10 +89,6 @@ def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
         yield lower_ns, lower_ns + step_ns
 
 
-def _overlap(left: Span, right: Span) -> bool:
-    return left[0] < right[1] and right[0] < left[1]
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A finding of a session about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
@@ -236,7 +232,7 @@ def updated(
         if each not in later
         and (
             (start_ns <= each.start_ns and each.end_ns <= end_ns)
-            or any(_overlap(each.span, other.span) for other in differing)
+            or overlapping(differing, each.span)
         )
     ]
     return gone, _merge_empty_days(new)
@@ -251,7 +247,7 @@ def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) ->
 
 def overlapping(statements: Iterable[Statement], span: Span) -> list[Statement]:
     """Return the statements that are about a part of a span."""
-    return [each for each in statements if _overlap(each.span, span)]
+    return [each for each in statements if each.start_ns < span[1] and span[0] < each.end_ns]
 
 
 def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:

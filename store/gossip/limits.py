@@ -11,7 +11,8 @@ from typing import Final
 from storenode.message.limits import NS_PER_S
 
 MAX_PEERS: Final = 64
-"""Streams at one moment; a further one is turned away, or takes the place of another."""
+"""Streams at one moment; a further one is turned away, or takes the place of another. No unread
+event waits for more stores."""
 
 RESERVED_PEERS: Final = 32
 """Streams among them that only trusted peers, and those that this node calls, can have."""

@@ -25,7 +25,7 @@ from store.config.node import NodeConfig
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.errors import SchemaError
 from store.db.feed import DatabaseFeed, follow_cursors
-from store.db.gossip import MAX_NEEDED, ConfirmationTracker, GossipReads, UnreadRows
+from store.db.gossip import ConfirmationTracker, GossipReads, UnreadRows
 from store.db.maintainer import Maintainer
 from store.db.messages import DatabaseReader, TransferReader
 from store.db.partitions import PartitionMap
@@ -446,7 +446,6 @@ class NodeRuntime:
             connector=transport,
             environment=system_environment("store.gossip", self.metrics),
             count=partial(_count_gossip, self.metrics),
-            max_needed=MAX_NEEDED,
         )
         self._gossip_calls, self._confirmations = (driver, transport), driver.waits
         stack.callback(driver.stop)
@@ -629,7 +628,6 @@ class SharedConfirmations(ConfirmationWaits):
             unread_hashes=tracking.unread_hashes,
             # The gossip of the others reads from the table what is asked for.
             want=lambda *_given: None,
-            most_tracked=MAX_NEEDED,
         )
 
     async def _hopeless(

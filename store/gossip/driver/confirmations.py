@@ -17,6 +17,7 @@ from typing import Final
 from store.domain.ports import NotServingError
 from store.domain.unread import Confirmation
 from store.gossip.driver.ports import UnreadTable
+from store.gossip.limits import MAX_PEERS
 from storenode.common.bounded_dict import BoundedDict
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -65,13 +66,11 @@ class ConfirmationWaits:
         reach: Callable[[], int | None],
         unread_hashes: Container[bytes],
         want: Callable[[Sequence[bytes], int, Sequence[bytes]], None],
-        most_tracked: int,
     ) -> None:
         self._table = table
         self._reach = reach
         self._unread_hashes = unread_hashes
         self._want = want
-        self._most_tracked = most_tracked
         self._loop = asyncio.get_running_loop()
         self._counts = BoundedDict[bytes, int](MAX_REMEMBERED)
         self._waits: dict[bytes, list[_Wait]] = {}
@@ -237,4 +236,4 @@ class ConfirmationWaits:
         """
         waits = self._waits.get(digest, ())
         wanted = [wait.min_confirms for wait in waits if digest in wait.tracked]
-        return min(max(wanted, default=0), self._most_tracked)
+        return min(max(wanted, default=0), MAX_PEERS)

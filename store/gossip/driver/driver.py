@@ -94,8 +94,7 @@ class GossipDriver:
     """The gossip of one node, which lasts as long as the node.
 
     It is stopped in this order: `close`, the tasks that do `work`, then `stop`. ``make``: makes a
-    machine. ``peers``: those that this node connects to. ``max_needed``: stores that an unread
-    event waits for at most.
+    machine. ``peers``: those that this node connects to.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class GossipDriver:
         connector: GossipConnector,
         environment: Environment,
         count: Count,
-        max_needed: int,
     ) -> None:
         self._node_id = node_id
         self._connector = connector
@@ -140,7 +138,6 @@ class GossipDriver:
             reach=self._reach,
             unread_hashes=database.tracking.unread_hashes,
             want=lambda *given: self._take(Gossip.want, *given),
-            most_tracked=max_needed,
         )
 
     # Lifecycle

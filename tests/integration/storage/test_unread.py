@@ -11,7 +11,7 @@ import pytest
 from store.db import gossip as unread_module
 from store.db.check import check
 from store.db.feed import TOKEN_SPAN
-from store.db.gossip import MAX_NEEDED, ConfirmationTracker, UnreadRows
+from store.db.gossip import ConfirmationTracker, UnreadRows
 from store.db.locks import NODES
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
@@ -48,7 +48,6 @@ class Publisher:
             reach=lambda: self.reach,
             unread_hashes=tracking.unread_hashes,
             want=lambda hashes, needed, _digests: self.wanted.append((hashes, needed)),
-            most_tracked=MAX_NEEDED,
         )
 
     async def store(self, batch: RecordBatch, min_confirms: int = 0) -> list[bool]:

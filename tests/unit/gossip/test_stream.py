@@ -106,7 +106,6 @@ async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
         connector=parts,
         environment=parts,
         count=parts,
-        max_needed=1,
     )
     driver.close()
     with pytest.raises(NodeStoppingError):

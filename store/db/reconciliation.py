@@ -42,6 +42,7 @@ from store.db.buckets import (
     LEVELS_NS,
     MAX_FOLD_COMMITS,
     added,
+    coarser,
     fold_until,
     of_rows,
     sum_of_time,
@@ -127,7 +128,8 @@ class LatticeReader:
     def __init__(self, connection: Connection, folded: int, minutes: TimeBuckets) -> None:
         self._connection = connection
         self._folded = folded
-        self._late = _by_hour(minutes)
+        hours = coarser(minutes, HOUR_NS)
+        self._late = dict(zip(hours.starts.tolist(), hours.counts.tolist(), strict=True))
         self._left = most_summed()
 
     async def read(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
@@ -193,14 +195,6 @@ class LatticeReader:
 def _demand(found: int, expected: int) -> None:
     if found != expected:  # Summaries that contradict what is held prove nothing.
         raise _TooManyError
-
-
-def _by_hour(minutes: TimeBuckets) -> dict[int, int]:
-    late: dict[int, int] = {}
-    for start_ns, count in zip(minutes.starts.tolist(), minutes.counts.tolist(), strict=True):
-        hour = start_ns - start_ns % HOUR_NS
-        late[hour] = late.get(hour, 0) + count
-    return late
 
 
 def _whole_hours(low_ns: int, high_ns: int) -> Span | None:

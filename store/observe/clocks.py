@@ -6,8 +6,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from store.observe.logging import get_logger
 from storenode.common.bounded_dict import BoundedDict
@@ -36,12 +35,8 @@ def parse_time(text: str | None) -> int | None:
     return int(text) if text is not None and _TIME.fullmatch(text) else None
 
 
-@dataclass(slots=True)
-class _Clock:
-    """A clock: its samples, each the other's time at a reading of the steady clock."""
-
-    samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    is_off: bool = False
+_Samples: TypeAlias = deque[tuple[int, int]]
+"""Samples of one clock, each its time at a reading of the steady clock."""
 
 
 class ClockComparison:
@@ -60,20 +55,21 @@ class ClockComparison:
         self.limit_ns = DEFAULT_LIMIT_NS if max_drift_ns is None else max_drift_ns // 2
         self._now_ns = now_ns
         self._steady_ns = steady_ns
-        self._clocks = BoundedDict[str, _Clock](MAX_CLOCKS)
+        self._clocks = BoundedDict[str, _Samples](MAX_CLOCKS)
+        self._off = set[str]()
         self._publishers = BoundedDict[str, tuple[int, bool]](MAX_PUBLISHERS)
 
     def note(self, name: str, time_ns: int | None, delay_ns: int = 0) -> None:
         """Note what another clock showed, so long ago; None: it is not known."""
         if time_ns is None:
             return
-        clock = self._clocks.pop(name, None) or _Clock()
-        self._clocks[name] = clock
-        clock.samples.append((time_ns + delay_ns, self._steady_ns()))
-        offset_ns = self._offset_ns(clock)
+        samples = self._clocks.pop(name, None) or _Samples(maxlen=SAMPLES)
+        self._clocks[name] = samples
+        samples.append((time_ns + delay_ns, self._steady_ns()))
+        offset_ns = self._offset_ns(samples)
         is_off = offset_ns is not None and abs(offset_ns) > self.limit_ns
-        if is_off != clock.is_off:
-            clock.is_off = is_off
+        if is_off != (name in self._off):
+            self._off = (self._off ^ {name}) & self._clocks.keys()
             write = _LOG.warning if is_off else _LOG.info
             offset_s = round((offset_ns or 0) / NS_PER_S, 1)
             write("clock_differs" if is_off else "clock_agrees", other=name, ahead_s=offset_s)
@@ -85,7 +81,7 @@ class ClockComparison:
 
     def offsets_s(self) -> dict[str, float]:
         """Return by how many seconds each other clock is ahead of this node's now."""
-        found = {name: self._offset_ns(clock) for name, clock in self._clocks.items()}
+        found = {name: self._offset_ns(samples) for name, samples in self._clocks.items()}
         return {name: ns / NS_PER_S for name, ns in found.items() if ns is not None}
 
     def refused_publishers(self) -> float:
@@ -94,11 +90,11 @@ class ClockComparison:
         recent = [in_time for at_ns, in_time in self._publishers.values() if at_ns >= since_ns]
         return recent.count(False) / len(recent) if len(recent) >= FEWEST_PUBLISHERS else 0.0
 
-    def _offset_ns(self, clock: _Clock) -> int | None:
+    def _offset_ns(self, samples: _Samples) -> int | None:
         steady_ns = self._steady_ns()
         ahead = [
             time_ns + steady_ns - at_ns
-            for time_ns, at_ns in clock.samples
+            for time_ns, at_ns in samples
             if steady_ns - at_ns <= SAMPLE_AGE_NS
         ]
         return max(ahead) - self._now_ns() if ahead else None

@@ -231,7 +231,7 @@ class MetricsListener:
             return
         method, path = parts[0], parts[1].partition("?")[0]
         limit = next((each for start, each in self._limits.items() if path.startswith(start)), None)
-        answer = self._misdirected(path, _headers(lines))
+        answer = self._misdirected(path, lines)
         if answer is None and method not in ("GET", "HEAD"):
             answer = _NOT_ALLOWED
         if answer is None and limit is not None and limit.locked():
@@ -242,8 +242,10 @@ class MetricsListener:
             answer = answer or await self._answer(path)
             await _send(writer, answer, with_body=method != "HEAD")
 
-    def _misdirected(self, path: str, headers: Mapping[str, str]) -> _Answer | None:
+    def _misdirected(self, path: str, lines: Sequence[str]) -> _Answer | None:
         """Return the answer to a page whose own name may have been made to lead here."""
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         if path in _FOR_PROGRAMS and "accept-language" not in headers:
             return None
         host = headers.get("host")
@@ -254,12 +256,6 @@ class MetricsListener:
             " with --metrics-allow-host and this name.\n"
         )
         return _Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
-
-
-def _headers(lines: Sequence[str]) -> dict[str, str]:
-    """Return headers by their names in small letters; of one that comes again the last."""
-    pairs = (line.partition(":") for line in lines)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _probed(state: str, reason: str | None) -> _Answer:
@@ -293,26 +289,19 @@ def is_served(host: str, allowed: Collection[str]) -> bool:
 
     `ANY` in ``allowed`` allows all.
     """
-    if ANY in allowed:
-        return True
     name = name_of(host)
-    if name == "localhost" or name.endswith(".localhost"):
+    if ANY in allowed or name in allowed or name == "localhost" or name.endswith(".localhost"):
         return True
-    return name in allowed or _is_address(name)
+    with contextlib.suppress(ValueError):
+        ip_address(name)
+        return True
+    return False
 
 
 def name_of(host: str) -> str:
     """Return the name or address of ``HOST`` or ``HOST:PORT``, as compared; else all of it."""
     found = _HOST.fullmatch(host)
     return host if found is None else (found[1] or found[2]).lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 # Nothing but what this listener serves, no script or style inside the page, no frame around it.

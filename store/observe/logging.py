@@ -144,9 +144,8 @@ def write_suppressed() -> None:
     """Write how many events the flood gate held back in the intervals that are over."""
     with _gate_lock:
         suppressed = FLOOD_GATE.drain(time.monotonic())
-    log = get_logger("store.observe")
     for kind, count in suppressed:
-        log.info("log_events_suppressed", kind=kind, count=count)
+        get_logger("store.observe").info("log_events_suppressed", kind=kind, count=count)
 
 
 def _stop_floods(record: logging.LogRecord) -> bool:

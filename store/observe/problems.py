@@ -152,16 +152,11 @@ class Problems:
         self._metrics = metrics
         self._now_s = now_s
         self._at_s = 0.0
+        self.ended: Sequence[Problem] = ()
         # The values of metrics at earlier evaluations, as far as they changed.
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._since: dict[tuple[int, Labels], float] = {}
         self._shown: dict[tuple[int, Labels], Problem] = {}
-
-    @property
-    def ended(self) -> Sequence[Problem]:
-        """The problems that are over."""
-        ended = (each for each in self._shown.values() if each.ended_s)
-        return sorted(ended, key=lambda each: -each.ended_s)[:MAX_ENDED]
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
@@ -186,6 +181,7 @@ class Problems:
             if key not in found and now_s - (each.ended_s or now_s) < ENDED_S
         }
         self._since, self._shown = since, ended | found
+        self.ended = sorted(ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
 
     def _present(self, rule: Rule) -> Vector:

@@ -66,25 +66,6 @@ def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
     return chain
 
 
-def reach_all(previous: SyncIds, targets: SyncIds) -> tuple[Ints, SyncIds]:
-    """Return the bounds between each of some bounds and a greater one, without the last step.
-
-    Returns:
-        (k,) the row that each belongs to, ascending, and (k,) the bounds.
-    """
-    later = targets.timestamps != previous.timestamps
-    unlike = targets.hashes != previous.hashes
-    first = np.where(later, 0, np.argmax(unlike, axis=1))
-    wanted = np.zeros((len(targets), 33), np.bool_)
-    wanted[:, 0] = later
-    wanted[:, 1:] = (targets.hashes != 0) & (first[:, None] <= _PLACES)
-    last = 32 - np.argmax(wanted[:, ::-1], axis=1)
-    wanted[np.arange(len(targets)), last] = False
-    rows, lengths = np.nonzero(wanted)
-    hashes = np.where(lengths[:, None] > _PLACES, targets.hashes[rows], HASH_DTYPE(0))
-    return rows, SyncIds(targets.timestamps[rows], np.ascontiguousarray(hashes))
-
-
 def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple[Ints, SyncIds]:
     """Put those bounds before each bound that lead to it from its previous one.
 
@@ -100,9 +81,19 @@ def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple
     if but is not None:
         fits[but] = True
     awkward = np.flatnonzero(~fits)
-    rows, between = reach_all(previous[awkward], bounds[awkward])
-    steps = np.bincount(awkward[rows], minlength=len(bounds)) + 1
-    sources = np.repeat(np.arange(len(bounds)), steps)
+    before, after = previous[awkward], bounds[awkward]
+    later = after.timestamps != before.timestamps
+    first = np.where(later, 0, np.argmax(after.hashes != before.hashes, axis=1))
+    # One step for each byte that is sent, after one to the time; the last is the bound itself.
+    steps = np.zeros((len(awkward), HASH_BYTES + 1), np.bool_)
+    steps[:, 0] = later
+    steps[:, 1:] = (after.hashes != 0) & (first[:, None] <= _PLACES)
+    steps[np.arange(len(awkward)), HASH_BYTES - np.argmax(steps[:, ::-1], axis=1)] = False
+    rows, lengths = np.nonzero(steps)
+    hashes = np.where(lengths[:, None] > _PLACES, after.hashes[rows], HASH_DTYPE(0))
+    between = SyncIds(after.timestamps[rows], np.ascontiguousarray(hashes))
+    counts = np.bincount(awkward[rows], minlength=len(bounds)) + 1
+    sources = np.repeat(np.arange(len(bounds)), counts)
     places = len(bounds) + np.arange(len(sources)) - sources
-    places[np.cumsum(steps) - 1] = np.arange(len(bounds))
+    places[np.cumsum(counts) - 1] = np.arange(len(bounds))
     return sources, SyncIds.join([bounds, between]).take(places)

@@ -147,23 +147,6 @@ class SliceDifferences:
 
 
 @dataclass(frozen=True, slots=True)
-class SiftedIds:
-    """The IDs of slices that differ, after single differences were found by their prints.
-
-    Attributes:
-        low: ``(n,)`` places; where a single ID explains a difference, of this ID.
-        high: ``(n,)``.
-        shorts: the short IDs between them.
-        single: ``(n,)``: which row of these explains a difference, or -1.
-    """
-
-    low: Ints
-    high: Ints
-    shorts: Words
-    single: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class SliceSurvey:
     """Sums over slices that differ.
 
@@ -274,16 +257,20 @@ class WindowIndex:
         found = SliceSums(*sums), SliceSums(*rest)
         return SliceSurvey(*found, bool(gap), listed if some else None)
 
-    def sift(self, compared: Slices, key: ShortKey) -> SiftedIds:
+    def sift(self, compared: Slices, key: ShortKey) -> tuple[Ints, Ints, Words, Ints]:
         """Find single differences of slices, with prints that are cut to ``EXACT_PRINT_BYTES``.
 
         Where sides differ in one ID, it is the one whose short ID ends like the XOR of both prints.
+
+        Returns:
+            ``(n,)`` places from and to, where a single ID explains a difference of this ID; the
+            short IDs between them; ``(n,)`` which row of these explains a difference, or -1.
         """
         columns = compared.low, compared.high, key.column, compared.prints, compared.balances
         low, high, single = np.empty((3, len(compared)), np.int64)
         shorts = np.empty(compared.items, np.uint64)
         count = kernel.require().sift(self.rows.handle, *columns, low, high, single, shorts)
-        return SiftedIds(low, high, shorts[:count], single)
+        return low, high, shorts[:count], single
 
     def balance_bits(self, regions: Regions, key: ShortKey) -> Ints:
         """Return the balances of all short IDs in regions, by bits."""

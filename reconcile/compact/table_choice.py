@@ -86,9 +86,9 @@ def choose(
     explained, listed, named, single_ids = None, None, NO_WORDS, NO_WORDS
     if exact:
         # The own IDs that explain a slice.
-        sifted = window.sift(chosen, key)
-        low, high, shorts, explained = sifted.low, sifted.high, sifted.shorts, sifted.single >= 0
-        explaining = sifted.single[explained]
+        low, high, shorts, rows = window.sift(chosen, key)
+        explained = rows >= 0
+        explaining = rows[explained]
         single_ids = shorts[explaining]
     else:
         shorts = key.of_places(window.rows, low, high)

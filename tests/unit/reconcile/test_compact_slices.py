@@ -81,12 +81,12 @@ def test_single_differences_are_found_by_the_rules(rng: random.Random, chunk: in
         expected.append((*left, shorts[slice(*left)].tolist(), single_row))
     nothing = np.zeros(len(low), np.int64)
     compared = Slices(nothing, nothing, low, high, prints, apart)
-    found = index.sift(compared, KEY)
-    assert found.low.tolist() == [row[0] for row in expected]
-    assert found.high.tolist() == [row[1] for row in expected]
-    assert found.shorts.tolist() == [short for row in expected for short in row[2]]
+    lows, highs, found, singles = index.sift(compared, KEY)
+    assert lows.tolist() == [row[0] for row in expected]
+    assert highs.tolist() == [row[1] for row in expected]
+    assert found.tolist() == [short for row in expected for short in row[2]]
     at = 0
-    for single_row, (_, _, own, is_single) in zip(found.single.tolist(), expected, strict=True):
+    for single_row, (_, _, own, is_single) in zip(singles.tolist(), expected, strict=True):
         assert single_row == (at if is_single else -1)
         at += len(own)
 

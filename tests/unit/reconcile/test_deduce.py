@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reconcile.algorithm.answer import AnswerPieces, assemble, piece_keys
 from reconcile.algorithm.differences import around, differences, narrow_sets
-from reconcile.codec import RangeKind, expressible, reach, reach_all
+from reconcile.codec import RangeKind, bridge, expressible, reach
 from reconcile.ids import SyncId, SyncIds, match
 from reconcile.view import Items, Spans
 from tests.unit.reconcile.answers import on_both
@@ -126,14 +126,14 @@ def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
 
 @given(many_ids(times, 20), many_ids(times, 20))
 @settings(max_examples=80, deadline=None)
-def test_reach_all_is_reach_for_each(left: list[SyncId], right: list[SyncId]) -> None:
+def test_a_bridge_is_what_reaches_each_bound(left: list[SyncId], right: list[SyncId]) -> None:
     pairs = [(low, high) for low, high in zip(left, right, strict=False) if low < high]
     pairs += [(low, high) for low, high in pairwise(left)]
-    rows, between = reach_all(
+    rows, bounds = bridge(
         SyncIds.of(low for low, _ in pairs), SyncIds.of(high for _, high in pairs)
     )
     for row, (low, high) in enumerate(pairs):
-        assert between[rows == row].pairs() == reach(low, high)[:-1]
+        assert bounds[rows == row].pairs() == reach(low, high)
 
 
 @given(many_ids(times, 40), st.integers(1, 300))

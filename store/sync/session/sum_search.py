@@ -214,9 +214,11 @@ class Search:
         if sums is None:
             self.complete = False
             return []
+        starts = range(0, len(step.sums), DIGEST_BYTES)
+        digests = [step.sums[at : at + DIGEST_BYTES] for at in starts]
         differing = [
             (span, full.count, own, digest)
-            for span, full, digest in zip(spans, sums, digests_of(step.sums), strict=True)
+            for span, full, digest in zip(spans, sums, digests, strict=True)
             if (own := self._common(span, full)).digest() != digest
         ]
         if len(differing) > MAX_SEARCHED_SPANS:
@@ -333,11 +335,6 @@ def parts_of(span: Span) -> list[Span]:
 def spans_of(times: Sequence[int]) -> list[Span]:
     """Return the spans of a ``SumSearch``."""
     return list(zip(times[::2], times[1::2], strict=True))
-
-
-def digests_of(sums: bytes) -> list[bytes]:
-    """Return the digests of a ``SumSearch``."""
-    return [sums[at : at + DIGEST_BYTES] for at in range(0, len(sums), DIGEST_BYTES)]
 
 
 def has_spans(step: SumSearch) -> bool:

@@ -32,7 +32,13 @@ def kept_node_id(data_dir: Path) -> str:
     path = data_dir / NODE_ID_FILE
     try:
         with contextlib.suppress(FileNotFoundError):
-            return _checked(path, path.read_text(encoding="ascii").strip())
+            kept = path.read_text(encoding="ascii", errors="replace").strip()
+            if _NODE_ID.fullmatch(kept):
+                return kept
+            raise WrongConfigurationError(
+                f"{path} does not hold a node ID of 32 hexadecimal digits: restore it, or remove it"
+                " to get a new one."
+            )
         node_id = secrets.token_hex(16)
         write_private(path, f"{node_id}\n")
     except OSError as error:
@@ -42,16 +48,8 @@ def kept_node_id(data_dir: Path) -> str:
     return node_id
 
 
-def _checked(path: Path, text: str) -> str:
-    if not _NODE_ID.fullmatch(text):
-        raise WrongConfigurationError(
-            f"{path} does not hold a node ID of 32 hexadecimal digits: restore it, or remove it"
-            " to get a new one."
-        )
-    return text
-
-
 MAX_FILE_BYTES: Final = 512
+_FIELDS: Final = ("system", "timeline", "position", "token")
 
 
 class SeenFiles:
@@ -70,7 +68,13 @@ class SeenFiles:
         try:
             with path.open("rb") as file:
                 text = file.read(MAX_FILE_BYTES + 1)
-            return _parsed(store_id, text)
+            if len(text) > MAX_FILE_BYTES:
+                raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
+            fields = json.loads(text)
+            system, timeline, position, token = numbers = [int(fields[name]) for name in _FIELDS]
+            if min(numbers) < 0:
+                raise ValueError("a negative number")
+            return SeenState(store_id, system, timeline, (position, token))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -81,27 +85,9 @@ class SeenFiles:
 
     def save(self, seen: SeenState) -> None:
         """Replace what was saved of its store, durably."""
-        position, token = seen.place
-        fields = {
-            "system": str(seen.system),
-            "timeline": seen.timeline,
-            "position": position,
-            "token": token,
-        }
+        values = str(seen.system), seen.timeline, *seen.place
+        fields = dict(zip(_FIELDS, values, strict=True))
         write_private(self._path(seen.store_id), json.dumps(fields) + "\n")
 
     def _path(self, store_id: bytes) -> Path:
         return self._data_dir / f"seen-{UUID(bytes=store_id)}.json"
-
-
-def _parsed(store_id: bytes, text: bytes) -> SeenState:
-    if len(text) > MAX_FILE_BYTES:
-        raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
-    fields = json.loads(text)
-    if not isinstance(fields, dict):
-        raise TypeError("no JSON object")
-    numbers = [int(fields[name]) for name in ("system", "timeline", "position", "token")]
-    if min(numbers) < 0:
-        raise ValueError("a negative number")
-    system, timeline, position, token = numbers
-    return SeenState(store_id, system, timeline, (position, token))

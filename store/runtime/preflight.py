@@ -94,8 +94,13 @@ def _existing(path: Path) -> Path:
 
 
 async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
+    url: str | None
     try:
-        url = await _checked_url(config, data)
+        if config.database_url is not None:
+            url = await ExternalHost(config, lambda _name, _fields: None).reach(wait=False)
+        elif (url := running_url(data.path)) is not None:
+            # A node would upgrade the schema of its own database.
+            await asyncio.to_thread(migrate.current, url)
         return [] if url is None or config.read_only else await _retention_problems(config, url)
     except _FAULTS as error:
         return [str(error)]
@@ -103,17 +108,6 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
         return [as_sentence(error)]
     except psycopg.Error as error:
         return [f"The database could not be read ({sentence(error)}): check that Postgres runs."]
-
-
-async def _checked_url(config: NodeConfig, data: DataDir) -> str | None:
-    """Return the URL of the database; None for an embedded one that does not run."""
-    if config.database_url is not None:
-        return await ExternalHost(config, lambda _name, _fields: None).reach(wait=False)
-    # A node would upgrade the schema of its own database.
-    url = running_url(data.path)
-    if url is not None:
-        await asyncio.to_thread(migrate.current, url)
-    return url
 
 
 async def _retention_problems(config: NodeConfig, url: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_a_damaged_file_is_named_and_not_passed_over(tmp_path: Path, text: str) 
 def test_the_node_id_is_made_once_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     made = kept_node_id(tmp_path)
     assert kept_node_id(tmp_path) == made
-    (tmp_path / NODE_ID_FILE).write_text("me")
+    (tmp_path / NODE_ID_FILE).write_bytes(b"me\xff")
     with pytest.raises(WrongConfigurationError, match="a node ID of 32 hexadecimal digits"):
         kept_node_id(tmp_path)
 

@@ -24,7 +24,7 @@ MUTANTS: Final[Mapping[str, Mapping[str, Mutant]]] = {
 }
 """Of each kind of run, faults that it finds."""
 
-RUNS = 60
+RUNS = 120
 """A fault must show in one of so many runs; most show in the first."""
 
 EVENTS = 30_000

@@ -1,4 +1,4 @@
-"""The wrapper around every gRPC call: identity, admission, request, handler, status and metrics.
+"""Calls over gRPC: identity by metadata, requests and responses, status, and handlers for gRPC.
 
 Handlers deal in bytes and raise; they never see a status code that they did not choose.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
@@ -28,7 +28,7 @@ from store.gossip.driver.streams import (
     TurnedAwayError,
 )
 from store.observe.clocks import parse_time
-from store.observe.logging import CURRENT_REQUEST, get_logger
+from store.observe.logging import get_logger
 from store.rpc.identity import (
     AUTHORIZATION,
     NODE_ID,
@@ -39,22 +39,13 @@ from store.rpc.identity import (
     WANTED,
     PeerRules,
     identify_peer,
-    is_accepted_peer,
     own_metadata,
     refuse_client,
 )
 from store.serving.arrivals import AwaitedRequest
-from store.serving.call import (
-    REQUEST_IDS,
-    Call,
-    Method,
-    StreamMethod,
-    UnaryMethod,
-    is_request_id,
-)
+from store.serving.call import Call, Method, StreamMethod, UnaryMethod, request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
-from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
 from storenode.common.bounded_dict import BoundedDict
@@ -94,15 +85,6 @@ _FAULTS: Final = {
 _RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
 
 _LOG = get_logger("store.rpc")
-
-
-def _as_call_error(error: Exception) -> Exception:
-    """Return the failure of a session with a peer by its fault, or another error as it is."""
-    if isinstance(error, SessionFaultError):
-        is_retryable = error.fault in _RETRYABLE
-        return CallError(_FAULTS[error.fault], str(error), retry=is_retryable)
-    return error
-
 
 MAX_REFUSED_REQUESTS: Final = 16
 REFUSED_TIMEOUT_S: Final = 0.5
@@ -170,31 +152,27 @@ Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
-_NOTHING: Final = nullcontext()
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
 class RpcCall(Call):
     """A call over gRPC; that of a peer is a `store.sync.peers.FrameStream`.
 
-    ``fields``: the metadata that identify the caller, by name. ``request_id``: the caller's if it
-    is fit for a log, else one of this node's. ``received_ns``: when its one request had come, of
-    the monotonic clock.
+    ``fields``: the metadata that identify the caller, by name.
     """
 
     node: RpcContext
 
-    def __init__(
-        self, node: RpcContext, method: Method, context: Context, listener: ListenerKind
-    ) -> None:
+    def __init__(self, served: ServedMethod, context: Context) -> None:
         """Read the metadata of a call."""
+        node, method, listener = served.node, served.method, served.listener
         super().__init__(node, method, context.peer(), context.add_done_callback)
         self.context = context
+        self._served = served
         self.fields: dict[str, str] = {}
-        self.request_id = self._repeated = ""
+        given = self._repeated = ""
         self._is_reading = self._has_begun = False
         self._received: bytes | None = None
-        self.received_ns: int | None = None
         # A tuple of pairs, whatever the type stubs say.
         for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
             if name in WANTED:
@@ -202,22 +180,18 @@ class RpcCall(Call):
                     self._repeated = self._repeated or name
                 else:
                     self.fields[name] = value
-            elif name == REQUEST_ID and not self.request_id and is_request_id(value):
-                self.request_id = str(value)
-        if not self.request_id:
-            self.request_id = next(REQUEST_IDS)
+            elif name == REQUEST_ID:
+                given = given or value
+        self.request_id = request_id(given)
         self._open_admin = node.open_admin and listener == "admin"
+        rules, is_named = node.peers, NODE_ID in self.fields and AUTHORIZATION not in self.fields
         self.is_peer = (
-            node.peers is not None
+            rules is not None
             and method.right is not None
             and not self._repeated
             and (
                 listener == "peer"
-                or (
-                    method.peers
-                    and NODE_ID in self.fields
-                    and is_accepted_peer(self.fields, node.peers, self.remote)
-                )
+                or (method.peers and is_named and rules.accept_in_clear(self.remote))
             )
         )
 
@@ -289,11 +263,11 @@ class RpcCall(Call):
         request = await self.next_request(is_first=True)
         if request is None:
             raise NoRequestError
-        self._received, self.received_ns = request, self.node.monotonic_ns()
+        self._received = request
         self.charge(len(request), counted=True)
         return request
 
-    async def refusable_request(self) -> bytes | None:
+    async def _refusable_request(self) -> bytes | None:
         """Return the request of a call that is refused, once; None where it has not come in full.
 
         Raises:
@@ -307,6 +281,38 @@ class RpcCall(Call):
             async with self.node.refused, asyncio.timeout(REFUSED_TIMEOUT_S):
                 return await self.next_request(is_first=True)
         return None
+
+    def translate(self, error: Exception) -> tuple[CallError, bool]:
+        """Return the failure for any error; the fault of a session with a peer has a code."""
+        if isinstance(error, SessionFaultError):
+            is_retryable = error.fault in _RETRYABLE
+            return CallError(_FAULTS[error.fault], str(error), retry=is_retryable), True
+        return translate(error, self.request_id, _CODES)
+
+    async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, bytes | None]:
+        """Make a response of what may be retried later, or set the status.
+
+        To abort would raise an error that is part of a reference cycle: requests of 16 MiB would
+        pile up until the garbage collector finds them.
+        """
+        respond = self._served.refuse
+        if respond is not None and failure.retry:
+            with suppress(CallError):
+                if (request := await self._refusable_request()) is not None:
+                    return self.ok, respond(request, failure)
+        if not isinstance(failure, NoRequestError):
+            self.report(_LOG, failure, crash, method=self.method.name, code=str(failure.code))
+        self.context.set_code(grpc.StatusCode[failure.code])
+        self.context.set_details(failure.sentence)
+        later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
+        self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
+        return failure.code, None
+
+    def count(self, code: str, seconds: float) -> None:
+        """Count the end of the call."""
+        if self.is_peer and self.is_admitted:
+            self.note_peer()
+        self._served.count(code, seconds)
 
     async def send(self, response: bytes) -> None:
         """Write one response; waits while the caller does not read.
@@ -322,12 +328,6 @@ class RpcCall(Call):
             await self.context.write(response)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise CallerGoneError from None
-
-    async def answer_by_pages(self, handle: StreamMethod) -> None:
-        """Read the request, and send the pages that answer it."""
-        request = await self.read_request()
-        with self.sender:
-            await self.send_pages(handle, request, self.send)
 
     async def read(self) -> bytes | None:
         """Return the caller's next frame; None when it has half-closed."""
@@ -349,101 +349,73 @@ class RpcCall(Call):
     async def half_close(self) -> None:
         """Leave the end to the status of the call, since this side is the callee."""
 
-    def fail(self, failure: CallError) -> None:
-        """Set the status that the call ends with when its handler returns.
 
-        To abort would raise an error that is part of a reference cycle: requests of 16 MiB would
-        pile up until the garbage collector finds them.
-        """
-        self.context.set_code(grpc.StatusCode[failure.code])
-        self.context.set_details(failure.sentence)
-        later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
-        self.context.set_trailing_metadata(((REQUEST_ID, self.request_id), *later))
+class ServedMethod:
+    """A method on one listener: what gRPC calls, and the counts of its calls.
 
+    ``refuse`` makes a response of what may be retried later.
+    """
 
-class CallWrapper:
-    """The wrapper of the handlers of one listener."""
+    def __init__(self, listener: ListenerKind, node: RpcContext, method: Method) -> None:
+        self.listener = listener
+        self.node = node
+        self.method = method
+        self.refuse: Refuse | None = None
+        self._calls = node.metrics.calls.labels
+        # Counts that alerts use begin at 0: of 1 no growth is known.
+        self._counts = {code: self._calls(method.name, code).inc for code in _COUNTED_FROM_0}
+        self._observe = node.metrics.query_seconds.labels(method.name).observe
 
-    def __init__(self, listener: ListenerKind, node: RpcContext) -> None:
-        self._listener = listener
-        self._node = node
+    def count(self, code: str, seconds: float) -> None:
+        """Count the end of a call."""
+        name = self.method.name
+        count = self._counts.get(code) or self._counts.setdefault(code, self._calls(name, code).inc)
+        count()
+        if self.method.timed:
+            self._observe(seconds)
+        if _LOG.is_debugging:
+            _LOG.debug("call_ended", method=name, code=code, seconds=seconds)
 
-    def unary(self, method: Method, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
-        """Wrap a unary method; ``refuse`` makes a response of what may be retried later.
+    def unary(self, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
+        """Return the handler of a unary method.
 
         To gRPC it is one that takes a stream: else the request would be read before its caller is
         identified.
         """
+        self.refuse = refuse
 
         async def answer(call: RpcCall) -> bytes:
             request = await call.read_request()
-            size = len(request)
-            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
+            with call.reserve(len(request)):
                 response = await handle(call, request)
             if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
-                call.sender.answered(len(response), refusable=method.timed)
+                call.sender.answered(len(response), refusable=call.method.timed)
             return response
 
-        serve = self._wrap(method, answer, refuse)
-        return method.name, grpc.stream_unary_rpc_method_handler(serve)
+        return self.method.name, grpc.stream_unary_rpc_method_handler(self._serve(answer))
 
-    def stream(self, method: Method, handle: StreamMethod) -> Handler:
-        """Wrap a method that answers one request by a stream."""
-        return self.bidi(method, lambda call: call.answer_by_pages(handle))
+    def stream(self, handle: StreamMethod) -> Handler:
+        """Return the handler of a method that answers one request by a stream."""
 
-    def bidi(self, method: Method, handle: BidiMethod) -> Handler:
-        """Wrap a method that reads and writes as it likes."""
-        return method.name, grpc.stream_stream_rpc_method_handler(self._wrap(method, handle))
+        async def answer(call: RpcCall) -> None:
+            request = await call.read_request()
+            with call.sender:
+                await call.send_pages(handle, request, call.send)
 
-    def _wrap(self, method: Method, answer: _Answer, refuse: Refuse | None = None) -> _Serve:
-        """Return gRPC's handler; counts that alerts use begin at 0: of 1 no growth is known."""
-        node, calls = self._node, self._node.metrics.calls.labels
-        counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}
-        timer = node.metrics.query_seconds.labels(method.name).observe if method.timed else None
+        return self.bidi(answer)
+
+    def bidi(self, handle: BidiMethod) -> Handler:
+        """Return the handler of a method that reads and writes as it likes."""
+        return self.method.name, grpc.stream_stream_rpc_method_handler(self._serve(handle))
+
+    def _serve(self, answer: _Answer) -> _Serve:
+        async def begin(call: RpcCall) -> bytes | None:
+            if call.is_peer:
+                await call.begin_peer()
+            return await answer(call)
 
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
-            began_ns, code = node.monotonic_ns(), "OK"
-            call = RpcCall(node, method, context, self._listener)
-            CURRENT_REQUEST.set(call.request_id)
-            try:
-                call.admit()
-                if call.is_peer:
-                    await call.begin_peer()
-                with node.drain.endless() if method.endless else _NOTHING:
-                    return await answer(call)
-            except (asyncio.CancelledError, CallerGoneError):
-                code = "CANCELLED"
-                raise asyncio.CancelledError from None
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-                failure, is_expected = translate(_as_call_error(error), call.request_id, _CODES)
-                try:
-                    if refuse is not None and failure.retry:
-                        with suppress(CallError):
-                            if (request := await call.refusable_request()) is not None:
-                                return refuse(request, failure)
-                    code = failure.code
-                    if not isinstance(failure, NoRequestError):
-                        crash = None if is_expected else error
-                        call.report(_LOG, failure, crash, method=method.name, code=str(code))
-                    call.fail(failure)
-                    return None
-                finally:
-                    # Its traceback has this frame: each would keep the other, and the request.
-                    del failure
-            finally:
-                if call.is_admitted:
-                    # A caller may take its time to send a request.
-                    began_ns = began_ns if call.received_ns is None else call.received_ns
-                    call.account.end(method.kind)
-                    if call.is_peer:
-                        call.note_peer()
-                seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
-                count = counts.get(code) or counts.setdefault(code, calls(method.name, code).inc)
-                count()
-                if timer is not None:
-                    timer(seconds)
-                if _LOG.is_debugging:
-                    _LOG.debug("call_ended", method=method.name, code=code, seconds=seconds)
+            return await RpcCall(self, context).run(begin)
 
         return serve

@@ -8,7 +8,7 @@ Source: the contract, "Clients" and "Peers".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -76,15 +76,9 @@ class PeerRules:
         """True if the name that a caller in clear gives is accepted."""
         return self.trusted or not self.tokens
 
-
-def is_accepted_peer(fields: Mapping[str, str], rules: PeerRules, origin: Remote) -> bool:
-    """Return True if a call that names a node, on a clear-text listener, counts as a peer's."""
-    return (
-        AUTHORIZATION not in fields
-        and not rules.tls
-        and rules.names_suffice
-        and (origin.loopback or rules.insecure)
-    )
+    def accept_in_clear(self, origin: Remote) -> bool:
+        """Return True if a caller in clear that names a node, and sends no token, is a peer."""
+        return not self.tls and self.names_suffice and (origin.loopback or self.insecure)
 
 
 def identify_peer(
@@ -145,9 +139,13 @@ def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
 
 
 def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    """Return the first DNS name of a caller's certificate.
+
+    gRPC gives names to Python only up to the first NUL, so that ``b.example`` followed by one, and
+    by another domain, would pass for ``b.example``. The certificate itself comes whole.
+    """
     for pem in context.auth_context().get("x509_pem_cert", ()):
-        name = first_dns_name(pem)
-        if name is not None:
+        for name in _dns_names(pem):
             return name
     raise CallError(
         Code.UNAUTHENTICATED,
@@ -156,16 +154,10 @@ def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
 
 
 @lru_cache(maxsize=_CACHED_CERTIFICATES)
-def first_dns_name(pem: bytes) -> str | None:
-    """Return the first DNS name of a certificate; None if there is none that can be read.
-
-    gRPC gives names to Python only up to the first NUL, so that ``b.example`` followed by one, and
-    by another domain, would pass for ``b.example``. The certificate itself comes whole.
-    """
-    try:
-        return next(iter(dns_names(pem)), None)
-    except ValueError:
-        return None
+def _dns_names(pem: bytes) -> list[str]:
+    with suppress(ValueError):
+        return dns_names(pem)
+    return []
 
 
 def _forbidden(sentence: str) -> CallError:

@@ -16,7 +16,7 @@ from store.domain.access import Right
 from store.domain.places import Caller
 from store.domain.quota import CallKind
 from store.rpc import admin, probes
-from store.rpc.call import CallWrapper, Handler, ListenerKind, RpcCall, RpcContext
+from store.rpc.call import Handler, ListenerKind, RpcCall, RpcContext, ServedMethod
 from store.rpc.gossip import serve_gossip
 from store.rpc.listeners import Services
 from store.rpc.publish_stream import publish_stream
@@ -53,37 +53,36 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
     Requests and responses are bytes, so servers need no serializers. ``node`` is shared by all
     listeners of a node, but for who may call.
     """
-    wrapper = CallWrapper(listener, node)
-    unary, stream, bidi = wrapper.unary, wrapper.stream, wrapper.bidi
+    on = partial(ServedMethod, listener, node)
     served: dict[str, list[Handler]] = {}
     if listener == "admin":
         served[ADMIN] = [
-            unary(GET_STATUS, partial(admin.get_status, node)),
-            unary(WATCH_STATUS, partial(admin.watch_status, node)),
-            unary(SYNCHRONIZE, partial(admin.synchronize, node)),
-            unary(FETCH_MESSAGES, partial(admin.fetch_messages, node)),
+            on(GET_STATUS).unary(partial(admin.get_status, node)),
+            on(WATCH_STATUS).unary(partial(admin.watch_status, node)),
+            on(SYNCHRONIZE).unary(partial(admin.synchronize, node)),
+            on(FETCH_MESSAGES).unary(partial(admin.fetch_messages, node)),
         ]
     else:
-        served[STORE] = [unary(reads.QUERY, reads.query, reads.refuse_query)]
-        served[STORE] += [stream(*each) for each in reads.STREAMS.items()]
+        served[STORE] = [on(reads.QUERY).unary(reads.query, reads.refuse_query)]
+        served[STORE] += [on(method).stream(handle) for method, handle in reads.STREAMS.items()]
         if node.sessions is not None and node.peers is not None:
             served[PEER] = [
-                bidi(RECONCILE, partial(_serve_frames, node.sessions.serve_reconcile)),
-                bidi(TRANSFER, partial(_serve_frames, node.sessions.serve_transfer)),
-                bidi(GOSSIP, serve_gossip),
+                on(RECONCILE).bidi(partial(_serve_frames, node.sessions.serve_reconcile)),
+                on(TRANSFER).bidi(partial(_serve_frames, node.sessions.serve_transfer)),
+                on(GOSSIP).bidi(serve_gossip),
             ]
     if listener == "client":
         served[STORE] += [
-            unary(publish.PUBLISH, publish.publish),
-            bidi(publish.PUBLISH_STREAM, publish_stream),
+            on(publish.PUBLISH).unary(publish.publish),
+            on(publish.PUBLISH_STREAM).bidi(publish_stream),
         ]
     names = frozenset({"", probes.HEALTH, *served})
     served[probes.HEALTH] = [
-        unary(CHECK, partial(probes.check_health, node, names)),
-        stream(WATCH, partial(probes.watch_health, node, names)),
+        on(CHECK).unary(partial(probes.check_health, node, names)),
+        on(WATCH).stream(partial(probes.watch_health, node, names)),
     ]
     described = probes.reflect({*served, probes.REFLECTION})
-    served[probes.REFLECTION] = [bidi(REFLECTION, described)]
+    served[probes.REFLECTION] = [on(REFLECTION).bidi(described)]
     return {service: dict(handlers) for service, handlers in served.items()}
 
 

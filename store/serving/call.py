@@ -1,11 +1,12 @@
 """A call of a client under way, over any protocol: admission, rights and charges.
 
-Every call passes the same steps: `Call.admit` identifies its caller and admits it by all quotas,
-`Call.charge` counts its request, its method runs, and its account and sender count the end.
+`Call.run` is the way of every call: `Call.admit` identifies its caller and admits it by all quotas,
+`Call.charge` counts its request, its method runs, an error is sent, and the end is counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import secrets
@@ -13,14 +14,21 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self, TypeVar
 
 from store.domain.access import Principal, Right
 from store.domain.quota import Account, CallKind
-from store.observe.logging import Logger
+from store.observe.logging import CURRENT_REQUEST, Logger
 from store.serving.answers import AnswerSender
 from store.serving.context import NodeContext
-from store.serving.failure import CallError, Code, over_limit, unready
+from store.serving.failure import (
+    CallerGoneError,
+    CallError,
+    Code,
+    over_limit,
+    translate,
+    unready,
+)
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.serving.sockets import remote
 
@@ -31,14 +39,12 @@ MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
 """A request of a call for which no legal one is half as large, since it has no list but topics."""
 
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-
-REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
-"""For calls whose callers give none."""
+_REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
 
 
-def is_request_id(given: str) -> bool:
-    """Return True for a caller's ``x-request-id`` that is fit for a log."""
-    return _SANE_REQUEST_ID.fullmatch(given) is not None
+def request_id(given: str) -> str:
+    """Return a caller's ``x-request-id`` if it is fit for a log, else one of this node's."""
+    return given if _SANE_REQUEST_ID.fullmatch(given) else next(_REQUEST_IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,10 @@ class Method:
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
 
 
+_NOTHING: Final = nullcontext()
+_NS_PER_S: Final = 1e9
+_R = TypeVar("_R")
+
 UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamMethod = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
 
@@ -71,12 +81,17 @@ class Call(ABC):
     ``connection`` has the form that gRPC gives names. ``client``, ``account`` and
     ``max_request_bytes`` are there once it is admitted. ``is_abandoned``: its caller has hung up
     while a batch waited for its commit. ``counted``: the count of the answer, if it has begun;
-    ``when_done`` has it closed when the library of the edge has sent the answer.
+    ``when_done`` has it closed when the library of the edge has sent the answer. ``began_ns``: when
+    it began, and then when its request had come, since callers may take their time; of the
+    monotonic clock. ``ok``, ``gone``: the codes of a call that succeeds, or whose caller hangs up.
     """
 
     client: Principal
     account: Account
     max_request_bytes: int
+    request_id: str
+    ok: ClassVar = "OK"
+    gone: ClassVar = "CANCELLED"
     log_events: ClassVar = ("call_failed", "call_crashed")
 
     def __init__(
@@ -88,6 +103,7 @@ class Call(ABC):
     ) -> None:
         self._when_done = when_done
         self.node = node
+        self.began_ns = node.monotonic_ns()
         self.method = method
         self.connection = connection
         self.remote = remote(connection)
@@ -103,6 +119,52 @@ class Call(ABC):
             CallDeniedError: it is not known, or lacks the right.
             CallError: it does not say who it is as it should.
         """
+
+    def translate(self, error: Exception) -> tuple[CallError, bool]:
+        """Return the failure for any error, and True if the error was expected."""
+        return translate(error, self.request_id)
+
+    @abstractmethod
+    async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, bytes | None]:
+        """Send an error, and log it; return the code that is counted, and a response if it is one.
+
+        ``crash``: the error is a fault of this node.
+        """
+
+    @abstractmethod
+    def count(self, code: str, seconds: float) -> None:
+        """Count the end of the call."""
+
+    async def run(self, answer: Callable[[Self], Awaitable[_R]]) -> _R | bytes | None:
+        """Admit the call, have it answered, and count its end.
+
+        Raises:
+            CancelledError: its caller has hung up.
+        """
+        code = self.ok
+        CURRENT_REQUEST.set(self.request_id)
+        try:
+            self.admit()
+            with self.node.drain.endless() if self.method.endless else _NOTHING:
+                return await answer(self)
+        except (asyncio.CancelledError, CallerGoneError):
+            code = self.gone
+            raise asyncio.CancelledError from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            failure, is_expected = self.translate(error)
+            try:
+                code, response = await self.refuse(failure, None if is_expected else error)
+            except (asyncio.CancelledError, CallerGoneError):
+                code = self.gone
+                raise asyncio.CancelledError from None
+            finally:
+                # Its traceback has this frame: each would keep the other, and the request.
+                del failure
+            return response
+        finally:
+            if self.is_admitted:
+                self.account.end(self.method.kind)
+            self.count(code, (self.node.monotonic_ns() - self.began_ns) / _NS_PER_S)
 
     def admit(self) -> None:
         """Identify the caller, and admit the call by the quotas of its caller and of the node.
@@ -162,7 +224,9 @@ class Call(ABC):
                 f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
             )
         now_ns = self.node.monotonic_ns()
-        if not counted:
+        if counted:
+            self.began_ns = now_ns
+        else:
             self.account.requests.take(1, now_ns)
         self.account.received.take(size_bytes, now_ns)
         if not (counted or self.method.always) and (halted := self.node.health().halted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,15 +45,12 @@ ABANDONED_NS: Final = 1_000_000_000
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 _Result = store_pb2.PublishResult
-_FIELD_1: Final = b"\x0a"
-_FIELD_3: Final = b"\x1a"
-_OUTCOME: Final = b"\x10"
-_CONFIRMS: Final = b"\x20"
-_HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
-_SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
-_STORED: Final = _OUTCOME + varint(_Result.STORED)
-_DUPLICATE: Final = _OUTCOME + varint(_Result.DUPLICATE)
-_EPHEMERAL: Final = _OUTCOME + varint(_Result.EPHEMERAL)
+_RESULT: Final = b"\x0a"
+_SHORT: Final = _RESULT + varint(HASH_BYTES + 4) + b"\x0a" + varint(HASH_BYTES)
+_OUTCOMES: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values()}
+"""What is before and behind a hash in a result that has nothing else."""
+
+_UNASKED: Final = Confirmation(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,55 +190,28 @@ def publish_response(
     ``stored`` says of each record of the batch whether it was new, ``confirmations`` how many
     stores confirmed it, where that was asked for.
     """
-    batch = published.batch
+    batch, results = published.batch, list[bytes]()
     if not confirmations and len(batch.hashes) == len(published.verdicts) and all(stored):
         # The usual request: everything in it is new.
-        return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
-    if confirmations:
-        results, again = _confirmed(published, stored, confirmations)
-    else:
-        results, again = [], []
-        for digest, new in zip(batch.hashes, stored, strict=True):
-            duplicate = _SHORT + digest + _DUPLICATE
-            again.append(duplicate)
-            results.append(_SHORT + digest + _STORED if new else duplicate)
-    if len(results) == len(published.verdicts) and not published.refusals:
-        return b"".join(results)
-    return b"".join(_results(published, results, again))
-
-
-def _confirmed(
-    published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation]
-) -> tuple[list[bytes], list[bytes]]:
-    """Return the results of the first copies in a request, and those of further ones."""
-    results, again = [], []
-    for digest, new, found in zip(published.batch.hashes, stored, confirmations, strict=True):
-        outcome = _Result.UNCONFIRMED if found.reason else _Result.DUPLICATE
-        again.append(_result(digest, outcome, found.reason, found.confirms))
-        if new and not found.reason:
-            results.append(_result(digest, _Result.STORED, "", found.confirms))
-        else:
-            results.append(again[-1])
-    return results, again
-
-
-def _results(published: Admitted, results: list[bytes], again: list[bytes]) -> Iterable[bytes]:
+        return b"".join([_SHORT + digest + _OUTCOMES[_Result.STORED] for digest in batch.hashes])
     columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
     for index, (verdict, position, digest) in enumerate(columns):
-        if verdict is Verdict.ACCEPTED:
-            yield results[position]
-        elif verdict is Verdict.DUPLICATE:
-            yield again[position]
+        found = _UNASKED
+        if verdict is Verdict.REJECTED:
+            outcome, found = _Result.REJECTED, Confirmation(0, published.refusals[index].sentence)
         elif verdict is Verdict.EPHEMERAL:
-            yield _SHORT + digest + _EPHEMERAL
+            outcome = _Result.EPHEMERAL
         else:
-            yield _result(digest, _Result.REJECTED, published.refusals[index].sentence)
-
-
-def _result(
-    digest: bytes, outcome: _Result.Outcome.ValueType, reason: str, confirms: int = 0
-) -> bytes:
-    head = _HASH_FIELD + digest if digest else b""
-    tail = _CONFIRMS + varint(confirms) if confirms else b""
-    why = delimited(_FIELD_3, reason.encode()) if reason else b""
-    return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)
+            is_new = verdict is Verdict.ACCEPTED and stored[position]
+            outcome = _Result.STORED if is_new else _Result.DUPLICATE
+            if confirmations:
+                found = confirmations[position]
+                outcome = _Result.UNCONFIRMED if found.reason else outcome
+        if digest and not (found.confirms or found.reason):
+            results.append(_SHORT + digest + _OUTCOMES[outcome])
+        else:
+            result = _Result(
+                message_hash=digest, outcome=outcome, reason=found.reason, confirms=found.confirms
+            )
+            results.append(delimited(_RESULT, result.SerializeToString()))
+    return b"".join(results)

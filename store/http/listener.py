@@ -22,7 +22,7 @@ there; without an answer the connection ends."""
 BACKLOG: Final = 1_024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HttpListener:
     """A server that listens; ``address`` has the real port."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
@@ -43,9 +43,10 @@ from store.rpc.identity import (
     refuse_client,
 )
 from store.serving.arrivals import AwaitedRequest
-from store.serving.call import Call, Method, StreamMethod, UnaryMethod, request_id
+from store.serving.call import REQUEST_IDS, Call, Method, StreamMethod, UnaryMethod, request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
 from storenode.common.bounded_dict import BoundedDict
@@ -152,6 +153,7 @@ Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
+_NOTHING: Final = nullcontext()
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
@@ -182,7 +184,7 @@ class RpcCall(Call):
                     self.fields[name] = value
             elif name == REQUEST_ID:
                 given = given or value
-        self.request_id = request_id(given)
+        self.request_id = request_id(given) if given else next(REQUEST_IDS)
         self._open_admin = node.open_admin and listener == "admin"
         rules, is_named = node.peers, NODE_ID in self.fields and AUTHORIZATION not in self.fields
         self.is_peer = (
@@ -211,22 +213,18 @@ class RpcCall(Call):
             token, method.right, self.remote.name, open_admin=self._open_admin
         )
 
-    @property
-    def peer(self) -> Caller:
-        """The peer whose call has been admitted."""
+    async def begin_peer(self) -> Caller:
+        """Send the metadata that name this node to a peer, and return that."""
         fields, rules = self.fields, self.node.peers
-        trusted = rules is not None and rules.trusted
-        return Caller(fields[NODE_ID], fields[STORE_ID], self.remote.name, trusted)
-
-    async def begin_peer(self) -> None:
-        """Send a peer the metadata that name this node."""
         self.note_peer()
-        self.node.clocks.note(self.fields[NODE_ID], parse_time(self.fields.get(TIME)))
+        self.node.clocks.note(fields[NODE_ID], parse_time(fields.get(TIME)))
         own = (*own_metadata(self.node.identity), (TIME, str(self.node.now_ns())))
         await self.context.send_initial_metadata(own)
         # Once more: a caller may learn of the end of a call without responses first.
         self.context.set_trailing_metadata(own)
         self._has_begun = True
+        trusted = rules is not None and rules.trusted
+        return Caller(fields[NODE_ID], fields[STORE_ID], self.remote.name, trusted)
 
     def note_peer(self) -> None:
         """Note that a peer begins or ends a call."""
@@ -259,6 +257,8 @@ class RpcCall(Call):
             CallError: it is too large, or has not come in time.
             QuotaExceededError: too much was sent lately.
         """
+        if self.is_peer:
+            await self.begin_peer()
         self._is_reading = True
         request = await self.next_request(is_first=True)
         if request is None:
@@ -312,7 +312,15 @@ class RpcCall(Call):
         """Count the end of the call."""
         if self.is_peer and self.is_admitted:
             self.note_peer()
-        self._served.count(code, seconds)
+        name, served = self.method.name, self._served
+        count = served.counts.get(code)
+        if count is None:
+            count = self.node.metrics.calls.labels(name, code).inc
+        count()
+        if self.method.timed:
+            served.observe(seconds)
+        if _LOG.is_debugging:
+            _LOG.debug("call_ended", method=name, code=code, seconds=seconds)
 
     async def send(self, response: bytes) -> None:
         """Write one response; waits while the caller does not read.
@@ -361,20 +369,10 @@ class ServedMethod:
         self.node = node
         self.method = method
         self.refuse: Refuse | None = None
-        self._calls = node.metrics.calls.labels
         # Counts that alerts use begin at 0: of 1 no growth is known.
-        self._counts = {code: self._calls(method.name, code).inc for code in _COUNTED_FROM_0}
-        self._observe = node.metrics.query_seconds.labels(method.name).observe
-
-    def count(self, code: str, seconds: float) -> None:
-        """Count the end of a call."""
-        name = self.method.name
-        count = self._counts.get(code) or self._counts.setdefault(code, self._calls(name, code).inc)
-        count()
-        if self.method.timed:
-            self._observe(seconds)
-        if _LOG.is_debugging:
-            _LOG.debug("call_ended", method=name, code=code, seconds=seconds)
+        calls = node.metrics.calls.labels
+        self.counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}
+        self.observe = node.metrics.query_seconds.labels(method.name).observe
 
     def unary(self, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
         """Return the handler of a unary method.
@@ -386,7 +384,8 @@ class ServedMethod:
 
         async def answer(call: RpcCall) -> bytes:
             request = await call.read_request()
-            with call.reserve(len(request)):
+            size = len(request)
+            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
                 response = await handle(call, request)
             if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
                 call.sender.answered(len(response), refusable=call.method.timed)
@@ -409,13 +408,8 @@ class ServedMethod:
         return self.method.name, grpc.stream_stream_rpc_method_handler(self._serve(handle))
 
     def _serve(self, answer: _Answer) -> _Serve:
-        async def begin(call: RpcCall) -> bytes | None:
-            if call.is_peer:
-                await call.begin_peer()
-            return await answer(call)
-
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
-            return await RpcCall(self, context).run(begin)
+            return await RpcCall(self, context).run(answer)
 
         return serve

@@ -120,6 +120,7 @@ class GossipTransport:
 
 async def serve_gossip(call: RpcCall) -> None:
     """Exchange messages live with the peer that calls, until one side ends it."""
+    caller = await call.begin_peer()
     if call.node.gossip is None:
         raise CallError(
             Code.FAILED_PRECONDITION,
@@ -132,7 +133,7 @@ async def serve_gossip(call: RpcCall) -> None:
             Code.FAILED_PRECONDITION,
             f"this node is of cluster {own} and the caller of another: give both one --cluster",
         )
-    await driver.serve(transport.frames(call), call.peer)
+    await driver.serve(transport.frames(call), caller)
 
 
 async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> NodeIdentity:

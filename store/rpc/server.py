@@ -89,4 +89,4 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
 async def _serve_frames(
     serve: Callable[[Caller, FrameStream], Awaitable[None]], call: RpcCall
 ) -> None:
-    await serve(call.peer, call)
+    await serve(await call.begin_peer(), call)

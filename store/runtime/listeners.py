@@ -90,9 +90,8 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         from store.http.connections import OpenConnections  # noqa: PLC0415
         from store.http.sites import Sites  # noqa: PLC0415
 
-        app = build_app(
-            base, sites=Sites(config.http_allow_origin, config.http_hosts), with_page=True
-        )
+        sites = Sites(config.http_allow_origin, config.http_hosts)
+        app = build_app(base, sites=sites, with_page=True)
         opened = OpenConnections(app, connections, base.metrics)
         listeners["http"] = http.bind(addresses["--http-listen"], opened, for_clients)
     return listeners

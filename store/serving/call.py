@@ -1,6 +1,6 @@
 """A call of a client under way, over any protocol: admission, rights and charges.
 
-`Call.run` is the way of every call: `Call.admit` identifies its caller and admits it by all quotas,
+`Call.run` is the way of every call: its caller is identified and admitted by all quotas,
 `Call.charge` counts its request, its method runs, an error is sent, and the end is counted.
 """
 
@@ -39,12 +39,12 @@ MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
 """A request of a call for which no legal one is half as large, since it has no list but topics."""
 
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
+REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
 
 
 def request_id(given: str) -> str:
     """Return a caller's ``x-request-id`` if it is fit for a log, else one of this node's."""
-    return given if _SANE_REQUEST_ID.fullmatch(given) else next(_REQUEST_IDS)
+    return given if _SANE_REQUEST_ID.fullmatch(given) else next(REQUEST_IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,19 @@ class Call(ABC):
         Raises:
             CancelledError: its caller has hung up.
         """
-        code = self.ok
+        code, method = self.ok, self.method
         CURRENT_REQUEST.set(self.request_id)
         try:
-            self.admit()
-            with self.node.drain.endless() if self.method.endless else _NOTHING:
+            client, now_ns = self.identify(), self.node.monotonic_ns()
+            account = self.node.quota.account(
+                client.name, client.limits, now_ns, named=client.named
+            )
+            account.begin(method.kind, now_ns)
+            self.client, self.account, self.is_admitted = client, account, True
+            self.max_request_bytes = min(client.limits.request_bytes, method.max_request_bytes)
+            if not method.always and (halted := self.node.health().halted) is not None:
+                raise unready(halted)
+            with self.node.drain.endless() if method.endless else _NOTHING:
                 return await answer(self)
         except (asyncio.CancelledError, CallerGoneError):
             code = self.gone
@@ -163,24 +171,8 @@ class Call(ABC):
             return response
         finally:
             if self.is_admitted:
-                self.account.end(self.method.kind)
+                self.account.end(method.kind)
             self.count(code, (self.node.monotonic_ns() - self.began_ns) / _NS_PER_S)
-
-    def admit(self) -> None:
-        """Identify the caller, and admit the call by the quotas of its caller and of the node.
-
-        Raises:
-            CallError: the node serves no calls now.
-            QuotaExceededError: too many calls are under way, or too many came lately.
-            Exception: as `identify` does.
-        """
-        client, now_ns = self.identify(), self.node.monotonic_ns()
-        account = self.node.quota.account(client.name, client.limits, now_ns, named=client.named)
-        account.begin(self.method.kind, now_ns)
-        self.client, self.account, self.is_admitted = client, account, True
-        self.max_request_bytes = min(client.limits.request_bytes, self.method.max_request_bytes)
-        if not self.method.always and (halted := self.node.health().halted) is not None:
-            raise unready(halted)
 
     @property
     def sender(self) -> AnswerSender:

@@ -98,8 +98,15 @@ async def query(call: Call, request: bytes) -> bytes:
         wanted = plan_query(query, call.client.topics, limits)
         if not whole:
             raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-        return query_page(
-            asked.request_id, *await _read_page(call, query, wanted, with_coverage=asked.coverage)
+        page, known = await _read_page(call, query, wanted, with_coverage=asked.coverage)
+        return b"".join(
+            (
+                delimited(_FIELD_1, asked.request_id.encode()),
+                _SUCCESS,
+                page.entries,
+                b"" if page.next_cursor is None else delimited(_FIELD_51, page.next_cursor),
+                b"" if known is None else delimited(_FIELD_7420, known.SerializeToString()),
+            )
         )
     except QueryError as error:
         return query_failure(_cut(asked.request_id), error.status, error.sentence)
@@ -277,14 +284,6 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
 
 def _cut(request_id: str) -> str:
     return request_id.encode()[:MAX_QUERY_REQUEST_ID_BYTES].decode(errors="ignore")
-
-
-def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = None) -> bytes:
-    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
-    echo = delimited(_FIELD_1, request_id.encode())
-    cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
-    said = b"" if known is None else delimited(_FIELD_7420, known.SerializeToString())
-    return b"".join((echo, _SUCCESS, page.entries, cursor, said))
 
 
 def sds_response(page: SdsPage) -> bytes:

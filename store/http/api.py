@@ -14,8 +14,8 @@ from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError
 from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http import codec
 from store.http.codec import Digits, encode, to_json, to_lines, to_message
-from store.http.connections import HttpExchange
 from store.http.endpoint import TOKEN_PARAMETER
+from store.http.exchange import HttpExchange
 from store.messages.frames import end_of_entry
 from store.serving.call import Call, StreamMethod
 from store.serving.failure import CallError, Code, malformed, over_limit
@@ -126,7 +126,7 @@ async def query(call: Call, exchange: HttpExchange, body: bytes) -> None:
 async def follow(call: Call, exchange: HttpExchange, body: bytes) -> None:
     """Send messages as they are committed, as events."""
     asked: Any = read(FollowRequest, call, exchange, body)
-    asked.cursor = exchange.header("last-event-id") or asked.cursor
+    asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
     request, send = to_message(FollowRequest, asked), partial(_send, exchange, EVENTS)
     async with exchange.kept_alive(_HEARTBEAT):
         await call.send_pages(follow_pages, request, send, _events)
@@ -148,7 +148,7 @@ async def send_lines(
     encoded = to_message(request, read(request, call, exchange, body))
     await call.send_pages(method, encoded, partial(_send, exchange, LINES), encode_lines)
     if not exchange.started:
-        exchange.start(200, LINES, UNBUFFERED)
+        await exchange.start(200, LINES, UNBUFFERED)
     await exchange.finish()
 
 
@@ -186,7 +186,7 @@ async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
 async def _send(exchange: HttpExchange, content_type: bytes, chunk: bytes) -> None:
     """Send a page; the status goes with the first, so that what fails before has its own."""
     if not exchange.started:
-        exchange.start(200, content_type, UNBUFFERED)
+        await exchange.start(200, content_type, UNBUFFERED)
     await exchange.send(chunk)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP application of a node: its paths and operations."""
+"""The ASGI application of a node: its paths and operations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from importlib.resources import files
 from typing import Final
 
 from google.protobuf.message import Message
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from store.domain.access import Right
 from store.domain.quota import CallKind
 from store.http import api, connect, waku_store
-from store.http.connections import App, HttpError, HttpExchange
-from store.http.endpoint import Endpoint, Operation, refuse
+from store.http.endpoint import Endpoint, Operation
+from store.http.exchange import HttpError, HttpExchange, OpenEndpoint, refuse
 from store.http.openapi import description
-from store.http.sites import PREFLIGHT_HEADERS, Sites
+from store.http.sites import SiteCheck, Sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method
 from store.serving.context import NodeContext
@@ -50,7 +52,7 @@ PAGE: Final = {
 _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
 
 
-def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> App:
+def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> ASGIApp:
     """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
     by_path = dict[str, list[Operation]]()
     served = _operations()
@@ -58,33 +60,17 @@ def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> Ap
         by_path.setdefault(each.path, []).append(each)
     here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
     by_path |= {each.path: [each] for each in connect.operations()}
-    apps: dict[str, App] = {path: Endpoint(node, *each).serve for path, each in by_path.items()}
+    routes = [Route(path, Endpoint(node, *operations)) for path, operations in by_path.items()]
     text = json.dumps(description(served, node.identity.version), indent=1).encode()
-    apps[OPENAPI] = partial(HttpExchange.respond, body=text)
+    routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))
     for path, (name, kind) in (VIEWER | (PAGE if with_page else {})).items():
         body = files("store.http").joinpath("web", name).read_bytes()
-        apps[path] = partial(
-            HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS
-        )
+        shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
+        routes.append(Route(path, OpenEndpoint(shown)))
     sentence = f"no such path: there are {', '.join(here)}"
     nowhere = partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence))
-
-    async def answer(exchange: HttpExchange) -> None:
-        failure = sites.wrong(exchange)
-        if failure is not None:
-            node.metrics.http_requests.labels("refused", str(failure.status)).inc()
-            await refuse(exchange, failure)
-            return
-        exchange.shared = sites.cors_headers(exchange)
-        is_preflight = exchange.headers("origin") and exchange.headers(
-            "access-control-request-method"
-        )
-        if sites.origins and exchange.method == "OPTIONS" and is_preflight:
-            await exchange.respond(b"OK", b"text/plain; charset=utf-8", headers=PREFLIGHT_HEADERS)
-        else:
-            await apps.get(exchange.path, nowhere)(exchange)
-
-    return answer
+    router = Router(routes, redirect_slashes=False, default=OpenEndpoint(nowhere))
+    return SiteCheck(router, sites, node.metrics)
 
 
 def _operations() -> list[Operation]:

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Final
 
 from store.http.codec import encode
-from store.http.connections import HttpError, HttpExchange
-from store.http.endpoint import STATUS, Handler, Operation, Refuse
+from store.http.endpoint import Handler, Operation, Refuse
+from store.http.exchange import STATUS, HttpError, HttpExchange
 from store.serving.call import Call, Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
@@ -78,7 +78,7 @@ def _operation(served: Method, kind: str, handle: Handler, refuse: Refuse) -> Op
 async def _answer_unary(
     handle: UnaryMethod, call: Call, exchange: HttpExchange, message: bytes
 ) -> None:
-    if exchange.header("content-encoding", "identity") != "identity":
+    if exchange.headers.get("content-encoding", "identity") != "identity":
         raise _unsupported("the message has an unknown compression: send it without")
     async with _deadline(exchange):
         with call.reserve(len(message)):
@@ -119,7 +119,7 @@ def _unsupported(sentence: str) -> CallError:
 @asynccontextmanager
 async def _deadline(exchange: HttpExchange) -> AsyncIterator[None]:
     """End the block at the deadline that a caller gives."""
-    text = next(iter(exchange.headers("connect-timeout-ms")), None)
+    text = exchange.headers.get("connect-timeout-ms")
     if text is not None and _TIMEOUT.fullmatch(text) is None:
         raise malformed("the header of the timeout cannot be read: send it as the protocol says")
     try:
@@ -157,7 +157,8 @@ async def _send_frame(
     exchange: HttpExchange, message: bytes, flags: int = 0, failure: HttpError | None = None
 ) -> None:
     if not exchange.started:
-        exchange.start(200, _STREAM.encode(), () if failure is None else failure.headers)
+        headers = None if failure is None else failure.headers
+        await exchange.start(200, _STREAM.encode(), headers)
     await exchange.send(bytes([flags]) + len(message).to_bytes(_HEAD_BYTES - 1, "big") + message)
 
 

@@ -5,66 +5,33 @@ Tokens, rights, quotas and budgets are those of gRPC's calls.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from google.protobuf.message import Message
 from msgspec import Struct
+from starlette.types import Receive, Scope, Send
 
 from store.domain.access import CallDeniedError, Principal
-from store.http import codec
-from store.http.connections import JSON, HttpError, HttpExchange
-from store.observe.logging import get_logger
+from store.http.exchange import JSON, HttpError, HttpExchange, as_http, refuse
+from store.observe.logging import CURRENT_REQUEST, get_logger
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
-from store.serving.failure import CallError, Code, malformed
+from store.serving.failure import CallerGoneError, Code, malformed, translate
 
 _LOG = get_logger("store.http")
+_NS_PER_S: Final = 1e9
+_GONE: Final = "499"
+"""The code of a request whose caller hung up, as proxies count it; nothing is sent."""
 
 _COUNTED_FROM_0: Final = ("200", "500", "503")
 """The codes of alerts: of a count that begins with 1 Prometheus knows no growth."""
 
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 """The parameter that carries a token where a browser cannot send headers (RFC 6750, 2.3)."""
-
-_RETRY_AFTER: Final = (b"retry-after", b"1")
-
-STATUS: Final = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.PERMISSION_DENIED: 403,
-    Code.NOT_FOUND: 404,
-    Code.FAILED_PRECONDITION: 400,
-    Code.ABORTED: 409,
-    Code.DEADLINE_EXCEEDED: 408,
-    Code.OUT_OF_RANGE: 410,
-    Code.RESOURCE_EXHAUSTED: 413,
-    Code.INTERNAL: 500,
-    Code.UNIMPLEMENTED: 501,
-    Code.UNAVAILABLE: 503,
-}
-
-
-def as_http(failure: CallError) -> HttpError:
-    """Return the status and the headers of a failure."""
-    if isinstance(failure, HttpError):
-        return failure
-    headers, status = list[tuple[bytes, bytes]](), STATUS[failure.code]
-    if failure.retry:
-        headers.append(_RETRY_AFTER)
-        status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return HttpError(status, failure.code, failure.sentence, headers)
-
-
-async def refuse(exchange: HttpExchange, failure: HttpError) -> None:
-    """Send an error of ``/api/v1``."""
-    detail = codec.ErrorDetail(failure.code, failure.sentence, exchange.request_id)
-    body = codec.encode(codec.Error(detail))
-    await exchange.respond(body, status=failure.status, headers=failure.headers)
-
 
 Handler = Callable[[Call, HttpExchange, bytes], Awaitable[None]]
 Refuse = Callable[[HttpExchange, HttpError], Awaitable[None]]
@@ -108,24 +75,19 @@ class Operation:
 
 
 class _HttpCall(Call):
-    """A call over HTTP, whose caller is identified by the headers.
-
-    A caller that hangs up is counted as 499, as proxies do; nothing is sent.
-    """
+    """A call over HTTP, whose caller is identified by the headers."""
 
     log_events = ("request_failed", "request_crashed")
-    ok, gone = "200", "499"
 
     def __init__(self, node: NodeContext, operation: Operation, exchange: HttpExchange) -> None:
-        super().__init__(node, operation.served, exchange.connection)
-        self.request_id = exchange.request_id
+        super().__init__(node, operation.served, exchange.caller)
         self._operation = operation
         self._exchange = exchange
 
     def identify(self) -> Principal:
         """Return the bearer of the token, where one is needed."""
         exchange, right = self._exchange, self.method.right
-        given = exchange.headers("authorization")
+        given = exchange.headers.getlist("authorization")
         if len(given) > 1:
             raise malformed("the header `authorization` is given twice: send it once")
         token = given[0] if given else None
@@ -139,43 +101,9 @@ class _HttpCall(Call):
             # What gRPC calls metadata is a header here.
             raise type(denied)(str(denied).replace("metadata", "header")) from None
 
-    async def answer(self) -> None:
-        """Read the body, and send the answer."""
-        operation, exchange, body = self._operation, self._exchange, b""
-        if operation.method == "POST":
-            if exchange.content_type != operation.content_type:
-                # Pages of other sites may send forms and text without asking the browser.
-                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-            body = await exchange.body(self.node.arrivals, self.client.name, self.max_request_bytes)
-        self.charge(len(body), counted=True)
-        with exchange.watched(), self.sender:
-            await operation.handle(self, exchange, body)
-
-    async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, None]:
-        """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
-        exchange, found, operation = self._exchange, as_http(failure), self._operation
-        self.report(_LOG, found, crash, operation=operation.served.name, status=found.status)
-        has_stalled = self.counted is not None and self.counted.ended_s is not None
-        if has_stalled or (exchange.started and not operation.in_band):
-            if not exchange.complete:
-                exchange.abort()
-        else:
-            await operation.refuse(exchange, found)
-        return str(found.status), None
-
-    def count(self, code: str, seconds: float) -> None:
-        """Count the end of the call."""
-        name, metrics = self.method.name, self.node.metrics
-        if self.counted is not None:
-            self.counted.close()
-        metrics.http_requests.labels(name, code).inc()
-        if not self.method.endless:
-            metrics.http_seconds.labels(name).observe(seconds)
-        _LOG.debug("request_ended", operation=name, code=code, seconds=seconds)
-
 
 class Endpoint:
-    """The operations of one path."""
+    """An ASGI application that answers the requests of one path."""
 
     def __init__(self, node: NodeContext, *operations: Operation) -> None:
         self._node = node
@@ -184,13 +112,77 @@ class Endpoint:
             for code in _COUNTED_FROM_0:
                 node.metrics.http_requests.labels(operation.served.name, code)
 
-    async def serve(self, exchange: HttpExchange) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        exchange = HttpExchange(scope, receive, send)
         operation = self._operations.get(exchange.method)
         if operation is not None:
-            await _HttpCall(self._node, operation, exchange).run(_HttpCall.answer)
+            await self._serve(operation, exchange)
             return
         methods = ", ".join(self._operations)
         sentence = f"the method {exchange.method[:16]} is not served here: use {methods}"
-        failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, [(b"allow", methods.encode())])
-        await next(iter(self._operations.values())).refuse(exchange, failure)
+        allowed = [(b"allow", methods.encode())]
+        failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
+        await _fail(exchange, next(iter(self._operations.values())), failure)
+
+    async def _serve(self, operation: Operation, exchange: HttpExchange) -> None:
+        node, began_ns, code = self._node, self._node.monotonic_ns(), _GONE
+        CURRENT_REQUEST.set(exchange.request_id)
+        call = _HttpCall(node, operation, exchange)
+        try:
+            call.admit()
+            code = "200"
+            await self._answer(operation, exchange, call)
+        except (CallerGoneError, asyncio.CancelledError):
+            # Cancelled: the node ends. To uvicorn, the error would be one of the application.
+            code = _GONE
+            exchange.abort()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            found, known = translate(error, exchange.request_id)
+            failure = as_http(found)
+            code = str(failure.status)
+            crash = None if known else error
+            call.report(
+                _LOG, failure, crash, operation=operation.served.name, status=failure.status
+            )
+            if call.counted is not None and call.counted.ended_s is not None:
+                exchange.abort()  # the caller does not read: it would not read the status either
+            else:
+                await _fail(exchange, operation, failure)
+            del found, failure  # its traceback has this frame: each would keep the other
+        finally:
+            if call.is_admitted:
+                call.account.end(operation.served.kind)
+            if call.counted is not None:
+                call.counted.close()
+            seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
+            node.metrics.http_requests.labels(operation.served.name, code).inc()
+            if not operation.served.endless:
+                node.metrics.http_seconds.labels(operation.served.name).observe(seconds)
+            _LOG.debug("request_ended", operation=operation.served.name, code=code, seconds=seconds)
+
+    async def _answer(self, operation: Operation, exchange: HttpExchange, call: Call) -> None:
+        body = b""
+        if operation.method == "POST":
+            if exchange.content_type != operation.content_type:
+                # Pages of other sites may send forms and text without asking the browser.
+                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
+            body = await exchange.body(
+                self._node.arrivals, call.client.name, call.max_request_bytes
+            )
+        call.charge(len(body), counted=True)
+        endless = self._node.drain.endless() if operation.served.endless else nullcontext()
+        with exchange.watched(), endless, call.sender:
+            await operation.handle(call, exchange, body)
+
+
+async def _fail(exchange: HttpExchange, operation: Operation, failure: HttpError) -> None:
+    """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
+    if exchange.started and not operation.in_band:
+        if not exchange.complete:
+            exchange.abort()
+        return
+    try:
+        await operation.refuse(exchange, failure)
+    except (CallerGoneError, asyncio.CancelledError):
+        exchange.abort()

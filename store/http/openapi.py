@@ -11,8 +11,8 @@ from google.protobuf.descriptor import Descriptor
 from msgspec import Struct
 
 from store.http.codec import Error, answer_type, line_types, request_type
-from store.http.connections import JSON
 from store.http.endpoint import Operation
+from store.http.exchange import JSON
 
 _REFERENCES: Final = "#/components/schemas/{name}"
 _ERRORS: Final = {

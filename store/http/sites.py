@@ -17,23 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from store.http.connect import ASKED_HEADERS
-from store.http.connections import HeaderList, HttpError, HttpExchange
+from store.http.exchange import HttpError, OpenEndpoint, refuse
 from store.observe.http import ANY, is_served, name_of
+from store.observe.metrics import Metrics
 from store.serving.failure import Code
 
 CORS_MAX_AGE_S: Final = 600
 """How long a browser may keep what a preflight request has told it."""
 
+
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
-PREFLIGHT_HEADERS: Final = (
-    (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", ", ".join((*_ASKED_HEADERS, *ASKED_HEADERS)).encode()),
-    (b"access-control-max-age", b"%d" % CORS_MAX_AGE_S),
-)
-"""The answer to a browser that asks what a page of an allowed origin may send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ class Sites:
     origins: Sequence[str] = ()
     hosts: Collection[str] = ()
 
-    def wrong(self, exchange: HttpExchange) -> HttpError | None:
+    def wrong(self, method: str, headers: Headers) -> HttpError | None:
         """Return the error of a request that is refused before its caller is identified."""
-        host = exchange.header("host")
+        host = headers.get("host", "")
         if not is_served(host, self.hosts):
             return HttpError(
                 421,
@@ -57,7 +58,7 @@ class Sites:
                 f"this node is not called {name_of(host)[:100]!r}: call it by its address, or start"
                 " it with --http-allow-host and this name",
             )
-        if self._is_allowed(exchange, host):
+        if self._is_allowed(method, host, headers):
             return None
         return HttpError(
             403,
@@ -66,30 +67,40 @@ class Sites:
             " --http-allow-origin and the page's origin",
         )
 
-    def _is_allowed(self, exchange: HttpExchange, host: str) -> bool:
-        method, origin = exchange.method, exchange.header("origin")
-        site = exchange.header("sec-fetch-site")
+    def _is_allowed(self, method: str, host: str, headers: Headers) -> bool:
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if ANY in self.origins or origin in self.origins or site in ("same-origin", "none"):
             return True
-        if site:
-            is_document = exchange.header("sec-fetch-dest") == "document"
-            return method in ("GET", "HEAD") and is_document
-        is_own = not origin or origin.partition("://")[2] == host.lower()
+        if site is not None:
+            return method in ("GET", "HEAD") and headers.get("sec-fetch-dest") == "document"
+        is_own = origin is None or origin.partition("://")[2] == host.lower()
         return is_own or method in ("GET", "HEAD", "OPTIONS")
 
-    def cors_headers(self, exchange: HttpExchange) -> HeaderList:
-        """Return the headers by which a browser lets pages of the allowed origins read answers."""
-        if not self.origins:
-            return ()
-        vary, origin = (b"vary", b"Origin"), exchange.header("origin")
-        if ANY in self.origins:
-            shown = ANY
-        elif origin in self.origins:
-            shown = origin
-        else:
-            return (vary,)
-        return (
-            vary,
-            (b"access-control-allow-origin", shown.encode("latin-1")),
-            (b"access-control-expose-headers", b"retry-after, x-request-id"),
-        )
+
+class SiteCheck:
+    """An ASGI application that refuses other sites, and adds the headers of CORS to the rest."""
+
+    def __init__(self, app: ASGIApp, sites: Sites, metrics: Metrics) -> None:
+        self._app = app if not sites.origins else _cross_origin(app, sites.origins)
+        self._sites = sites
+        self._refused = metrics.http_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        failure = self._sites.wrong(scope["method"], Headers(scope=scope))
+        if failure is None:
+            await self._app(scope, receive, send)
+            return
+        self._refused.labels("refused", str(failure.status)).inc()
+        await OpenEndpoint(partial(refuse, failure=failure))(scope, receive, send)
+
+
+def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=[*_ASKED_HEADERS, *ASKED_HEADERS],
+        expose_headers=["retry-after", "x-request-id"],
+        max_age=CORS_MAX_AGE_S,
+    )

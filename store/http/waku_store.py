@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 from store.domain.query import NWAKU_PAGE_MESSAGES
 from store.http.api import query_page
 from store.http.codec import encode, hex_of
-from store.http.connections import HttpError, HttpExchange
+from store.http.exchange import HttpError, HttpExchange
 from store.serving.call import Call
 from store.serving.failure import malformed
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS

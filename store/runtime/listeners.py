@@ -92,8 +92,8 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
 
         sites = Sites(config.http_allow_origin, config.http_hosts)
         app = build_app(base, sites=sites, with_page=True)
-        opened = OpenConnections(app, connections, base.metrics)
-        listeners["http"] = http.bind(addresses["--http-listen"], opened, for_clients)
+        opened = OpenConnections(connections, base.metrics)
+        listeners["http"] = http.bind(addresses["--http-listen"], app, for_clients, opened)
     return listeners
 
 

@@ -189,6 +189,8 @@ _HEAVY: Final = ("demo", "pipeline")
 _LATE: Final = (
     *("alembic.command", "alembic.config", "sqlalchemy.dialects.postgresql.psycopg"),
     *("encodings.idna", "store.gateway.service", "store.http.app", "store.runtime.node"),
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.lifespan.off",
 )
 """What a node or a gateway imports while it starts."""
 

@@ -188,8 +188,9 @@ async def serve(
         if http:
             over_http = bind(
                 ListenerAddress("--http-listen", "127.0.0.1", 0),
-                OpenConnections(build_app(context, sites=Sites()), 1_000, metrics),
+                build_app(context, sites=Sites()),
                 None,
+                OpenConnections(1_000, metrics),
             )
             await over_http.start()
             stack.push_async_callback(over_http.stop, 0)

@@ -11,12 +11,13 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from store.domain.query import RequestLimits
 from store.http import waku_store
 from store.http.api import read
 from store.http.codec import to_json, to_lines, to_message
-from store.http.connections import HttpExchange
+from store.http.exchange import HttpExchange
 from store.http.sites import Sites
 from store.observe.http import ANY
 from store.serving.failure import CallError, Code
@@ -52,11 +53,10 @@ WAKU: Final = {"hashes": HASH, "pageSize": 5, "includeData": "true", "endTime": 
 CALL: Final = cast("Any", SimpleNamespace(node=SimpleNamespace(limits=RequestLimits())))
 
 
-def exchange(method: str, query: bytes = b"", **headers: str) -> HttpExchange:
-    """Return a request with these parameters and headers."""
-    fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    connection = cast("Any", SimpleNamespace(name="ipv4:127.0.0.1:1"))
-    return HttpExchange(connection, method, f"/?{query.decode('latin-1')}", fields)
+def exchange(method: str, query: bytes = b"") -> HttpExchange:
+    """Return a request with these parameters."""
+    scope = {"method": method, "headers": [], "client": ("127.0.0.1", 1), "query_string": query}
+    return HttpExchange({**scope, "state": {"connection": None}}, cast("Any", 0), cast("Any", 0))
 
 
 def parse(kind: type[Message], method: str, sent: bytes) -> Message:
@@ -205,10 +205,10 @@ SITES: Final = Sites([ORIGIN], ["node.example"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_a_node_answers_to_its_own_names_alone(method: str) -> None:
     for host, is_own in HOSTS.items():
-        found = SITES.wrong(exchange(method, host=host))
+        found = SITES.wrong(method, Headers({"host": host}))
         assert (found is None) == is_own, host
         assert is_own or (found is not None and found.status == 421)
-        assert Sites(hosts=[ANY]).wrong(exchange(method, host=host)) is None
+        assert Sites(hosts=[ANY]).wrong(method, Headers({"host": host})) is None
 
 
 def browser_read(site: str, dest: str, origin: str = "") -> tuple[str, dict[str, str]]:
@@ -244,8 +244,7 @@ def test_other_sites_read_and_write_nothing(
     sent: tuple[str, dict[str, str]], is_allowed: bool
 ) -> None:
     method, headers = sent
-    asked = exchange(method, host="127.0.0.1:7423", **cast("Any", headers))
-    found = SITES.wrong(asked)
+    found = SITES.wrong(method, Headers({"host": "127.0.0.1:7423", **headers}))
     assert (found is None) == is_allowed
     assert is_allowed or (found is not None and found.status == 403)
-    assert Sites([ANY]).wrong(asked) is None
+    assert Sites([ANY]).wrong(method, Headers({"host": "127.0.0.1:7423", **headers})) is None

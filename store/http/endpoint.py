@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -17,15 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from store.domain.access import CallDeniedError, Principal
 from store.http.exchange import JSON, HttpError, HttpExchange, as_http, refuse
-from store.observe.logging import CURRENT_REQUEST, get_logger
+from store.observe.logging import get_logger
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
-from store.serving.failure import CallerGoneError, Code, malformed, translate
+from store.serving.failure import CallerGoneError, CallError, Code, malformed
 
 _LOG = get_logger("store.http")
-_NS_PER_S: Final = 1e9
-_GONE: Final = "499"
-"""The code of a request whose caller hung up, as proxies count it; nothing is sent."""
 
 _COUNTED_FROM_0: Final = ("200", "500", "503")
 """The codes of alerts: of a count that begins with 1 Prometheus knows no growth."""
@@ -75,12 +71,17 @@ class Operation:
 
 
 class _HttpCall(Call):
-    """A call over HTTP, whose caller is identified by the headers."""
+    """A call over HTTP, whose caller is identified by the headers.
+
+    A caller that hangs up is counted as 499, as proxies do; nothing is sent.
+    """
 
     log_events = ("request_failed", "request_crashed")
+    ok, gone = "200", "499"
 
     def __init__(self, node: NodeContext, operation: Operation, exchange: HttpExchange) -> None:
         super().__init__(node, operation.served, exchange.caller)
+        self.request_id = exchange.request_id
         self._operation = operation
         self._exchange = exchange
 
@@ -101,6 +102,43 @@ class _HttpCall(Call):
             # What gRPC calls metadata is a header here.
             raise type(denied)(str(denied).replace("metadata", "header")) from None
 
+    async def answer(self) -> None:
+        """Read the body, and send the answer."""
+        operation, exchange, body = self._operation, self._exchange, b""
+        if operation.method == "POST":
+            if exchange.content_type != operation.content_type:
+                # Pages of other sites may send forms and text without asking the browser.
+                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
+            body = await exchange.body(self.node.arrivals, self.client.name, self.max_request_bytes)
+        self.charge(len(body), counted=True)
+        with exchange.watched(), self.sender:
+            await operation.handle(self, exchange, body)
+
+    async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, None]:
+        """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
+        exchange, found, operation = self._exchange, as_http(failure), self._operation
+        self.report(_LOG, found, crash, operation=self.method.name, status=found.status)
+        if self.counted is not None and self.counted.ended_s is not None:
+            exchange.abort()  # the caller does not read: it would not read the status either
+        elif not exchange.started or operation.in_band:
+            try:
+                await operation.refuse(exchange, found)
+            except CallerGoneError:
+                exchange.abort()
+        elif not exchange.complete:
+            exchange.abort()
+        return str(found.status), None
+
+    def count(self, code: str, seconds: float) -> None:
+        """Count the end of the call."""
+        name, metrics = self.method.name, self.node.metrics
+        if self.counted is not None:
+            self.counted.close()
+        metrics.http_requests.labels(name, code).inc()
+        if not self.method.endless:
+            metrics.http_seconds.labels(name).observe(seconds)
+        _LOG.debug("request_ended", operation=name, code=code, seconds=seconds)
+
 
 class Endpoint:
     """An ASGI application that answers the requests of one path."""
@@ -116,73 +154,15 @@ class Endpoint:
         """Serve one request."""
         exchange = HttpExchange(scope, receive, send)
         operation = self._operations.get(exchange.method)
-        if operation is not None:
-            await self._serve(operation, exchange)
-            return
-        methods = ", ".join(self._operations)
-        sentence = f"the method {exchange.method[:16]} is not served here: use {methods}"
-        allowed = [(b"allow", methods.encode())]
-        failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
-        await _fail(exchange, next(iter(self._operations.values())), failure)
-
-    async def _serve(self, operation: Operation, exchange: HttpExchange) -> None:
-        node, began_ns, code = self._node, self._node.monotonic_ns(), _GONE
-        CURRENT_REQUEST.set(exchange.request_id)
-        call = _HttpCall(node, operation, exchange)
         try:
-            call.admit()
-            code = "200"
-            await self._answer(operation, exchange, call)
+            if operation is not None:
+                await _HttpCall(self._node, operation, exchange).run(_HttpCall.answer)
+                return
+            methods = ", ".join(self._operations)
+            sentence = f"the method {exchange.method[:16]} is not served here: use {methods}"
+            allowed = [(b"allow", methods.encode())]
+            failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
+            await next(iter(self._operations.values())).refuse(exchange, failure)
         except (CallerGoneError, asyncio.CancelledError):
             # Cancelled: the node ends. To uvicorn, the error would be one of the application.
-            code = _GONE
             exchange.abort()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            found, known = translate(error, exchange.request_id)
-            failure = as_http(found)
-            code = str(failure.status)
-            crash = None if known else error
-            call.report(
-                _LOG, failure, crash, operation=operation.served.name, status=failure.status
-            )
-            if call.counted is not None and call.counted.ended_s is not None:
-                exchange.abort()  # the caller does not read: it would not read the status either
-            else:
-                await _fail(exchange, operation, failure)
-            del found, failure  # its traceback has this frame: each would keep the other
-        finally:
-            if call.is_admitted:
-                call.account.end(operation.served.kind)
-            if call.counted is not None:
-                call.counted.close()
-            seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
-            node.metrics.http_requests.labels(operation.served.name, code).inc()
-            if not operation.served.endless:
-                node.metrics.http_seconds.labels(operation.served.name).observe(seconds)
-            _LOG.debug("request_ended", operation=operation.served.name, code=code, seconds=seconds)
-
-    async def _answer(self, operation: Operation, exchange: HttpExchange, call: Call) -> None:
-        body = b""
-        if operation.method == "POST":
-            if exchange.content_type != operation.content_type:
-                # Pages of other sites may send forms and text without asking the browser.
-                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-            body = await exchange.body(
-                self._node.arrivals, call.client.name, call.max_request_bytes
-            )
-        call.charge(len(body), counted=True)
-        endless = self._node.drain.endless() if operation.served.endless else nullcontext()
-        with exchange.watched(), endless, call.sender:
-            await operation.handle(call, exchange, body)
-
-
-async def _fail(exchange: HttpExchange, operation: Operation, failure: HttpError) -> None:
-    """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
-    if exchange.started and not operation.in_band:
-        if not exchange.complete:
-            exchange.abort()
-        return
-    try:
-        await operation.refuse(exchange, failure)
-    except (CallerGoneError, asyncio.CancelledError):
-        exchange.abort()

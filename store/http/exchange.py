@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from store.http import codec
 from store.http.connections import BUFFER_BYTES, SEND_TIMEOUT_S
 from store.serving.arrivals import Arrivals, AwaitedRequest
-from store.serving.call import REQUEST_IDS, is_request_id
+from store.serving.call import request_id
 from store.serving.drain import Endable
 from store.serving.failure import (
     CallerGoneError,
@@ -97,8 +97,7 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.headers = Headers(scope=scope)
         self.caller = connection_name(*scope["client"])
-        given = self.headers.get("x-request-id", "")
-        self.request_id = given if is_request_id(given) else next(REQUEST_IDS)
+        self.request_id = request_id(self.headers.get("x-request-id", ""))
         self.started = False
         self.complete = False
         self._query: bytes = scope["query_string"]

@@ -17,12 +17,12 @@ from store.http.connections import (
     MAX_SMALL_CHUNKS,
     OpenConnections,
 )
-from store.http.exchange import MAX_PARAMETERS, HttpError, HttpExchange
+from store.http.exchange import MAX_PARAMETERS, HttpExchange, as_http
 from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress
 from store.serving.arrivals import Arrivals
-from store.serving.failure import CallerGoneError
+from store.serving.failure import CallerGoneError, CallError
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -111,8 +111,8 @@ class Server:
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")
             self.answered += 1
-        except HttpError as failure:
-            await exchange.respond(failure.sentence.encode(), status=failure.status)
+        except CallError as failure:
+            await exchange.respond(failure.sentence.encode(), status=as_http(failure).status)
         except CallerGoneError:
             self.gone.set()
 
@@ -163,7 +163,7 @@ LIMITS: Final = {
     "a chunk extension": (CHUNKED + b"1;" + b"y" * MAX_HEAD_BYTES, b"431"),
     "lines before a request": (b"\r\n" * MAX_HEAD_BYTES, b"431"),
     "chunks of one byte": (CHUNKED + b"1\r\nx\r\n" * (MAX_SMALL_CHUNKS + 2), b"400"),
-    "parameters": (b"GET /?" + b"a&" * MAX_PARAMETERS + NEXT[6:], b"400"),
+    "parameters": (b"GET /?" + b"a&" * MAX_PARAMETERS + NEXT[5:], b"400"),
 }
 
 

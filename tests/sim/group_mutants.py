@@ -270,7 +270,7 @@ WITH_STORE = {
     "forgets what was under way": Mutant(
         in_publisher("_take_back", "is_ready = True", "is_ready = False"),
         "unpublished",
-        11,
+        15,
     ),
     "keeps every sync message": Mutant(
         in_publisher("offer_volatile", "if broadcast.reason is BroadcastReason.SYNC:", "if False:"),

@@ -24,9 +24,9 @@ from sim.snapshot import Snapshot
 from sim.timeline import Timeline
 from store.domain.claims import Claim, rank
 from store.domain.coverage import Statement
-from store.domain.hub import START, CommitRow, Place, WrittenIds
+from store.domain.hub import START, CommitRow, OwnCommits, Place
 from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
-from store.domain.unread import UnreadEvent
+from store.domain.unread import OwnBatch, UnreadEvent
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
@@ -43,8 +43,8 @@ _NO_HASH = bytes(32)
 NEWEST_BATCHES: Final = 64
 _PAUSE_NS: Final = 3 * NS_PER_S
 
-WriteListener = Callable[[int, RecordBatch, Sequence[bool], Source], None]
-"""Receives a commit: its token (0: nothing is new), its batch, which messages are new, a source."""
+WriteListener = Callable[[Iterable[bytes]], None]
+"""Receives the messages of a write that have unread rows."""
 
 
 class DatabaseUnavailableError(StoreUnavailableError):
@@ -55,7 +55,7 @@ class Client(Protocol):
     """A client of a database: one life of a node."""
 
     alive: bool
-    written_ids: WrittenIds
+    own: OwnCommits
 
     def crash_soon(self) -> None:
         """End it at this moment."""
@@ -355,14 +355,15 @@ class Database:
         new = self.add(batch, self._timeline.now_ns)
         ids = zip(batch.timestamps, batch.hashes, strict=True)
         self._newest.append((self._timeline.now_ns, client, list(ids)))
-        token = self.commits[-1].place[1] if any(new) else 0
-        if client.alive and token:
-            added = [place for place, is_new in enumerate(new) if is_new]
-            client.written_ids.offer(token, batch.select(added))
         for digest, is_new in zip(batch.hashes, new, strict=True):
             self._need(digest, asked, is_new=is_new)
+        unread = self.unread
+        needed = {digest: unread[digest].needed for digest in batch.hashes if digest in unread}
+        if client.alive and any(new):
+            added = batch.select([place for place, is_new in enumerate(new) if is_new])
+            client.own.add(self.commits[-1].place, OwnBatch(added, source, needed))
         if client in self.listeners:
-            self.listeners[client](token, batch, new, source)
+            self.listeners[client](needed)
         return new
 
     def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:

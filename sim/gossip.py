@@ -19,7 +19,7 @@ from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.places import Caller
 from store.domain.ports import NotServingError, PeerAddress, PeerError, Source
-from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
+from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase, GossipConnection
 from store.gossip.driver.streams import (
@@ -182,10 +182,9 @@ class Session:
         self.database = database
         self._world = world
         self.process = process
-        self._own = BoundedDict[int, OwnBatch](world.gossip.kept_batches)
-        self._keeps = False
         self.unread_hashes = BoundedDict[bytes, None](10**6)
-        database.listeners[process] = self.note
+        remember = self.unread_hashes.update
+        database.listeners[process] = lambda unread: remember(dict.fromkeys(unread))
         process.at_end.append(self._end)
 
     async def call(self, name: str, begin: Callable[[], Promise[_T]]) -> _T:
@@ -248,30 +247,6 @@ class Session:
     async def look(self, name: str, work: Callable[[], _T]) -> _T:
         """Read something, all of it at one moment."""
         return await self.call(name, lambda: self.database.look(work))
-
-    # Tracking
-
-    def wake(self) -> None:
-        """Keep batches from now on."""
-        self._keeps = True
-
-    def rest(self) -> None:
-        """Keep none any more."""
-        self._keeps = False
-        self._own.clear()
-
-    def take(self, token: int) -> OwnBatch | None:
-        """Pop a batch of this life when its commit is reported."""
-        return self._own.pop(token, None)
-
-    def note(self, token: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
-        """Note a batch that this life has committed."""
-        rows = self.database.unread
-        needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
-        self.unread_hashes.update(dict.fromkeys(needed))
-        places = [place for place, is_new in enumerate(new) if is_new]
-        if self._keeps and places:
-            self._own[token] = OwnBatch(batch.select(places), source, needed, 1)
 
 
 class UnreadSession:
@@ -361,7 +336,7 @@ class Gossiping:
             self._make,
             owner.who.node_id,
             owner.peers,
-            database=DriverDatabase(session, session, unread, session.persist),
+            database=DriverDatabase(session, process.own, session, unread, session.persist),
             connector=Connector(owner),
             environment=process.world_env,
             count=self._count,

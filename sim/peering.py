@@ -44,7 +44,7 @@ class Peering:
         self._ids = SimIds(process)
         self.index = HotIndex(
             self._ids,
-            process.written_ids,
+            process.own,
             process.world_env,
             scenario.index,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sim.bridge import Life
 from sim.marks import Mark
 from store.domain.environment import Environment
-from store.domain.hub import WrittenIds
+from store.domain.hub import OwnCommits
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -34,7 +34,8 @@ class Process:
         self.alive = True
         self.at_end: list[Callable[[], None]] = []
         self.life = Life()
-        self.written_ids = WrittenIds(self.scenario.written_ids)
+        gossip = self.scenario.gossip
+        self.own = OwnCommits(gossip.kept_bytes if gossip else self.scenario.own_bytes)
         self.world_env = environment_of(self)
 
     def note(self, what: str) -> None:

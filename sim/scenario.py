@@ -89,8 +89,8 @@ class GossipScenario:
 
     ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
     time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that no store
-    holds. ``retold``: of commits, those that are reported again. ``kept_batches``: of its own, that
-    a node keeps until their commit is reported. ``tricks``: of the peers that lie, each of which
+    holds. ``retold``: of commits, those that are reported again. ``kept_bytes``: of its own
+    commits, that a node keeps in memory. ``tricks``: of the peers that lie, each of which
     connects to ``victims`` honest nodes.
 
     Faults, as shares of all cases: ``stalls`` and ``silent`` (`sim.network.Weather`), ``pauses`` of
@@ -104,7 +104,7 @@ class GossipScenario:
     events: float = 0.0
     strange: float = 0.0
     retold: float = 0.0
-    kept_batches: int = 1_000
+    kept_bytes: int = 1_000_000
     replayed: int = 1_000
     tricks: tuple[Trick, ...] = ()
     victims: int = 1
@@ -123,10 +123,10 @@ class Scenario:
     different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
-    every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
-    its index. ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` have
-    no sums. ``forged``: stores differ in sets that have one XOR. ``gossip``: None: nodes do not
-    gossip.
+    every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in
+    memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
+    it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
+    ``gossip``: None: nodes do not gossip.
     """
 
     stores: tuple[int, ...]
@@ -159,7 +159,7 @@ class Scenario:
     disk_delay_ns: int
     lengths_ns: tuple[int, ...]
     index: IndexLimits
-    written_ids: int
+    own_bytes: int
     limits: SessionLimits
     tuning: Tuning
     transfer: TransferLimits
@@ -234,7 +234,7 @@ def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
         index=_index_limits(rng, (1_000,) if in_memory else (8, 40, 1_000)),
-        written_ids=rng.choice((0, 4, 1_000)),
+        own_bytes=rng.choice((0, 3_000, 1_000_000)),
         limits=limits,
         tuning=_tuning(rng),
         transfer=_transfer_limits(rng, silence_ns),
@@ -419,7 +419,7 @@ def _gossip(
         events=rng.choice((0.0, 0.5, 1.0)),
         strange=rng.choice((0.0, 0.05)),
         retold=rng.choice((0.0, 0.2)),
-        kept_batches=rng.choice((1_000, 1_000, 1)),
+        kept_bytes=rng.choice((1_000_000, 1_000_000, 1_000)),
         tricks=tuple(tricks),
         victims=rng.randint(1, len(stores)),
         stalls=rng.choice((0.0, 0.0, 0.02)),

@@ -103,7 +103,7 @@ class YearWorld(NodeWorld):
             f"statements of {node.name}": sum(map(len, database.stated.values())),
         }
         if node.process is not None:
-            parts = node.peering, node.process.written_ids
+            parts = node.peering, node.process.own
             counts[f"memory of {node.name} in life {node.crashes}"] = objects_of(parts)
         for name, count in counts.items():
             self._samples.setdefault(name, []).append(count)
@@ -199,7 +199,7 @@ def _scenario_of(rng: Rng, retention_ns: int) -> Scenario:
         range_ns=24 * HOUR_NS,
         offset_ns=NS_PER_S,
         index=IndexLimits(settle_s=6 * 3_600.0),
-        written_ids=1_000,
+        own_bytes=1_000_000,
         online_every_s=3_600.0,
         limits=SessionLimits(),
         tuning=Tuning(),

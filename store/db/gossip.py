@@ -7,17 +7,15 @@ that its message was confirmed. Nodes on one database share the rows, and any of
 confirmation. Rows are locked in the order of their hashes, here and by writers, so that no two
 transactions wait for each other.
 
-What this node has written lately is in memory (`ConfirmationTracker`); only what others have
-written, or what is older, is read from the database. A message that is read is laid out again as
-admission did it: so its SDS metadata need no index of their own.
+What this node has written lately is in memory (`store.domain.hub.OwnCommits`); only what others
+have written, or what is older, is read from the database. A message that is read is laid out again
+as admission did it: so its SDS metadata need no index of their own.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reconcile.ids import SyncId, SyncIds
@@ -31,12 +29,11 @@ from store.db.statements import SQL
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.ports import Source
-from store.domain.unread import Confirmed, OwnBatch, UnreadEvent, UnreadSummary
+from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
 from store.messages.record import RecordBatch
-from store.messages.transfer import transferred
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy
@@ -52,14 +49,6 @@ EXPIRED_KEPT_S: Final = 3_600.0
 
 LAPSED_S: Final = 2 * 24 * 3_600.0
 """Age at which an event is deleted although no node has let it expire."""
-
-MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
-"""Messages that wait for their commit to be seen, and then for peers that want them; the oldest
-batches make room, and are read from the database."""
-
-MESSAGE_OVERHEAD_BYTES: Final = 400
-"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
-tables (measured with CPython 3.11)."""
 
 MAX_TRACKED: Final = 262_144
 """Messages that are remembered to have become unread, 50 MiB at most; nothing is
@@ -171,11 +160,8 @@ def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
 
 
 class ConfirmationTracker:
-    """The unread events that go with written batches, and the newest of these batches.
+    """The unread events that go with written batches.
 
-    Batches need not be read from the database to be sent on: `take` returns one when its commit is
-    seen, and `body` its messages from then on. They are kept only between `wake` and `rest`, while
-    there are peers; one that was rolled back has a token that no commit ever has, and goes in time.
     ``max_confirms`` stores must confirm a new message, whatever its source. ``unread_hashes``:
     messages that are unread, or will be with the current transaction.
     """
@@ -183,15 +169,11 @@ class ConfirmationTracker:
     def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
         self._unread = unread
         self._max_confirms = max_confirms
-        self._kept: OrderedDict[int, OwnBatch] = OrderedDict()
-        self._kept_bytes = 0
-        self._seen: dict[bytes, tuple[OwnBatch, int]] = {}  # by hash, once their commits are seen
-        self._keeps = False
         self.unread_hashes = BoundedDict[bytes, None](MAX_TRACKED)
 
     @contextmanager
     def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
-        """Keep the batches of a transaction until they are seen, unless the block fails.
+        """Count what becomes unread with a transaction, unless the block fails.
 
         Yields:
             The parameters of the statement ``track``, which the block executes; None: no message
@@ -204,52 +186,15 @@ class ConfirmationTracker:
         self._unread.count += len(wanted)
         needed = {row[0]: row[2] for row in wanted}
         self.unread_hashes.update(dict.fromkeys(needed))
-        for part in parts if self._keeps else ():
-            if part.new.hashes:
-                self._keep(part, needed)
+        for part in parts:
+            part.needed = needed
         try:
             yield _track_parameters(sorted(wanted)) if wanted else None
         except BaseException:
             self._unread.count -= len(wanted)
             for digest in fresh:
                 self.unread_hashes.pop(digest, None)
-            for part in parts:
-                self._drop(part.place[1])
             raise
-
-    def wake(self) -> None:
-        """Store batches from now on."""
-        self._keeps = True
-
-    def rest(self) -> None:
-        """Stop storing batches, and drop those that are stored."""
-        self._keeps = False
-        self._kept.clear()
-        self._seen.clear()
-        self._kept_bytes = 0
-
-    def take(self, token: int) -> OwnBatch | None:
-        """Return the batch of a commit that is seen; None: it is not here."""
-        own = self._kept.get(token)
-        if own is not None:
-            # The SDS metadata may be larger than the messages, and is not read again.
-            batch = replace(own.batch, sds=[], sds_index=[])
-            kept = self._kept[token] = replace(own, batch=batch)
-            self._seen.update((digest, (kept, n)) for n, digest in enumerate(batch.hashes))
-        return own
-
-    def body(self, digest: bytes) -> bytes | None:
-        """Return a message of a commit that is seen as encoded ``WakuMessageAndTopic``, or None."""
-        own, place = self._seen.get(digest, (None, 0))
-        return None if own is None else transferred(own.batch.frame(place))
-
-    def _drop(self, token: int) -> None:
-        own = self._kept.pop(token, None)
-        if own is not None:
-            self._kept_bytes -= own.size_bytes
-            for digest in own.batch.hashes:
-                if self._seen.get(digest, (None, 0))[0] is own:
-                    del self._seen[digest]
 
     def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
         usual = self._max_confirms
@@ -265,15 +210,6 @@ class ConfirmationTracker:
                     if most > (needed[digest][2] if digest in needed else 0):
                         needed[digest] = digest, ts, most, content
         yield from needed.values()
-
-    def _keep(self, part: CommitPart, needed: Mapping[bytes, int]) -> None:
-        batch, token = part.new, part.place[1]
-        size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
-        self._drop(token)
-        self._kept[token] = OwnBatch(batch, part.source, needed, size)
-        self._kept_bytes += size
-        while self._kept_bytes > MAX_KEPT_BYTES:
-            self._drop(next(iter(self._kept)))
 
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024

@@ -89,6 +89,7 @@ class CommitPart:
         token: The random signed 64-bit number that identifies the commit.
         new: The messages that the latest attempt adds, if it succeeds.
         batch_id: The ID of what it adds.
+        needed: How many stores must confirm messages of the transaction, by hash, where any must.
         conflicts: The content digests of stored messages that differ from this part's, by hash.
         position: The position of the commit; 0: there is none.
     """
@@ -99,6 +100,7 @@ class CommitPart:
     token: int = field(default_factory=new_token)
     new: RecordBatch = field(default_factory=RecordBatch)
     batch_id: int = 0
+    needed: Mapping[bytes, int] = field(default_factory=dict)
     conflicts: Mapping[bytes, bytes] = field(default_factory=dict)
     position: int = 0
 
@@ -269,7 +271,7 @@ async def find_committed(connection: Connection, part: CommitPart) -> None:
     rows = await fetch_rows(connection, SQL.commits.find_batch, (part.token,))
     if not rows:
         return
-    ((part.batch_id,),) = rows
+    ((part.position, part.batch_id),) = rows
     batch = part.batch
     given = (part.batch_id, min(batch.timestamps), max(batch.timestamps))
     stored = set(await fetch_rows(connection, SQL.messages.read_hashes_of_batch, given))

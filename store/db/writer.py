@@ -52,8 +52,9 @@ from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_sta
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, RetryPatience
 from store.db.statements import SQL
-from store.domain.hub import WrittenIds
+from store.domain.hub import OwnCommits
 from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
+from store.domain.unread import OwnBatch
 from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
@@ -159,7 +160,7 @@ class DatabaseWriter:
         database: Database,
         partitions: PartitionMap,
         *,
-        written_ids: WrittenIds | None = None,
+        own: OwnCommits | None = None,
         tracking: ConfirmationTracker | None = None,
         feed: DatabaseFeed | None = None,
         is_disk_full: Callable[[], bool] = lambda: False,
@@ -171,9 +172,9 @@ class DatabaseWriter:
         Args:
             database: The connections.
             partitions: The partitions, which are made where they are missing.
-            written_ids: Receives the IDs of each batch before its commit.
+            own: Receives each commit, before anybody learns that it is durable.
             tracking: Adds unread events.
-            feed: Receives each commit, which it need not read then.
+            feed: Receives each commit likewise, which it need not read then.
             is_disk_full: Returns True while the database's disk takes no more.
             on_stored: Receives the durable messages of each source, whole, and how many of them
                 were new, also if their callers have gone away.
@@ -184,7 +185,7 @@ class DatabaseWriter:
         self._is_disk_full = is_disk_full
         self._on_stored = on_stored
         self._on_conflict = on_conflict
-        self._written_ids = written_ids
+        self._own = own or OwnCommits()
         self._tracking = tracking
         self._feed = feed
         self._partitions = partitions
@@ -484,7 +485,6 @@ class DatabaseWriter:
                 part.new = part.batch
             if may_be_new and len(hashes) < FEWEST_COPIED:
                 with self._tracked(group.parts) as unread:
-                    self._offer_ids(group.parts)
                     await insert_at_once(connection, group.parts, unread)
                 return
             async with connection.transaction():
@@ -496,36 +496,32 @@ class DatabaseWriter:
 
     @contextmanager
     def _handing_over(self, connection: Connection, group: _Group) -> Iterator[None]:
-        """Pass the commits of this block to the feed, if the block does not fail."""
+        """Pass on the commits of this block, if it does not fail."""
         for part in group.parts:
             part.position = 0
-        if self._feed is None:
-            yield
-            return
         notice = notice_of(group.parts)
-        self._feed.expect_own(notice)
+        if self._feed is not None:
+            self._feed.expect_own(notice)
         try:
             yield
         except (AlreadyStoredError, psycopg.IntegrityError):
             raise  # and nothing was committed
         except BaseException:
-            self._feed.look_for_own(notice)
+            if self._feed is not None:
+                self._feed.look_for_own(notice)
             raise
         committed = [part for part in group.parts if part.position]
-        if group.uncertain and not committed:
-            self._feed.look_for_own(notice)
-        self._feed.take_own(connection, committed)
+        for part in committed:
+            self._own.add(part.place, OwnBatch(part.new, part.source, part.needed))
+        if self._feed is not None:
+            if group.uncertain:
+                self._feed.look_for_own(notice)
+            self._feed.take_own(connection, committed)
 
     def _tracked(
         self, parts: Sequence[CommitPart]
     ) -> AbstractContextManager[dict[str, object] | None]:
         return nullcontext() if self._tracking is None else self._tracking.tracked(parts)
-
-    def _offer_ids(self, parts: Sequence[CommitPart]) -> None:
-        if self._written_ids is not None:
-            for part in parts:
-                if part.new.hashes:
-                    self._written_ids.offer(part.place[1], part.new)
 
     async def _finish(self, connection: Connection, group: _Group) -> None:
         """Write what goes with the messages; the commit comes right after."""
@@ -534,7 +530,6 @@ class DatabaseWriter:
                 await connection.execute(SQL.stores.track.format(stored=""), unread)
         if any(part.new.hashes for part in group.parts):
             await assign_commit_position(connection, group.parts)
-            self._offer_ids(group.parts)
             return
         await cover_what_is_visible(connection)
         if group.uncertain:

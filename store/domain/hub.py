@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -29,8 +29,10 @@ import numpy as np
 from reconcile.ids import SyncIds
 from store.domain.ports import Ephemeral, TopicFilter
 from store.domain.query import DEFAULT_PAGE_BYTES
+from store.domain.unread import OwnBatch
 from store.messages.frames import presences
 from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.topics import topic_key
@@ -43,8 +45,8 @@ MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
 MAX_QUEUED_COMMITS: Final = 256
 MAX_NAMED_TOPICS: Final = 65_536
 
-MAX_WRITTEN_IDS: Final = 65_536
-"""IDs of this node's commits; the oldest batches are dropped, and can be read from the database."""
+MAX_OWN_BYTES: Final = 64 * 1024 * 1024
+"""What this node committed last and keeps in memory; what is older is read from the database."""
 
 Place = tuple[int, int]
 """Commit position and its token (unsigned 64 bits)."""
@@ -343,10 +345,6 @@ def _check_queue(subscriber: Subscriber) -> None:
         raise ValueError("too much waits for a subscriber")
 
 
-_Offer = tuple[list[int], list[bytes], list[bytes]]
-_NOTHING: Final[_Offer] = ([], [], [])
-
-
 @dataclass(frozen=True, slots=True)
 class CommitRow:
     """A row of ``storenode.commits``; ``topics`` None: too many to be listed."""
@@ -370,42 +368,84 @@ def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
     return chosen
 
 
-class WrittenIds:
-    """IDs of batches that this node writes, by the tokens of their commits, within a bound.
+class OwnCommits:
+    """Batches that this node committed last, by the tokens of commits, which need not be read then.
 
-    A batch is offered right before its transaction commits, so it is here when its commit is seen.
-    One that was rolled back is offered under a token that no commit ever has, and is dropped in
-    time. (Its number may come again on a promoted standby.) Tokens are those of `Place`.
+    IDs are kept until they are read (`ids`). Between `wake` and `rest`, while there are peers,
+    whole messages are kept, which `body` finds by hash once their commit is seen (`take`). The
+    oldest make room.
     """
 
-    def __init__(self, most: int = MAX_WRITTEN_IDS) -> None:
-        self._most = most
-        self._offers: OrderedDict[int, _Offer] = OrderedDict()
-        self._count = 0
-        self.dropped = 0
-        """The number of batches that were dropped before their commits were seen."""
+    def __init__(self, most_bytes: int = MAX_OWN_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._batches = OrderedDict[int, OwnBatch]()
+        self._size_bytes = 0
+        self._places: dict[bytes, tuple[OwnBatch, int]] = {}
+        self._is_awake = False
+        self.newest: Place = START
+        """The newest commit that was acknowledged, since the database last lost some."""
 
-    @property
-    def tokens(self) -> frozenset[int]:
-        """The tokens of the batches whose commits were not seen yet."""
-        return frozenset(self._offers)
+    def add(self, place: Place, own: OwnBatch) -> None:
+        """Take a commit, before anybody learns that it is durable."""
+        self.newest = max(self.newest, place)
+        if not self._is_awake:
+            batch = own.batch
+            ids = RecordBatch(
+                timestamps=batch.timestamps,
+                hashes=batch.hashes,
+                content_digests=batch.content_digests,
+            )
+            own = OwnBatch(ids, own.source, {})
+        self._drop(place[1])
+        self._batches[place[1]] = own
+        self._size_bytes += own.size_bytes
+        while self._size_bytes > self._most_bytes:
+            self._drop(next(iter(self._batches)))
 
-    def offer(self, token: int, batch: RecordBatch) -> None:
-        """Hold the IDs of a batch."""
-        before, *_ = self._offers.pop(token, _NOTHING)
-        self._offers[token] = batch.timestamps, batch.hashes, batch.content_digests
-        self._count += len(batch.hashes) - len(before)
-        while self._count > self._most:
-            _, (dropped, *_) = self._offers.popitem(last=False)
-            self._count -= len(dropped)
-            self.dropped += 1
-
-    def take(self, token: int) -> SyncIds | None:
-        """Return the IDs that a commit has added, in any order; None: they are not here."""
-        timestamps, hashes, contents = self._offers.pop(token, _NOTHING)
-        if not timestamps:
+    def ids(self, token: int) -> SyncIds | None:
+        """Return the IDs that a commit added, in any order; None: they are not here."""
+        own = self._batches.get(token)
+        if own is None:
             return None
-        self._count -= len(timestamps)
-        joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
-        digests = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
-        return SyncIds(np.array(timestamps, np.int64), joined, digests)
+        if not own.batch.heads:
+            self._drop(token)
+        batch = own.batch
+        hashes = np.frombuffer(b"".join(batch.hashes), np.uint8).reshape(-1, HASH_BYTES)
+        joined = np.frombuffer(b"".join(batch.content_digests), np.uint8)
+        digests = joined.reshape(-1, CONTENT_DIGEST_BYTES)
+        return SyncIds(np.array(batch.timestamps, np.int64), hashes, digests)
+
+    def take(self, token: int) -> OwnBatch | None:
+        """Return the messages of a commit that is seen, with their metadata; None: not here."""
+        own = self._batches.get(token)
+        if own is None or not own.batch.heads:
+            return None
+        # The metadata may be larger than the messages, and is not needed again.
+        batch = replace(own.batch, sds=[], sds_index=[])
+        kept = self._batches[token] = replace(own, batch=batch)
+        self._places.update((digest, (kept, n)) for n, digest in enumerate(batch.hashes))
+        return own
+
+    def body(self, digest: bytes) -> bytes | None:
+        """Return a message of a commit that is seen as encoded ``WakuMessageAndTopic``, or None."""
+        own, place = self._places.get(digest, (None, 0))
+        return None if own is None else transferred(own.batch.frame(place))
+
+    def wake(self) -> None:
+        """Keep whole messages from now on."""
+        self._is_awake = True
+
+    def rest(self) -> None:
+        """Keep IDs only, and drop what is kept."""
+        self._is_awake = False
+        self._batches.clear()
+        self._places.clear()
+        self._size_bytes = 0
+
+    def _drop(self, token: int) -> None:
+        own = self._batches.pop(token, None)
+        if own is not None:
+            self._size_bytes -= own.size_bytes
+            for digest in own.batch.hashes if self._places else ():
+                if self._places.get(digest, (None, 0))[0] is own:
+                    del self._places[digest]

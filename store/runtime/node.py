@@ -36,7 +36,7 @@ from store.db.writer import DatabaseWriter
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.environment import Environment
-from store.domain.hub import CommitRow, Place, WrittenIds
+from store.domain.hub import CommitRow, OwnCommits, Place
 from store.domain.ports import (
     PUBLISHED,
     NotServingError,
@@ -284,7 +284,7 @@ class NodeRuntime:
         if not config.read_only:
             await self.policy.settle_retention(database, metrics)
         max_confirms = config.max_confirms if config.gossip else 0
-        written, commits = WrittenIds(), asyncio.Event()
+        self._own, commits = OwnCommits(), asyncio.Event()
         self.unread = UnreadRows(database, max_confirms)
         # Also without gossip: other nodes on the database ask their peers to confirm.
         self._tracking = ConfirmationTracker(self.unread, max_confirms)
@@ -305,7 +305,7 @@ class NodeRuntime:
         self.writer = DatabaseWriter(
             database,
             PartitionMap(time.time_ns, self.policy.retention_ns),
-            written_ids=written,
+            own=self._own,
             tracking=None if config.read_only else self._tracking,
             feed=self.feed,
             is_disk_full=self._disk.is_full,
@@ -316,7 +316,7 @@ class NodeRuntime:
             await self.writer.start()
             stack.push_async_callback(self.writer.stop)
         ids = DatabaseIds(database)
-        index = HotIndex(ids, written, system_environment("store.sync.index", metrics))
+        index = HotIndex(ids, self._own, system_environment("store.sync.index", metrics))
         self._commit_listeners.append(index)
         await self.feed.start()
         stack.push_async_callback(self.feed.stop)
@@ -438,7 +438,8 @@ class NodeRuntime:
             self.identity.node_id,
             self._peers,
             database=DriverDatabase(
-                GossipReads(self.database, self._tracking.body),
+                GossipReads(self.database, self._own.body),
+                self._own,
                 self._tracking,
                 self.unread,
                 partial(self.writer.store, source=Source.GOSSIP),

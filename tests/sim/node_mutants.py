@@ -343,7 +343,7 @@ OTHERS = {
     "does not notice that commits were lost": Mutant(
         in_index(
             "lost",
-            "self._last_position = 0\n    self._lost.set()\n"
+            "self._last_position, self._own.newest = 0, START\n    self._lost.set()\n"
             "    self._index = self._last_report_ns = None\n",
             "pass\n",
         ),

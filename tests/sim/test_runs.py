@@ -27,7 +27,7 @@ from sim.network import Network
 from sim.run import simulate
 from sim.timeline import Timeline, Trace
 from sim.world import Summary
-from store.domain.hub import WrittenIds
+from store.domain.hub import OwnCommits
 from store.gossip.events import GossipCounter
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
@@ -44,7 +44,7 @@ RUNS: Final[Mapping[str, Sequence[int]]] = {
     ),
     "gossip": (
         *(0, 1, 4, 5, 11, 14, 19, 20, 21, 23, 32, 37, 49, 51, 54, 55, 57, 65, 70, 77),
-        *(88, 89, 90),
+        *(95, 99, 148),
     ),
     "gossip-and-sync": range(4),
     "group": (2, 12, 13, 15, 23, 27, 29, 35, 36, 42, 47, 49, 56),
@@ -260,7 +260,7 @@ def test_frames_arrive_in_order_and_each_once(seed: int) -> None:
 
 
 def writer() -> Any:  # noqa: ANN401 - a client of a database
-    return Mock(alive=True, written_ids=WrittenIds())
+    return Mock(alive=True, own=OwnCommits())
 
 
 def batch(judge: Judge, *texts: bytes) -> RecordBatch:

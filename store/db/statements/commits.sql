@@ -80,7 +80,7 @@ returning position, batch, token
 
 -- find_batch --
 -- What an attempt has committed whose answer was lost.
-select batch from storenode.commits where token = %b::bigint
+select position, batch from storenode.commits where token = %b::bigint
   and position > (select last_value - 1000000 from storenode.position_seq) limit 1
 
 -- insert_at_once --

@@ -143,12 +143,12 @@ class CommitReader:
 
     def wake(self) -> None:
         """Pass on what is committed from now on."""
-        self._database.tracking.wake()
+        self._database.own.wake()
         self._awake = True
 
     def rest(self) -> None:
         """Ignore commits."""
-        self._database.tracking.rest()
+        self._database.own.rest()
         self._awake = False
         self._foreign.clear()
 
@@ -158,7 +158,7 @@ class CommitReader:
             if commit.place[0] <= self._position:
                 continue
             self._position = commit.place[0]
-            own = self._database.tracking.take(commit.place[1])
+            own = self._database.own.take(commit.place[1])
             if own is not None:
                 self._commit(self._describe(own))
             else:

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.domain.hub import CommitRow
+from store.domain.hub import CommitRow, OwnCommits
 from store.domain.ports import PeerAddress
-from store.domain.unread import Confirmed, OwnBatch, UnreadEvent
+from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.events import Committed, FrameIn, FrameOut
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
@@ -90,21 +90,9 @@ class Messages(Protocol):
 
 
 class Tracking(Protocol):
-    """The batches of this node's own transactions, by commit.
-
-    ``unread_hashes``: messages that certainly have an unread row, the newest of them.
-    """
+    """Messages that certainly have an unread row: ``unread_hashes``, the newest of them."""
 
     unread_hashes: BoundedDict[bytes, None]
-
-    def wake(self) -> None:
-        """Keep batches from now on until their commit is reported."""
-
-    def rest(self) -> None:
-        """Keep none any more."""
-
-    def take(self, token: int) -> OwnBatch | None:
-        """Return the batch of a commit; None: another node's, or it was not kept."""
 
 
 class UnreadTable(Protocol):
@@ -134,6 +122,7 @@ class DriverDatabase:
     """``persist`` stores a batch that a peer has sent."""
 
     messages: Messages
+    own: OwnCommits
     tracking: Tracking
     unread: UnreadTable
     persist: Callable[[RecordBatch], Awaitable[StoreResult]]

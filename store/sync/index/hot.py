@@ -26,7 +26,7 @@ from reconcile.index import Index, IndexView
 from reconcile.summaries.spans import last_cut, rank
 from reconcile.view import NeedIds, Spans
 from store.domain.environment import Environment
-from store.domain.hub import START, CommitRow, Place, WrittenIds, at_most
+from store.domain.hub import START, CommitRow, OwnCommits, Place, at_most
 from store.domain.ports import StoreUnavailableError
 from store.domain.view import ColdView, StoredIds
 from store.sync.index.view_reads import worked_through
@@ -57,12 +57,12 @@ class HotIndex:
     def __init__(
         self,
         stored: StoredIds,
-        written_ids: WrittenIds,
+        own: OwnCommits,
         environment: Environment,
         limits: IndexLimits | None = None,
     ) -> None:
         self._stored = stored
-        self._written_ids = written_ids
+        self._own = own
         self._steady_ns = environment.steady_ns
         self._log = environment.log
         self._limits = limits or IndexLimits()
@@ -73,9 +73,6 @@ class HotIndex:
         self._last_position = 0
         self._last_report_ns: int | None = None
         self._next_check_ns = 0
-        self._offers: frozenset[int] = frozenset()  # those of the last check
-        self._stale_offers: frozenset[int] = frozenset()  # those that no commit will take
-        self._known_dropped = 0
         self._lost = asyncio.Event()
         self._woken = asyncio.Event()
         self.moved = asyncio.Condition()
@@ -128,7 +125,7 @@ class HotIndex:
     def lost(self) -> None:
         """Drop the index: commits were lost, and what it has may not be stored."""
         self._waiting.clear()
-        self._last_position = 0
+        self._last_position, self._own.newest = 0, START
         self._lost.set()
         self._index = self._last_report_ns = None
         self._woken.set()
@@ -156,13 +153,10 @@ class HotIndex:
         `FRESH_NS` before.
         """
         async with self._changing:
-            index, written = self._index, self._written_ids
-            reported_ns = self._last_report_ns
+            index, reported_ns = self._index, self._last_report_ns
             if index is None or reported_ns is None or self._floor_ns or self._waiting:
                 return None
-            has_own_writes = (
-                written.dropped == self._known_dropped and written.tokens <= self._stale_offers
-            )
+            has_own_writes = self._own.newest <= self._place
             is_fresh = self._steady_ns() - reported_ns <= FRESH_NS
             return self._view(index) if is_fresh and has_own_writes else None
 
@@ -261,7 +255,7 @@ class HotIndex:
         found: list[SyncIds] = []
         others: list[CommitRow] = []
         for commit in commits:
-            ids = self._written_ids.take(commit.place[1])
+            ids = self._own.ids(commit.place[1])
             if commit.place[0] <= self._place[0]:
                 continue
             if ids is None:
@@ -278,7 +272,6 @@ class HotIndex:
         if now_ns < self._next_check_ns:
             return
         self._next_check_ns = now_ns + int(self._limits.settle_s * NS_PER_S)
-        dropped, offers = self._written_ids.dropped, self._written_ids.tokens
         try:
             newest = await self._stored.newest(self._place)
         except StoreUnavailableError:
@@ -290,10 +283,6 @@ class HotIndex:
                 self.lost()
                 return
             self._raise_horizon(self._index, newest.horizon_ns)
-            if newest.place == self._place:
-                self._known_dropped = dropped
-            # A commit follows its offer at once, or never.
-            self._stale_offers, self._offers = self._offers & offers, offers
 
     def _raise_horizon(self, index: Index, horizon_ns: int) -> None:
         if horizon_ns > self._horizon_ns:

@@ -18,7 +18,7 @@ from store.db.messages import TransferReader
 from store.db.reconciliation import DatabaseIds
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
-from store.domain.hub import WrittenIds
+from store.domain.hub import OwnCommits
 from store.domain.ports import PeerAddress, Services, Source
 from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
@@ -166,7 +166,7 @@ async def peer_node(
         rules, observer = Rules(), Observer()
         context = context_of(identity, database, services, rules, metrics)
         ids, environment = DatabaseIds(database), system_environment("test", metrics)
-        reconcilable = CountedViews(ids, HotIndex(ids, WrittenIds(), environment))
+        reconcilable = CountedViews(ids, HotIndex(ids, OwnCommits(), environment))
         work = TransferWork(
             reads,
             services.writer,

@@ -24,7 +24,7 @@ from store.db.sds import DatabaseSdsReader, count_missing_parents
 from store.db.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage
-from store.domain.hub import WrittenIds
+from store.domain.hub import OwnCommits
 from store.domain.ports import Services
 from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
@@ -234,7 +234,7 @@ def context_of(
 ) -> RpcContext:
     """Build the context of a node's RPC methods."""
     ids = DatabaseIds(database)
-    index = HotIndex(ids, WrittenIds(), system_environment("test", metrics))
+    index = HotIndex(ids, OwnCommits(), system_environment("test", metrics))
     statements = StatementBuffer(DatabaseStatements(database))
 
     async def state() -> NodeStatus:

@@ -15,7 +15,7 @@ from store.db.messages import DatabaseReader
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
-from store.domain.hub import CommitRow, Place, WrittenIds
+from store.domain.hub import CommitRow, OwnCommits, Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW, random_batch
@@ -122,7 +122,7 @@ async def running(
     settings: PoolSettings = SETTINGS,
     now_ns: Callable[[], int] = lambda: NOW,
     *,
-    written_ids: WrittenIds | None = None,
+    own: OwnCommits | None = None,
     on_commits: Callable[[Sequence[CommitRow]], None] = lambda _: None,
     max_confirms: int = 0,
 ) -> AsyncIterator[Node]:
@@ -139,7 +139,7 @@ async def running(
     writer = DatabaseWriter(
         database,
         partitions,
-        written_ids=written_ids,
+        own=own,
         feed=feed,
         on_stored=lambda *each: stored.append(each),
         tracking=ConfirmationTracker(UnreadRows(database), max_confirms) if max_confirms else None,

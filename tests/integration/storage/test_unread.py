@@ -17,6 +17,7 @@ from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.retention import prune
 from store.db.writer import DatabaseWriter
+from store.domain.hub import OwnCommits
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmation, Confirmed
@@ -40,7 +41,8 @@ class Publisher:
         self.table = UnreadRows(database)
         self.tracking = tracking = ConfirmationTracker(self.table, 0)
         partitions = PartitionMap(lambda: NOW, 30 * DAY)
-        self.writer = DatabaseWriter(database, partitions, tracking=tracking)
+        self.own = OwnCommits()
+        self.writer = DatabaseWriter(database, partitions, own=self.own, tracking=tracking)
         self.reach: int | None = 2
         self.wanted: list[tuple[Sequence[bytes], int]] = []
         self.waits = ConfirmationWaits(
@@ -260,12 +262,8 @@ async def test_what_retention_drops_takes_its_unread_events_along(
     assert (await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)).findings == []
 
 
-async def test_a_batch_is_kept_for_when_its_commit_is_seen_and_for_peers(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await publisher.store(batch(3, seed=1))
-    assert not publisher.tracking._kept, "nobody wants it"
-    publisher.tracking.wake()
+async def test_a_commit_is_kept_with_the_confirmations_that_it_needs(publisher: Publisher) -> None:
+    publisher.own.wake()
     known = batch()
     await publisher.store(known)
     both = RecordBatch()
@@ -275,24 +273,14 @@ async def test_a_batch_is_kept_for_when_its_commit_is_seen_and_for_peers(
     connection = await publisher.database.connect()
     async with connection:
         cursor = await connection.execute("select token from storenode.commits order by position")
-        _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]
-    assert publisher.tracking.body(both.hashes[3]) is None, "its commit was not seen"
-    kept = publisher.tracking.take(second)
+        first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]
+    kept = publisher.own.take(second)
     assert kept is not None
     assert kept.batch.hashes == both.hashes[3:]
     assert kept.needed == dict.fromkeys(both.hashes, 2)
-    assert publisher.tracking.body(both.hashes[3]) == transferred(both.frame(3))
-    assert publisher.tracking.body(known.hashes[0]) is None
-    assert publisher.tracking.take(first) is not None
-    assert publisher.tracking.body(known.hashes[0]) == transferred(known.frame(0))
-    monkeypatch.setattr("store.db.gossip.MAX_KEPT_BYTES", 0)
-    await publisher.store(batch(2, seed=6))
-    assert publisher.tracking.body(known.hashes[0]) is None
-    monkeypatch.undo()
-    await publisher.store(batch(2, seed=7))
-    assert publisher.tracking._kept
-    publisher.tracking.rest()
-    assert not publisher.tracking._kept
+    assert publisher.own.body(both.hashes[3]) == transferred(both.frame(3))
+    assert (found := publisher.own.take(first)) is not None
+    assert (found.batch.hashes, found.needed) == (known.hashes, {})
 
 
 async def test_what_a_publisher_asks_for_is_never_overdue(publisher: Publisher) -> None:

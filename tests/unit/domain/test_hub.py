@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from store.domain import hub as hub_module
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
-    MAX_WRITTEN_IDS,
     Commit,
     CommitRow,
     Hub,
+    OwnCommits,
     Place,
     Row,
     Subscriber,
-    WrittenIds,
     at_most,
 )
-from store.domain.ports import Ephemeral, TopicFilter
+from store.domain.ports import Ephemeral, Source, TopicFilter
+from store.domain.unread import OwnBatch
+from store.messages.transfer import transferred
 from storenode.message.topics import topic_key
 from tests.integration.storage.world import NOW, random_batch
 
@@ -123,19 +124,45 @@ def test_commits_are_taken_up_to_a_number_of_messages(sizes: list[int], most: in
     assert len(some) == len(sizes) or sum(sizes[: len(some) + 1]) > most
 
 
-def test_written_ids_are_handed_over_once_or_dropped_in_time() -> None:
-    written_ids, rng = WrittenIds(), random.Random(16)
-    batch = random_batch(rng, 1_024, range(NOW, NOW + 5))
-    written_ids.offer(1, batch)
-    written_ids.offer(2, batch.select(range(3)))
-    pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
-    for number, expected in ((2, pairs[:3]), (1, pairs)):
-        taken = written_ids.take(number)
-        assert taken is not None
-        assert taken.pairs() == expected
-        assert written_ids.take(number) is None
-    offered = 2 * MAX_WRITTEN_IDS // len(batch)
-    for number in range(offered):
-        written_ids.offer(number, batch)
-    stored = [number for number in range(offered) if written_ids.take(number) is not None]
-    assert stored == list(range(offered // 2, offered))
+def own_batch(rng: random.Random, count: int) -> OwnBatch:
+    return OwnBatch(random_batch(rng, count, range(NOW, NOW + 5)), Source.CLIENT, {})
+
+
+def test_ids_of_own_commits_are_handed_over_once_or_dropped_in_time() -> None:
+    rng = random.Random(16)
+    first, second = own_batch(rng, 100), own_batch(rng, 3)
+    own = OwnCommits(2 * 100 * 1_000)
+    own.add((1, 11), first)
+    own.add((2, 12), second)
+    assert own.newest == (2, 12)
+    assert own.take(12) is None, "no peer wants messages"
+    for token, expected in ((12, second.batch), (11, first.batch)):
+        ids = own.ids(token)
+        assert ids is not None
+        assert ids.pairs() == list(zip(expected.timestamps, expected.hashes, strict=True))
+        assert own.ids(token) is None
+    for number in range(20):
+        own.add((number, number), first)
+    found = [number for number in range(20) if own.ids(number) is not None]
+    assert found == list(range(20 - len(found), 20))
+    assert 0 < len(found) < 20
+
+
+def test_messages_of_own_commits_are_kept_while_peers_may_want_them() -> None:
+    rng = random.Random(17)
+    first, second = own_batch(rng, 3), own_batch(rng, 2)
+    own = OwnCommits(first.size_bytes + second.size_bytes)
+    own.wake()
+    own.add((1, 11), first)
+    assert own.body(first.batch.hashes[2]) is None, "its commit was not seen"
+    assert own.take(11) == first
+    assert own.body(first.batch.hashes[2]) == transferred(first.batch.frame(2))
+    assert own.ids(11) is not None
+    own.add((2, 12), second)
+    own.add((3, 13), second)
+    assert own.take(11) is None, "it made room"
+    assert own.body(first.batch.hashes[2]) is None
+    assert own.take(13) == second
+    own.rest()
+    assert own.take(13) is None
+    assert own.body(second.batch.hashes[0]) is None

@@ -86,7 +86,7 @@ RELAY_MUTANTS = {
         "AssertionError|KeyError",
     ),
     "refusals in advance have no limit": Mutant(
-        in_router("_take_control", "rpc.idontwant[: max(0, room)]", "rpc.idontwant"),
+        in_router("_take_control", "[: max(0, room)]", ""),
         "AssertionError",
         first_seed=2,
     ),
@@ -103,7 +103,7 @@ RECOVERY_MUTANTS = {
         in_router("_gossip", "if ids and others:", "if False:"), LOST
     ),
     "announced messages are not requested": Mutant(
-        in_router("_take_control", "self._request(key, peer, rpc)", "pass"), LOST
+        in_router("_take_control", "self._request(key, peer, control)", "pass"), LOST
     ),
     "an announcement holds those of other peers back": Mutant(
         in_router(

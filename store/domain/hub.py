@@ -48,6 +48,10 @@ MAX_NAMED_TOPICS: Final = 65_536
 MAX_OWN_BYTES: Final = 64 * 1024 * 1024
 """What this node committed last and keeps in memory; what is older is read from the database."""
 
+MESSAGE_OVERHEAD_BYTES: Final = 400
+"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
+tables (measured with CPython 3.11)."""
+
 Place = tuple[int, int]
 """Commit position and its token (unsigned 64 bits)."""
 
@@ -371,9 +375,9 @@ def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
 class OwnCommits:
     """Batches that this node committed last, by the tokens of commits, which need not be read then.
 
-    IDs are kept until they are read (`ids`). Between `wake` and `rest`, while there are peers,
-    whole messages are kept, which `body` finds by hash once their commit is seen (`take`). The
-    oldest make room.
+    They are kept until their IDs are read (`ids`). Between `wake` and `rest`, while there are
+    peers, they stay for longer: `body` finds their messages by hash once their commit is seen
+    (`take`). The oldest make room.
     """
 
     def __init__(self, most_bytes: int = MAX_OWN_BYTES) -> None:
@@ -388,17 +392,8 @@ class OwnCommits:
     def add(self, place: Place, own: OwnBatch) -> None:
         """Take a commit, before anybody learns that it is durable."""
         self.newest = max(self.newest, place)
-        if not self._is_awake:
-            batch = own.batch
-            ids = RecordBatch(
-                timestamps=batch.timestamps,
-                hashes=batch.hashes,
-                content_digests=batch.content_digests,
-            )
-            own = OwnBatch(ids, own.source, {})
-        self._drop(place[1])
         self._batches[place[1]] = own
-        self._size_bytes += own.size_bytes
+        self._size_bytes += _memory_bytes(own.batch)
         while self._size_bytes > self._most_bytes:
             self._drop(next(iter(self._batches)))
 
@@ -407,7 +402,7 @@ class OwnCommits:
         own = self._batches.get(token)
         if own is None:
             return None
-        if not own.batch.heads:
+        if not self._is_awake:
             self._drop(token)
         batch = own.batch
         hashes = np.frombuffer(b"".join(batch.hashes), np.uint8).reshape(-1, HASH_BYTES)
@@ -418,11 +413,11 @@ class OwnCommits:
     def take(self, token: int) -> OwnBatch | None:
         """Return the messages of a commit that is seen, with their metadata; None: not here."""
         own = self._batches.get(token)
-        if own is None or not own.batch.heads:
+        if own is None:
             return None
         # The metadata may be larger than the messages, and is not needed again.
         batch = replace(own.batch, sds=[], sds_index=[])
-        kept = self._batches[token] = replace(own, batch=batch)
+        kept = self._batches[token] = own._replace(batch=batch)
         self._places.update((digest, (kept, n)) for n, digest in enumerate(batch.hashes))
         return own
 
@@ -432,11 +427,11 @@ class OwnCommits:
         return None if own is None else transferred(own.batch.frame(place))
 
     def wake(self) -> None:
-        """Keep whole messages from now on."""
+        """Keep batches from now on."""
         self._is_awake = True
 
     def rest(self) -> None:
-        """Keep IDs only, and drop what is kept."""
+        """Keep batches for their IDs only, and drop those that are kept."""
         self._is_awake = False
         self._batches.clear()
         self._places.clear()
@@ -445,7 +440,12 @@ class OwnCommits:
     def _drop(self, token: int) -> None:
         own = self._batches.pop(token, None)
         if own is not None:
-            self._size_bytes -= own.size_bytes
+            self._size_bytes -= _memory_bytes(own.batch)
             for digest in own.batch.hashes if self._places else ():
                 if self._places.get(digest, (None, 0))[0] is own:
                     del self._places[digest]
+
+
+def _memory_bytes(batch: RecordBatch) -> int:
+    """Return the memory that a batch takes without SDS metadata."""
+    return batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)

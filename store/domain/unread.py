@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import NamedTuple, Protocol
 
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-
-MESSAGE_OVERHEAD_BYTES: Final = 400
-"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
-tables (measured with CPython 3.11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +27,7 @@ class UnreadEvent:
     expired: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OwnBatch:
+class OwnBatch(NamedTuple):
     """The new messages of a batch that this node wrote.
 
     ``needed``: how many stores must confirm, by hash, where any must.
@@ -41,11 +36,6 @@ class OwnBatch:
     batch: RecordBatch
     source: Source
     needed: Mapping[bytes, int]
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory that it takes without SDS metadata."""
-        return self.batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(self.batch)
 
 
 @dataclass(frozen=True, slots=True)

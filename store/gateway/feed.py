@@ -19,14 +19,10 @@ from store.gateway.node import UpstreamNode
 from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
 from storenode.common.backoff import Backoff
-from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
-    FollowedPage,
-    KeptMessage,
-    RelayedMessage,
-)
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawEntry, RawMessage, RawScanPage
 
 _REFUSED_CURSOR: Final = 400
-_EMPTY_PAYLOAD: Final = RelayedMessage(payload=b"").SerializeToString()
+_EMPTY_PAYLOAD: Final = RawMessage(payload=b"").SerializeToString()
 _log = get_logger("store.gateway")
 
 
@@ -42,8 +38,8 @@ class FollowedMessage:
     stored: bytes
 
     @cached_property
-    def _fields(self) -> RelayedMessage:
-        return parse(RelayedMessage, self.stored)
+    def _fields(self) -> RawMessage:
+        return parse(RawMessage, self.stored)
 
     @property
     def content_topic(self) -> str:
@@ -68,14 +64,14 @@ def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
     Raises:
         ValueError: It is malformed.
     """
-    parsed = parse(FollowedPage, page)
+    parsed = parse(RawScanPage, page)
     return list(map(followed, parsed.messages)), parsed.cursor
 
 
-def followed(message: KeptMessage) -> FollowedMessage:
+def followed(message: RawEntry) -> FollowedMessage:
     """Return a message of a page; raise ValueError if it is incomplete."""
     require(message, "message", "pubsub_topic")
-    return FollowedMessage(message.message_hash, message.pubsub_topic, message.message)
+    return FollowedMessage(message.message_hash, message.pubsub_topic.decode(), message.message)
 
 
 class NodeFeed:

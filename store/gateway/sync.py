@@ -57,11 +57,8 @@ from store.gateway.sync_session import MessageIds, SyncSession
 from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
 from storenode.message.limits import NS_PER_S
-from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
-    QueriedPage,
-    RelayedMessage,
-    TransferredMessage,
-)
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import QueriedPage, TransferredMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 RECONCILIATION: Final = "/vac/waku/reconciliation/1.0.0"
@@ -124,7 +121,7 @@ def parse_transfer(frame: bytes) -> tuple[str, bytes, int]:
     """
     found = parse(TransferredMessage, frame)
     require(found, "pubsub_topic", "message")
-    return found.pubsub_topic, found.message, parse(RelayedMessage, found.message).timestamp
+    return found.pubsub_topic, found.message, parse(RawMessage, found.message).timestamp
 
 
 class NwakuSync:

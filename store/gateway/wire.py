@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError, Message
 
 from store.gateway.limits import MAX_META_BYTES
 from storenode.message.varint import varint
-from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import RelayedMessage, WakuResponse
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import WakuResponse
 
 MAX_VARINT_BYTES: Final = 9
 """The longest unsigned varint of multiformats."""
@@ -57,13 +58,13 @@ def require(message: Message, *names: str) -> None:
             raise ValueError(f"the required field {name} is missing")
 
 
-def parse_relayable(encoded: bytes) -> RelayedMessage:
+def parse_relayable(encoded: bytes) -> RawMessage:
     """Parse a ``WakuMessage`` with the fields without which nwaku decodes none.
 
     Raises:
         ValueError: It is malformed, a field is absent, or ``meta`` is too long.
     """
-    message = parse(RelayedMessage, encoded)
+    message = parse(RawMessage, encoded)
     require(message, "payload", "content_topic")
     if len(message.meta) > MAX_META_BYTES:
         raise ValueError(f"the field meta has more than {MAX_META_BYTES} bytes")

@@ -84,11 +84,11 @@ def test_a_raw_message_differs_in_what_it_has_as_bytes_only(
 @pytest.mark.parametrize(
     ("part", "whole"),
     [
-        (waku_protocols_pb2.RelayedMessage, waku_pb2.WakuMessage),
+        (message_raw_pb2.RawMessage, waku_pb2.WakuMessage),
         (waku_protocols_pb2.WakuResponse, query_pb2.StoreQueryResponse),
         (waku_protocols_pb2.QueriedPage, query_pb2.StoreQueryResponse),
-        (waku_protocols_pb2.KeptMessage, query_pb2.WakuMessageKeyValue),
-        (waku_protocols_pb2.FollowedPage, store_pb2.FollowPage),
+        (message_raw_pb2.RawEntry, query_pb2.WakuMessageKeyValue),
+        (message_raw_pb2.RawScanPage, store_pb2.FollowPage),
         (waku_protocols_pb2.PublishedMessages, store_pb2.PublishRequest),
         (waku_protocols_pb2.TransferredMessage, transfer_pb2.WakuMessageAndTopic),
     ],

@@ -34,6 +34,7 @@ from tests.support.waku_client import (
     StreamResetError,
     WakuClient,
     line,
+    push_request,
 )
 
 GONE: Final = (OSError, asyncio.IncompleteReadError)
@@ -219,11 +220,6 @@ async def broken_services(address: str, rng: random.Random) -> None:
     """Send requests of light push and filter that are broken, or of another network."""
     message = WakuMessage(payload=b"x", content_topic="/a/1/b/proto", timestamp=time.time_ns())
 
-    def push(topic: str, message: WakuMessage) -> bytes:
-        return wire.LightPushRequest(
-            request_id=b"r", pubsub_topic=topic, message=message.SerializeToString()
-        ).SerializeToString()
-
     def subscribe(topic: str, count: int) -> bytes:
         return subscription(topic, [f"/a/1/{each}/proto" for each in range(count)])
 
@@ -231,7 +227,7 @@ async def broken_services(address: str, rng: random.Random) -> None:
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for protocol, request, expected in (
             (LIGHT_PUSH, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
-            (LIGHT_PUSH, push(elsewhere, message), 421),
+            (LIGHT_PUSH, push_request(message.SerializeToString(), elsewhere), 421),
             (FILTER_SUBSCRIBE, b"\xff" + rng.randbytes(rng.randrange(500)), 400),
             (FILTER_SUBSCRIBE, subscribe(elsewhere, 1), 400),
             (FILTER_SUBSCRIBE, subscribe(here, 101), 400),

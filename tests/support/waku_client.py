@@ -20,6 +20,7 @@ from noise.connection import Keypair, NoiseConnection
 
 from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import LightPushRequest
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 MPLEX: Final = "/mplex/6.7.0"
@@ -34,6 +35,12 @@ _MAX_NOISE_BYTES: Final = 65_535 - 16
 
 class StreamResetError(Exception):
     """The gateway gave the stream up."""
+
+
+def push_request(encoded: bytes | None, topic: str | None) -> bytes:
+    """Encode a request of light push; None leaves a field out."""
+    request = LightPushRequest(request_id=b"r", pubsub_topic=topic, message=encoded)
+    return request.SerializeToString()
 
 
 def line(text: str) -> bytes:

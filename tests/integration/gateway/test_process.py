@@ -22,6 +22,7 @@ from storenode.client.blocking_client import Client
 from storenode.client.message import Message
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import CLUSTER, NETWORK, NODE_PAGE, PUBSUB, SHARD, TOPICS
@@ -40,6 +41,7 @@ from tests.support.waku_client import (
     StreamResetError,
     WakuClient,
     line,
+    push_request,
 )
 
 TOPIC: Final = "/push/1/a/proto"
@@ -168,7 +170,10 @@ async def test_the_next_node_serves_when_one_does_not(
     ):
         async with WakuClient.connected(gateway.address("tcp")) as client:
             for payload in (b"one", b"two"):
-                assert await status_of(client, request(message(payload))) == (b"r", 200)
+                assert await status_of(client, request(message(payload))) == (
+                    b"r",
+                    200,
+                )
                 await asyncio.to_thread(first.kill)
             found = await client.query(StoreQueryRequest(include_data=True))
             assert [each.message.payload for each in found.messages] == [b"one", b"two"]
@@ -282,7 +287,7 @@ async def test_an_answer_has_every_field_that_nwaku_requires(
             for each in page.messages:
                 assert each.message_hash
                 assert each.pubsub_topic
-                message = wire.RelayedMessage.FromString(each.message)
+                message = RawMessage.FromString(each.message)
                 assert message.HasField("payload")
                 assert message.HasField("content_topic")
                 empty += message.payload == b""
@@ -300,8 +305,7 @@ def message(payload: bytes = b"text", **more: Any) -> bytes:  # noqa: ANN401 - i
 
 
 def request(encoded: bytes | None, topic: str | None = PUBSUB) -> bytes:
-    asked = wire.LightPushRequest(request_id=b"r", pubsub_topic=topic, message=encoded)
-    return asked.SerializeToString()
+    return push_request(encoded, topic)
 
 
 def legacy(encoded: bytes, topic: str = PUBSUB) -> bytes:
@@ -320,7 +324,7 @@ async def status_of(client: WakuClient, asked: bytes) -> tuple[bytes, int]:
 
 def cases(again: bytes) -> Iterator[tuple[bytes, tuple[bytes, int]]]:
     """Yield requests with the request ID and the status of their responses."""
-    not_utf8 = wire.RelayedMessage(payload=b"x", content_topic=b"\xff\xfe", timestamp=1)
+    not_utf8 = RawMessage(payload=b"x", content_topic=b"\xff\xfe", timestamp=1)
     for encoded, status in (
         *((again, 200), (again, 200), (message(b""), 200), (message(ephemeral=True), 200)),
         (message(timestamp=None), 420),
@@ -355,7 +359,9 @@ async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[
                     assert await client.ask(LEGACY_LIGHT_PUSH, old) == delimited(answer)
                     with pytest.raises(StreamResetError):
                         await client.ask(LIGHT_PUSH, delimited(bytes(300 * 1024)))
-                    assert (await status_of(client, request(message(payloads[2]))))[1] == 200
+                    assert (await status_of(client, push_request(message(payloads[2]), PUBSUB)))[
+                        1
+                    ] == 200
         with running_gateway(tmp_path, node.listen, "--no-light-push", "--no-filter") as gateway:
             async with WakuClient.connected(gateway.address("tcp")) as client:
                 for protocol in (LIGHT_PUSH, LEGACY_LIGHT_PUSH, FILTER_SUBSCRIBE):

@@ -17,7 +17,6 @@ from store.gateway.light_push import LIGHT_PUSH
 from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
-from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import LightPushRequest
 from storenode.wire.storenode.v1.store_pb2 import (
     PUBLISH_SOURCE_NWAKU,
     PublishRequest,
@@ -30,7 +29,7 @@ from tests.support.credentials import write_tokens
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
-from tests.support.waku_client import WakuClient
+from tests.support.waku_client import WakuClient, push_request
 
 TOPIC: Final = "/relay/1/chat/proto"
 ROUTER: Final = ("--relay", "router")
@@ -107,10 +106,8 @@ async def test_messages_reach_each_store_of_the_network_once_and_a_leaf_accepts_
                 timestamp=time.time_ns(),
                 ephemeral=payload == b"now",
             )
-            request = LightPushRequest(
-                request_id=b"r", pubsub_topic=PUBSUB, message=message.SerializeToString()
-            )
-            await client.ask(LIGHT_PUSH, delimited(request.SerializeToString()))
+            request = push_request(message.SerializeToString(), PUBSUB)
+            await client.ask(LIGHT_PUSH, delimited(request))
     expected.remove(b"now")
     eventually(lambda: stored(node_a) == stored(leaf) == sorted(expected))
     eventually(lambda: stored(node_b) == sorted([*expected, b"old"]))

@@ -50,6 +50,7 @@ from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts
 from storenode.connection.errors import NodeError
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
+from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_RELAY, FollowPage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -134,7 +135,7 @@ def test_pushed_messages_always_have_the_field_that_nwaku_requires() -> None:
     )
     (message,), cursor = parse_page(page.SerializeToString())
     assert (cursor, message.content_topic, message.timestamp_ns) == (b"c", "/a/1/b/proto", -(2**62))
-    assert wire.RelayedMessage.FromString(message.encoded).HasField("payload")
+    assert RawMessage.FromString(message.encoded).HasField("payload")
 
 
 class FakeConnection:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'storenode/internal/v1/message_raw.proto\x12\x15storenode.internal.v1\"U\n\nRawMessage\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rcontent_topic\x18\x02 \x01(\x0c\x12\x11\n\ttimestamp\x18\n \x01(\x12\x12\x0c\n\x04meta\x18\x0b \x01(\x0c\"^\n\x12RawMessageAndTopic\x12\x32\n\x07message\x18\x01 \x01(\x0b\x32!.storenode.internal.v1.RawMessage\x12\x14\n\x0cpubsub_topic\x18\x02 \x01(\x0c\"G\n\x08RawEntry\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x14\n\x0cpubsub_topic\x18\x03 \x01(\x0c\"P\n\x0bRawScanPage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.storenode.internal.v1.RawEntry\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'storenode/internal/v1/message_raw.proto\x12\x15storenode.internal.v1\"}\n\nRawMessage\x12\x14\n\x07payload\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x1a\n\rcontent_topic\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x11\n\ttimestamp\x18\n \x01(\x12\x12\x0c\n\x04meta\x18\x0b \x01(\x0c\x42\n\n\x08_payloadB\x10\n\x0e_content_topic\"^\n\x12RawMessageAndTopic\x12\x32\n\x07message\x18\x01 \x01(\x0b\x32!.storenode.internal.v1.RawMessage\x12\x14\n\x0cpubsub_topic\x18\x02 \x01(\x0c\"n\n\x08RawEntry\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x03 \x01(\x0cH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topic\"P\n\x0bRawScanPage\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.storenode.internal.v1.RawEntry\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.in
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RAWMESSAGE']._serialized_start=66
-  _globals['_RAWMESSAGE']._serialized_end=151
-  _globals['_RAWMESSAGEANDTOPIC']._serialized_start=153
-  _globals['_RAWMESSAGEANDTOPIC']._serialized_end=247
-  _globals['_RAWENTRY']._serialized_start=249
-  _globals['_RAWENTRY']._serialized_end=320
-  _globals['_RAWSCANPAGE']._serialized_start=322
-  _globals['_RAWSCANPAGE']._serialized_end=402
+  _globals['_RAWMESSAGE']._serialized_end=191
+  _globals['_RAWMESSAGEANDTOPIC']._serialized_start=193
+  _globals['_RAWMESSAGEANDTOPIC']._serialized_end=287
+  _globals['_RAWENTRY']._serialized_start=289
+  _globals['_RAWENTRY']._serialized_end=399
+  _globals['_RAWSCANPAGE']._serialized_start=401
+  _globals['_RAWSCANPAGE']._serialized_end=481
 # @@protoc_insertion_point(module_scope)

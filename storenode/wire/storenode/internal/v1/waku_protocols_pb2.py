@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from storenode.wire.storenode.internal.v1 import message_raw_pb2 as storenode_dot_internal_dot_v1_dot_message__raw__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*storenode/internal/v1/waku_protocols.proto\x12\x15storenode.internal.v1\"\x81\x01\n\x0eRelayedMessage\x12\x14\n\x07payload\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x1a\n\rcontent_topic\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x11\n\ttimestamp\x18\n \x01(\x12\x12\x0c\n\x04meta\x18\x0b \x01(\x0c\x42\n\n\x08_payloadB\x10\n\x0e_content_topic\"|\n\x0cWakuResponse\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x0bstatus_code\x18\n \x01(\r\x12\x1a\n\x12status_description\x18\x0b \x01(\t\x12\x13\n\x0brelay_peers\x18\x0c \x01(\rB\r\n\x0b_request_id\"\x89\x01\n\rFilterRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\x19\n\x0cpubsub_topic\x18\n \x01(\tH\x01\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x0b \x03(\tB\r\n\x0b_request_idB\x0f\n\r_pubsub_topic\"Z\n\nFilterPush\x12\x14\n\x07message\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topic\"\x88\x01\n\x10LightPushRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x14 \x01(\tH\x01\x88\x01\x01\x12\x14\n\x07message\x18\x15 \x01(\x0cH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\x0f\n\r_pubsub_topicB\n\n\x08_message\"\xd4\x01\n\x0fLegacyLightPush\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12>\n\x07request\x18\x02 \x01(\x0b\x32(.storenode.internal.v1.LegacyPushRequestH\x01\x88\x01\x01\x12@\n\x08response\x18\x03 \x01(\x0b\x32).storenode.internal.v1.LegacyPushResponseH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\n\n\x08_requestB\x0b\n\t_response\"a\n\x11LegacyPushRequest\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x0f\n\r_pubsub_topicB\n\n\x08_message\"J\n\x12LegacyPushResponse\x12\x17\n\nis_success\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0c\n\x04info\x18\x02 \x01(\tB\r\n\x0b_is_success\"J\n\x0cWakuMetadata\x12\x17\n\ncluster_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x06shards\x18\x02 \x03(\rB\x02\x10\x00\x42\r\n\x0b_cluster_id\"b\n\x12TransferredMessage\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x0f\n\r_pubsub_topicB\n\n\x08_message\"^\n\x11PublishedMessages\x12\x39\n\x08messages\x18\x01 \x03(\x0b\x32\'.storenode.internal.v1.PublishedMessage\x12\x0e\n\x06source\x18\x04 \x01(\r\"`\n\x10PublishedMessage\x12\x14\n\x07message\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topic\"T\n\x0c\x46ollowedPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".storenode.internal.v1.KeptMessage\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"s\n\x0bQueriedPage\x12\x13\n\x0bstatus_code\x18\n \x01(\r\x12\x34\n\x08messages\x18\x14 \x03(\x0b\x32\".storenode.internal.v1.KeptMessage\x12\x19\n\x11pagination_cursor\x18\x33 \x01(\x0c\"q\n\x0bKeptMessage\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topicb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*storenode/internal/v1/waku_protocols.proto\x12\x15storenode.internal.v1\x1a\'storenode/internal/v1/message_raw.proto\"|\n\x0cWakuResponse\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x13\n\x0bstatus_code\x18\n \x01(\r\x12\x1a\n\x12status_description\x18\x0b \x01(\t\x12\x13\n\x0brelay_peers\x18\x0c \x01(\rB\r\n\x0b_request_id\"\x89\x01\n\rFilterRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x0c\n\x04kind\x18\x02 \x01(\r\x12\x19\n\x0cpubsub_topic\x18\n \x01(\tH\x01\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x0b \x03(\tB\r\n\x0b_request_idB\x0f\n\r_pubsub_topic\"Z\n\nFilterPush\x12\x14\n\x07message\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topic\"\x88\x01\n\x10LightPushRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x14 \x01(\tH\x01\x88\x01\x01\x12\x14\n\x07message\x18\x15 \x01(\x0cH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\x0f\n\r_pubsub_topicB\n\n\x08_message\"\xd4\x01\n\x0fLegacyLightPush\x12\x17\n\nrequest_id\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12>\n\x07request\x18\x02 \x01(\x0b\x32(.storenode.internal.v1.LegacyPushRequestH\x01\x88\x01\x01\x12@\n\x08response\x18\x03 \x01(\x0b\x32).storenode.internal.v1.LegacyPushResponseH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\n\n\x08_requestB\x0b\n\t_response\"a\n\x11LegacyPushRequest\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x0f\n\r_pubsub_topicB\n\n\x08_message\"J\n\x12LegacyPushResponse\x12\x17\n\nis_success\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0c\n\x04info\x18\x02 \x01(\tB\r\n\x0b_is_success\"J\n\x0cWakuMetadata\x12\x17\n\ncluster_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\x06shards\x18\x02 \x03(\rB\x02\x10\x00\x42\r\n\x0b_cluster_id\"b\n\x12TransferredMessage\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x07message\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x42\x0f\n\r_pubsub_topicB\n\n\x08_message\"^\n\x11PublishedMessages\x12\x39\n\x08messages\x18\x01 \x03(\x0b\x32\'.storenode.internal.v1.PublishedMessage\x12\x0e\n\x06source\x18\x04 \x01(\r\"`\n\x10PublishedMessage\x12\x14\n\x07message\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topic\"p\n\x0bQueriedPage\x12\x13\n\x0bstatus_code\x18\n \x01(\r\x12\x31\n\x08messages\x18\x14 \x03(\x0b\x32\x1f.storenode.internal.v1.RawEntry\x12\x19\n\x11pagination_cursor\x18\x33 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WAKUMETADATA'].fields_by_name['shards']._loaded_options = None
   _globals['_WAKUMETADATA'].fields_by_name['shards']._serialized_options = b'\020\000'
-  _globals['_RELAYEDMESSAGE']._serialized_start=70
-  _globals['_RELAYEDMESSAGE']._serialized_end=199
-  _globals['_WAKURESPONSE']._serialized_start=201
-  _globals['_WAKURESPONSE']._serialized_end=325
-  _globals['_FILTERREQUEST']._serialized_start=328
-  _globals['_FILTERREQUEST']._serialized_end=465
-  _globals['_FILTERPUSH']._serialized_start=467
-  _globals['_FILTERPUSH']._serialized_end=557
-  _globals['_LIGHTPUSHREQUEST']._serialized_start=560
-  _globals['_LIGHTPUSHREQUEST']._serialized_end=696
-  _globals['_LEGACYLIGHTPUSH']._serialized_start=699
-  _globals['_LEGACYLIGHTPUSH']._serialized_end=911
-  _globals['_LEGACYPUSHREQUEST']._serialized_start=913
-  _globals['_LEGACYPUSHREQUEST']._serialized_end=1010
-  _globals['_LEGACYPUSHRESPONSE']._serialized_start=1012
-  _globals['_LEGACYPUSHRESPONSE']._serialized_end=1086
-  _globals['_WAKUMETADATA']._serialized_start=1088
-  _globals['_WAKUMETADATA']._serialized_end=1162
-  _globals['_TRANSFERREDMESSAGE']._serialized_start=1164
-  _globals['_TRANSFERREDMESSAGE']._serialized_end=1262
-  _globals['_PUBLISHEDMESSAGES']._serialized_start=1264
-  _globals['_PUBLISHEDMESSAGES']._serialized_end=1358
-  _globals['_PUBLISHEDMESSAGE']._serialized_start=1360
-  _globals['_PUBLISHEDMESSAGE']._serialized_end=1456
-  _globals['_FOLLOWEDPAGE']._serialized_start=1458
-  _globals['_FOLLOWEDPAGE']._serialized_end=1542
-  _globals['_QUERIEDPAGE']._serialized_start=1544
-  _globals['_QUERIEDPAGE']._serialized_end=1659
-  _globals['_KEPTMESSAGE']._serialized_start=1661
-  _globals['_KEPTMESSAGE']._serialized_end=1774
+  _globals['_WAKURESPONSE']._serialized_start=110
+  _globals['_WAKURESPONSE']._serialized_end=234
+  _globals['_FILTERREQUEST']._serialized_start=237
+  _globals['_FILTERREQUEST']._serialized_end=374
+  _globals['_FILTERPUSH']._serialized_start=376
+  _globals['_FILTERPUSH']._serialized_end=466
+  _globals['_LIGHTPUSHREQUEST']._serialized_start=469
+  _globals['_LIGHTPUSHREQUEST']._serialized_end=605
+  _globals['_LEGACYLIGHTPUSH']._serialized_start=608
+  _globals['_LEGACYLIGHTPUSH']._serialized_end=820
+  _globals['_LEGACYPUSHREQUEST']._serialized_start=822
+  _globals['_LEGACYPUSHREQUEST']._serialized_end=919
+  _globals['_LEGACYPUSHRESPONSE']._serialized_start=921
+  _globals['_LEGACYPUSHRESPONSE']._serialized_end=995
+  _globals['_WAKUMETADATA']._serialized_start=997
+  _globals['_WAKUMETADATA']._serialized_end=1071
+  _globals['_TRANSFERREDMESSAGE']._serialized_start=1073
+  _globals['_TRANSFERREDMESSAGE']._serialized_end=1171
+  _globals['_PUBLISHEDMESSAGES']._serialized_start=1173
+  _globals['_PUBLISHEDMESSAGES']._serialized_end=1267
+  _globals['_PUBLISHEDMESSAGE']._serialized_start=1269
+  _globals['_PUBLISHEDMESSAGE']._serialized_end=1365
+  _globals['_QUERIEDPAGE']._serialized_start=1367
+  _globals['_QUERIEDPAGE']._serialized_end=1479
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from storenode.wire.storenode.internal.v1 import message_raw_pb2 as _message_raw_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,43 +20,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-@_typing.final
-class RelayedMessage(_message.Message):
-    """The fields of 14/WAKU2-MESSAGE that the gateway reads; a topic may be no UTF-8."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PAYLOAD_FIELD_NUMBER: _builtins.int
-    CONTENT_TOPIC_FIELD_NUMBER: _builtins.int
-    TIMESTAMP_FIELD_NUMBER: _builtins.int
-    META_FIELD_NUMBER: _builtins.int
-    payload: _builtins.bytes
-    content_topic: _builtins.bytes
-    timestamp: _builtins.int
-    meta: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        payload: _builtins.bytes | None = ...,
-        content_topic: _builtins.bytes | None = ...,
-        timestamp: _builtins.int = ...,
-        meta: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_content_topic", b"_content_topic", "_payload", b"_payload", "content_topic", b"content_topic", "payload", b"payload"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content_topic", b"_content_topic", "_payload", b"_payload", "content_topic", b"content_topic", "meta", b"meta", "payload", b"payload", "timestamp", b"timestamp"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__content_topic: _TypeAlias = _typing.Literal["content_topic"]  # noqa: Y015
-    _WhichOneofArgType__content_topic: _TypeAlias = _typing.Literal["_content_topic", b"_content_topic"]  # noqa: Y015
-    _WhichOneofReturnType__payload: _TypeAlias = _typing.Literal["payload"]  # noqa: Y015
-    _WhichOneofArgType__payload: _TypeAlias = _typing.Literal["_payload", b"_payload"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__content_topic) -> _WhichOneofReturnType__content_topic | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__payload) -> _WhichOneofReturnType__payload | None: ...
-
-Global___RelayedMessage: _TypeAlias = RelayedMessage  # noqa: Y015
 
 @_typing.final
 class WakuResponse(_message.Message):
@@ -410,31 +374,6 @@ class PublishedMessage(_message.Message):
 Global___PublishedMessage: _TypeAlias = PublishedMessage  # noqa: Y015
 
 @_typing.final
-class FollowedPage(_message.Message):
-    """The fields of storenode.v1.FollowPage that the gateway reads."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESSAGES_FIELD_NUMBER: _builtins.int
-    CURSOR_FIELD_NUMBER: _builtins.int
-    cursor: _builtins.bytes
-    @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptMessage]: ...
-    def __init__(
-        self,
-        *,
-        messages: _abc.Iterable[Global___KeptMessage] | None = ...,
-        cursor: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "messages", b"messages"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FollowedPage: _TypeAlias = FollowedPage  # noqa: Y015
-
-@_typing.final
 class QueriedPage(_message.Message):
     """The fields of waku.store.v3.StoreQueryResponse that the gateway reads."""
 
@@ -446,12 +385,12 @@ class QueriedPage(_message.Message):
     status_code: _builtins.int
     pagination_cursor: _builtins.bytes
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptMessage]: ...
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_raw_pb2.RawEntry]: ...
     def __init__(
         self,
         *,
         status_code: _builtins.int = ...,
-        messages: _abc.Iterable[Global___KeptMessage] | None = ...,
+        messages: _abc.Iterable[_message_raw_pb2.RawEntry] | None = ...,
         pagination_cursor: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -461,37 +400,3 @@ class QueriedPage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueriedPage: _TypeAlias = QueriedPage  # noqa: Y015
-
-@_typing.final
-class KeptMessage(_message.Message):
-    """A message as the node sends it, with its hash."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MESSAGE_HASH_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    PUBSUB_TOPIC_FIELD_NUMBER: _builtins.int
-    message_hash: _builtins.bytes
-    message: _builtins.bytes
-    pubsub_topic: _builtins.str
-    def __init__(
-        self,
-        *,
-        message_hash: _builtins.bytes = ...,
-        message: _builtins.bytes | None = ...,
-        pubsub_topic: _builtins.str | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_message", b"_message", "_pubsub_topic", b"_pubsub_topic", "message", b"message", "pubsub_topic", b"pubsub_topic"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message", b"_message", "_pubsub_topic", b"_pubsub_topic", "message", b"message", "message_hash", b"message_hash", "pubsub_topic", b"pubsub_topic"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__message: _TypeAlias = _typing.Literal["message"]  # noqa: Y015
-    _WhichOneofArgType__message: _TypeAlias = _typing.Literal["_message", b"_message"]  # noqa: Y015
-    _WhichOneofReturnType__pubsub_topic: _TypeAlias = _typing.Literal["pubsub_topic"]  # noqa: Y015
-    _WhichOneofArgType__pubsub_topic: _TypeAlias = _typing.Literal["_pubsub_topic", b"_pubsub_topic"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__message) -> _WhichOneofReturnType__message | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__pubsub_topic) -> _WhichOneofReturnType__pubsub_topic | None: ...
-
-Global___KeptMessage: _TypeAlias = KeptMessage  # noqa: Y015

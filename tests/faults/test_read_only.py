@@ -124,8 +124,7 @@ async def test_a_node_whose_database_turns_read_only_says_so_and_recovers(
     node.start()
     async with connect(node.listen, retry=ONCE) as client:
         assert await publish(client, b"one") == PublishResult.STORED
-        server.set(default_transaction_read_only="on")
-        server.ask("select pg_reload_conf()")
+        server.reload(default_transaction_read_only="on")
         reason = f"not ready: {READ_ONLY.sentence}\n"
         await until(lambda: get(node.metrics, "/readyz") == (503, reason))
         with pytest.raises(NodeError, match="the database is read-only") as refusal:
@@ -135,8 +134,7 @@ async def test_a_node_whose_database_turns_read_only_says_so_and_recovers(
         problems = Command.of(node)("status", "--check").lines
         assert problems
         assert all(READ_ONLY.sentence in each for each in problems), problems
-        server.set(default_transaction_read_only="off")
-        server.ask("select pg_reload_conf()")
+        server.reload(default_transaction_read_only="off")
         await until(lambda: get(node.metrics, "/readyz")[0] == 200)
         assert await publish(client, b"two") == PublishResult.STORED
 

@@ -75,9 +75,7 @@ async def prune(server: ClusterServer, retention: str) -> dict[str, object]:
 async def test_dropping_disturbs_no_client(
     server: ClusterServer, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    server.stop()
-    server.set(log_lock_waits="on", deadlock_timeout=f"{LONG_MS}ms")
-    server.start()
+    server.reload(log_lock_waits="on", deadlock_timeout=f"{LONG_MS}ms")
     node = nodes[0]
     node.database_url = server.url
     node.args = ("--max-clock-drift", "off")

@@ -60,12 +60,10 @@ def judged(number: int) -> RecordBatch:
 def missing_standby(server: ClusterServer) -> Iterator[None]:
     """Let commits wait for a standby that does not exist."""
     try:
-        server.set(synchronous_standby_names="nobody")
-        server.ask("select pg_reload_conf()")
+        server.reload(synchronous_standby_names="nobody")
         yield
     finally:
-        server.set(synchronous_standby_names="")
-        server.ask("select pg_reload_conf()")
+        server.reload(synchronous_standby_names="")
 
 
 @asynccontextmanager

@@ -1,7 +1,4 @@
-"""A pair of Postgres servers, a primary and its standby, and the tools to break and promote them.
-
-The servers are launched once and never restarted behind a test's back, unlike the embedded one.
-"""
+"""A primary Postgres server and its standby, and the tools to break and promote them."""
 
 from __future__ import annotations
 
@@ -77,9 +74,15 @@ class ClusterServer:
         )
 
     def set(self, **settings: str) -> None:
-        """Write settings for the next start or reload."""
+        """Write settings for the next start."""
         with (self.data.cluster / "postgresql.auto.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def reload(self, **settings: str) -> None:
+        """Write settings, and wait until the running server obeys them."""
+        self.set(**settings)
+        self.ask("select pg_reload_conf()")
+        self.ask("checkpoint")  # The checkpointer, which lets commits wait, has read them then.
 
     def start(self) -> None:
         """Start it and wait until it accepts connections."""
@@ -172,21 +175,17 @@ class Pair:
 
     def synchronous(self, *, on: bool = True) -> None:
         """Let every commit of the primary wait for the standby's disk, or for none."""
-        self.first.set(synchronous_standby_names=_STANDBY_NAME if on else "")
-        self.first.ask("select pg_reload_conf()")
+        self.first.reload(synchronous_standby_names=_STANDBY_NAME if on else "")
         eventually(lambda: not on or self.replicating() == "sync")
 
     def replicating(self) -> str | None:
         """Return how the standby replicates: `sync`, `async`, or None while it is not connected."""
-        states = self.first.ask(
-            "select sync_state from pg_stat_replication where state = 'streaming'"
-        )
-        return states[0][0] if states else None
+        query = "select sync_state from pg_stat_replication where state = 'streaming'"
+        return next((state for (state,) in self.first.ask(query)), None)
 
     def cut(self) -> None:
         """Break the replication and keep it broken."""
-        self.second.set(primary_conninfo="")
-        self.second.ask("select pg_reload_conf()")
+        self.second.reload(primary_conninfo="")
         eventually(lambda: self.replicating() is None)
 
     def catch_up(self) -> None:

@@ -26,8 +26,8 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 BENCHMARKS: Final = (
     *("publish", "single", "disk", "scan", "hashes", "causal_history", "reconcile", "sync"),
-    *("sessions", "gossip", "slow_flush", "sds", "lines", "nats", "groups", "idle", "readers"),
-    *("gateway", "pipeline"),
+    *("sessions", "gossip", "sds", "lines", "nats", "groups", "idle", "readers", "gateway"),
+    "pipeline",
 )
 
 

@@ -1,4 +1,4 @@
-"""Reconciliation: processor time, bytes and messages beside the `negentropy` crate, and the index.
+"""Reconciliation: processor time, bytes and messages beside the `negentropy` crate.
 
 Both sides of a case run in this process, on indexes built beforehand; every result is checked to
 be exact. `cold` stands for the first run on indexes that were never read, as a node that reconciles
@@ -22,18 +22,17 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.compact import compact_cost, enough, views_of
-from bench.reconcile_sets import CASES, SEED, START_NS, Case, Pair, pair, uniform
+from bench.reconcile_sets import CASES, SEED, Case, Pair, pair
 from bench.support import report
 from reconcile import kernel
 from reconcile.ids import SyncIds
-from reconcile.index import Index, IndexView, MemoryView
+from reconcile.index import IndexView, MemoryView
 from reconcile.session import Result
 from tests.support.reconcile_pair import Node, initiator, join, responder
 
@@ -187,74 +186,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float, se
     return kept
 
 
-def best(work: Callable[[], object], runs: int = RUNS) -> float:
-    """Return the least processor seconds of some runs."""
-    taken = []
-    for _ in range(runs):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return min(taken)
-
-
-def index_figures(count: int) -> None:
-    """Print what the index costs, at so many IDs."""
-    generator = np.random.default_rng(6)
-    ids = uniform(generator, count)
-    shuffled = ids[generator.permutation(count)]
-    full = Index()
-    full.load(ids)
-    last = int(ids.timestamps[-1])
-    edges = np.sort(generator.integers(START_NS, last, (1_000, 2)), axis=1)
-    view = full.view()
-
-    def at(time_ns: int) -> tuple[int, bytes]:
-        return int(time_ns), bytes(32)
-
-    def fingerprints() -> None:
-        for low, high in edges:
-            view.fingerprint(at(low), at(high))
-
-    def loaded(source: SyncIds) -> Callable[[], None]:
-        return lambda: Index().load(source)
-
-    def inserted(first_ns: int, last_ns: int) -> float:
-        taken = []
-        for _ in range(5):
-            index = Index()
-            index.load(ids)
-            hashes = generator.integers(0, 256, (1_000, 32), np.uint8)
-            new = SyncIds(generator.integers(first_ns, last_ns, 1_000), hashes)
-            taken.append(best(lambda index=index, new=new: index.insert(new), 1))  # type: ignore[misc]
-        return min(taken)
-
-    def appended() -> float:
-        index = Index()
-        index.load(ids)
-        taken = []
-        for batch in range(20):
-            begin = last + 1 + batch * 10**9
-            hashes = generator.integers(0, 256, (1_000, 32), np.uint8)
-            new = SyncIds(np.sort(generator.integers(begin, begin + 10**9, 1_000)), hashes)
-            taken.append(best(lambda new=new: index.insert(new), 1))  # type: ignore[misc]
-        return min(taken)
-
-    report(
-        benchmark="reconcile_index",
-        ids=count,
-        load_sorted_ms=1e3 * best(loaded(ids), 3),
-        load_unsorted_ms=1e3 * best(loaded(shuffled), 3),
-        append_1000_ms=1e3 * appended(),
-        append_1000_unsorted_first_ms=1e3 * inserted(last + 1, last + 10**9),
-        insert_1000_last_minute_ms=1e3 * inserted(last - 60 * 10**9, last),
-        insert_1000_anywhere_ms=1e3 * inserted(START_NS, last),
-        fingerprint_us=1e3 * best(fingerprints),
-        bytes_per_id=full.memory_bytes / count,
-    )
-
-
 def main() -> None:
-    """Measure; a line for each case, and one for the index."""
+    """Measure; a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--messages", type=int, default=1_000_000, help="not %(default)s, which bars are for"
@@ -272,6 +205,4 @@ def main() -> None:
             for number in range(given.seeds)
             if given.case is None or any(part in case.name for part in given.case)
         ]
-    if given.case is None:
-        index_figures(given.messages)
     report(benchmark="reconcile", cases=len(kept), kept=sum(kept))

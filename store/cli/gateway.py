@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.metadata
 import resource
 import signal
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any, Final
 
 import click
@@ -20,6 +20,7 @@ from store.gateway.config import GatewayConfig
 from storenode.cli.client.session import DEFAULT_NODE, with_credentials
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.nodes import Nodes
 from storenode.connection.channel import TlsIdentity
 from storenode.connection.errors import ClientOptionError
 
@@ -65,15 +66,14 @@ async def _serve(
     # Imported here, so that `--help` needs no server.
     gc.disable()
     from store.gateway.faults import GatewayError  # noqa: PLC0415
-    from store.gateway.service import Gateway, Upstream  # noqa: PLC0415
+    from store.gateway.service import Gateway  # noqa: PLC0415
 
     gc.freeze()
     gc.enable()
-    version = importlib.metadata.version("storenode")
-    service = Gateway(config, Upstream(addresses, token, tls), version, announce)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, service.stop)
     try:
+        service = Gateway(config, Nodes(addresses, token, tls), version("storenode"), announce)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, service.stop)
         await service.run()
     except ClientOptionError as error:
         raise CliError(USAGE, str(error)) from error

@@ -34,13 +34,6 @@ class ListenAddress:
         ending = ("/tls/ws" if self.tls else "/ws") if self.websocket else ""
         return f"/{family}/{self.host}/tcp/{self.port}{ending}"
 
-    @property
-    def transport(self) -> str:
-        """The name of the transport in the metrics."""
-        if not self.websocket:
-            return "tcp"
-        return "wss" if self.tls else "ws"
-
     def bound_to(self, port: int) -> ListenAddress:
         """Return the address with the port that port 0 became."""
         return replace(self, port=port)

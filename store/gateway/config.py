@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +26,9 @@ PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
 SYNC_PEER: Final = Parsed("multiaddr", "MULTIADDR", partial(parse_peer_address, may_be_id=True))
 
 
-class RelayMode(StrEnum):
-    """The part that the gateway plays in the mesh of relay."""
-
-    ROUTER = "router"
-    LEAF = "leaf"
-
+ROUTER: Final = "router"
+LEAF: Final = "leaf"
+"""Values of ``--relay``."""
 
 _PATH: Final = click.Path(dir_okay=False, path_type=Path)
 _MAX_REQUEST_BYTES: Final = MAX_CLIENT_UNREAD_BYTES // 2
@@ -82,7 +78,7 @@ class GatewayConfig:
         "Relay messages between the Waku network and the node: as a router, which forwards without"
         " verifying proofs of RLN, or as a leaf, which only receives, from --relay-peer; off unless"
         " given.",
-        click.Choice([each.value for each in RelayMode]),
+        click.Choice((ROUTER, LEAF)),
     )
     relay_peer: tuple[PeerMultiaddr, ...] = messages(
         "Multiaddr of a relay peer to connect to, such as /ip4/192.0.2.1/tcp/60000/p2p/ID;"
@@ -154,7 +150,7 @@ class GatewayConfig:
             raise click.UsageError("--wss-cert and --wss-key go together: give both or neither.")
         if config.relay_peer and config.relay is None:
             raise click.UsageError("--relay-peer needs --relay router or --relay leaf.")
-        if config.relay == RelayMode.LEAF and not config.relay_peer:
+        if config.relay == LEAF and not config.relay_peer:
             raise click.UsageError("--relay leaf needs at least one --relay-peer.")
         needs = [str(each) for each in config.listen if each.tls]
         if needs and config.wss_cert is None:

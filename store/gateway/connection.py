@@ -1,4 +1,4 @@
-"""A connection of a client, from its first byte to its last."""
+"""A connection of a client or a peer, from its first byte to its last."""
 
 from __future__ import annotations
 
@@ -10,32 +10,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.domain.quota import Bucket
-from store.gateway import mplex, noise, yamux
+from store.gateway import noise
 from store.gateway.clients import ClientAddress, charge
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import FRAMES_PER_S, IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, SEND_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.multiplexing import (
-    Aborted,
-    Credit,
-    DataReceived,
-    Event,
-    Finished,
-    Multiplexer,
-    Opened,
-    Pong,
-)
-from store.gateway.multistream import ByteReader, Pipe, negotiate, propose
+from store.gateway.multiplexing import Frame, FrameType, Mplex, Multiplexer, Yamux
+from store.gateway.multistream import Pipe, negotiate, propose
 from store.gateway.noise import SecurePipe, StaticKey, secure
 from store.gateway.streams import Stream
 from store.observe.logging import get_logger
 
-Handler = Callable[[Stream, ByteReader, "WakuConnection"], Awaitable[None]]
+Handler = Callable[[Stream], Awaitable[None]]
 """A function that answers on one stream of a connection; what it raises resets the stream."""
 
 _MULTIPLEXERS: Final[dict[str, Callable[[], Multiplexer]]] = {
-    yamux.PROTOCOL: yamux.Yamux,
-    mplex.PROTOCOL: mplex.Mplex,
+    Yamux.PROTOCOL: Yamux,
+    Mplex.PROTOCOL: Mplex,
 }
 _log = get_logger("store.gateway")
 
@@ -50,57 +41,52 @@ class Surroundings:
     max_streams: int
 
 
-@dataclass(frozen=True, slots=True)
-class Secured:
-    """A connection after its handshake."""
-
-    pipe: SecurePipe
-    reader: ByteReader
-    multiplexer: Multiplexer
-
-
-async def shake_hands(link: Pipe, key: StaticKey) -> Secured:
-    """Negotiate encryption and a multiplexer.
+async def shake_hands(link: Pipe, key: StaticKey) -> tuple[SecurePipe, Multiplexer]:
+    """Negotiate encryption and a multiplexer with a client that has connected.
 
     Raises:
         StreamEndedError: The client has gone.
         RefusalError: It speaks something else.
     """
-    reader = ByteReader(link)
-    await negotiate(reader, link, (noise.PROTOCOL,))
-    pipe = await secure(reader, link, key)
-    inner = ByteReader(pipe)
-    chosen = await negotiate(inner, pipe, _MULTIPLEXERS)
-    return Secured(pipe, inner, _MULTIPLEXERS[chosen]())
+    await negotiate(link, (noise.PROTOCOL,))
+    pipe = await secure(link, key, is_initiator=False)
+    chosen = await negotiate(pipe, _MULTIPLEXERS)
+    return pipe, _MULTIPLEXERS[chosen]()
 
 
-async def begin_handshake(link: Pipe, key: StaticKey, peer_id: str) -> Secured:
+async def begin_handshake(
+    link: Pipe, key: StaticKey, peer_id: str
+) -> tuple[SecurePipe, Multiplexer]:
     """Negotiate encryption and yamux with a peer that was connected to.
 
     Raises:
         StreamEndedError: The peer has gone.
         RefusalError: It speaks something else, or is another peer.
     """
-    reader = ByteReader(link)
-    await propose(reader, link, noise.PROTOCOL)
-    pipe = await noise.initiate(reader, link, key)
+    await propose(link, noise.PROTOCOL)
+    pipe = await secure(link, key, is_initiator=True)
     if pipe.peer_id != peer_id:
         raise RefusalError("identity", f"the peer is {pipe.peer_id}, not {peer_id}")
-    inner = ByteReader(pipe)
-    await propose(inner, pipe, yamux.PROTOCOL)
-    return Secured(pipe, inner, yamux.Yamux(is_outbound=True))
+    await propose(pipe, Yamux.PROTOCOL)
+    return pipe, Yamux(is_outbound=True)
 
 
 class WakuConnection:
     """The streams of a connection after its handshake."""
 
-    def __init__(self, secured: Secured, client: ClientAddress, around: Surroundings) -> None:
-        self.multiplexer = secured.multiplexer
+    def __init__(
+        self,
+        pipe: SecurePipe,
+        multiplexer: Multiplexer,
+        client: ClientAddress,
+        around: Surroundings,
+    ) -> None:
+        self.multiplexer = multiplexer
         self.client = client
-        self.peer_id = secured.pipe.peer_id
-        self._secured = secured
-        self._runner: asyncio.Task[None] | None = None
+        self.peer_id = pipe.peer_id
+        self._pipe = pipe
         self._around = around
+        self._runner: asyncio.Task[None] | None = None
         self._streams: dict[int, Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -122,21 +108,25 @@ class WakuConnection:
         try:
             while True:
                 async with asyncio.timeout(IDLE_TIMEOUT_S):
-                    data = await self._secured.reader.any()
+                    data = await self._pipe.any()
                 if not data:
                     return
-                for event in self.multiplexer.feed(data):
-                    sentence = f"the client sends more than {self._frames.rate:,} frames a second"
+                sentence = f"the client sends more than {self._frames.rate:,} frames a second"
+                for frame in self.multiplexer.decode(data):
                     charge(self._frames, time.monotonic_ns(), "flood", sentence)
-                    await self._on(event)
+                    await self._receive(frame)
         except StreamEndedError:
             return
         finally:
             await self._end_streams()
 
-    async def send(self, frame: bytes) -> None:
-        """Send a frame, and wait while the client does not read."""
-        await self._secured.pipe.send(frame)
+    async def send(
+        self, kind: FrameType, stream: int = 0, data: bytes = b"", value: int = 0
+    ) -> None:
+        """Send a frame, if the multiplexer has it, and wait while the client does not read."""
+        encoded = self.multiplexer.encode(Frame(kind, stream, data, value))
+        if encoded:
+            await self._pipe.send(encoded)
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run work beside the requests, at the latest until the connection ends."""
@@ -153,14 +143,14 @@ class WakuConnection:
             RefusalError: The client does not speak the protocol.
             StreamEndedError, OSError, TimeoutError: The client has gone, or does not answer.
         """
-        number, frame = self.multiplexer.open()
-        stream = self._streams[number] = Stream(number, self, self.client.unread)
+        number = self.multiplexer.new_stream()
+        stream = self._streams[number] = Stream(number, self)
         try:
-            await self._say(frame)
+            await self._send_in_time(FrameType.OPEN, number)
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await propose(ByteReader(stream), stream, protocol)
+                await propose(stream, protocol)
             yield stream
-            await self._say(self.multiplexer.finished(number))
+            await self._send_in_time(FrameType.CLOSE, number)
         except (StreamEndedError, RefusalError, OSError, TimeoutError):
             await self._reset(stream)
             raise
@@ -177,61 +167,54 @@ class WakuConnection:
         """Set the rate of frames for a peer that is expected to send more than clients do."""
         self._frames = Bucket(frames_per_s, "frames")
 
-    async def say_goodbye(self) -> None:
-        """Send the frame that ends the connection."""
-        frame = self.multiplexer.goodbye()
-        if frame:
-            await self._say(frame)
-
-    async def _on(self, event: Event) -> None:
-        match event:
-            case Opened(number):
-                await self._open(number)
-            case DataReceived(number, data):
-                await self._receive(number, data)
-            case Finished(number) if number in self._streams:
-                self._streams[number].finish()
-            case Aborted(number) if number in self._streams:
-                self._streams[number].fail()
-            case Credit(number, size_bytes) if number in self._streams:
-                self._streams[number].credit(size_bytes)
-            case Pong(data):
-                await self._say(data)
+    async def _receive(self, frame: Frame) -> None:
+        if frame.kind is FrameType.OPEN:
+            await self._open(frame.stream)
+        elif frame.kind is FrameType.PING:
+            await self._send_in_time(FrameType.PONG, value=frame.value)
+        elif (stream := self._streams.get(frame.stream)) is not None:
+            match frame.kind:
+                case FrameType.DATA:
+                    await self._feed(stream, frame.data)
+                case FrameType.CREDIT:
+                    stream.credit(frame.value)
+                case FrameType.CLOSE:
+                    stream.finish()
+                case FrameType.RESET:
+                    stream.fail()
 
     async def _open(self, number: int) -> None:
         if number in self._streams:
             raise RefusalError("malformed", f"the client opens the stream {number} twice")
         if len(self._streams) >= self._around.max_streams:
             self._around.metrics.refused("streams")
-            await self._say(self.multiplexer.aborted(number))
+            await self._send_in_time(FrameType.RESET, number)
             return
-        stream = self._streams[number] = Stream(number, self, self.client.unread)
-        accepted = self.multiplexer.accepted(number)
-        if accepted:
-            await self._say(accepted)
+        stream = self._streams[number] = Stream(number, self)
+        await self._send_in_time(FrameType.ACCEPT, number)
         task = asyncio.create_task(self._serve(stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _receive(self, number: int, data: bytes) -> None:
-        stream = self._streams.get(number)
-        if stream is None:
-            return
+    async def _feed(self, stream: Stream, data: bytes) -> None:
         try:
             stream.feed(data)
         except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
+            await self._reset(stream)
             stream.fail()
-            await self._say(self.multiplexer.aborted(number))
 
-    async def _say(self, frame: bytes) -> None:
+    async def _send_in_time(self, kind: FrameType, stream: int = 0, value: int = 0) -> None:
         """Send what no stream waits for; a client that does not read it is cut off."""
         async with asyncio.timeout(SEND_TIMEOUT_S):
-            await self.send(frame)
+            await self.send(kind, stream, value=value)
 
     async def _serve(self, stream: Stream) -> None:
         try:
-            await self._handle(stream)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                protocol = await negotiate(stream, self._around.handlers)
+            await self._around.handlers[protocol](stream)
+            await self._send_in_time(FrameType.CLOSE, stream.number)
         except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
             await self._reset(stream)
@@ -247,19 +230,10 @@ class WakuConnection:
             stream.discard()
             del self._streams[stream.number]
 
-    async def _handle(self, stream: Stream) -> None:
-        reader = ByteReader(stream)
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            protocol = await negotiate(reader, stream, self._around.handlers)
-        self._around.metrics.streams.labels(protocol).inc()
-        await self._around.handlers[protocol](stream, reader, self)
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await self.send(self.multiplexer.finished(stream.number))
-
     async def _reset(self, stream: Stream) -> None:
         if not stream.has_failed:
             try:
-                await self._say(self.multiplexer.aborted(stream.number))
+                await self._send_in_time(FrameType.RESET, stream.number)
             except (StreamEndedError, OSError, TimeoutError):
                 return
 

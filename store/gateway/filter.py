@@ -26,14 +26,11 @@ from store.gateway.limits import (
     MAX_REQUEST_ID_BYTES,
     MAX_REQUESTED_TOPICS,
     MAX_SUBSCRIBER_CRITERIA,
-    SEND_TIMEOUT_S,
     SUBSCRIPTION_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.multistream import ByteReader
-from store.gateway.send_queue import SendQueue
-from store.gateway.streams import Stream
-from store.gateway.wire import delimited, encode_status, parse
+from store.gateway.streams import SendQueue, Stream
+from store.gateway.wire import UNREADABLE_ID, delimited, encode_status, parse
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import FilterPush, FilterRequest
 
@@ -41,8 +38,6 @@ FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
 FILTER_PUSH: Final = "/vac/waku/filter-push/2.0.0-beta1"
 
 _SUBSCRIPTION_NS: Final = int(SUBSCRIPTION_TIMEOUT_S * NS_PER_S)
-_EXPIRE_EVERY_S: Final = 5.0
-_UNREADABLE_ID: Final = b"N/A"
 _NO_SUBSCRIPTION: Final = "NOT_FOUND: peer has no subscriptions"
 
 Criterion = tuple[str, str]
@@ -118,16 +113,10 @@ class Filter:
         """Count the subscribers."""
         return len(self._subscribers)
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Read one request and send the response."""
-        data = await reader.request(MAX_FILTER_REQUEST_BYTES)
-        await stream.send_delimited(await self._answer(data, connection), SEND_TIMEOUT_S)
-
-    async def run(self) -> None:
-        """End subscriptions without requests, until cancelled."""
-        while True:
-            await asyncio.sleep(_EXPIRE_EVERY_S)
-            self.expire(time.monotonic_ns())
+        data = await stream.request(MAX_FILTER_REQUEST_BYTES)
+        await stream.send_delimited(await self._answer(data, stream.connection))
 
     def deliver(self, message: FollowedMessage) -> None:
         """Queue a new message for all who subscribed to its topics."""
@@ -158,7 +147,7 @@ class Filter:
         assert all(each.criteria for each in self._subscribers.values())
 
     async def _answer(self, data: bytes, connection: WakuConnection) -> bytes:
-        request_id = _UNREADABLE_ID
+        request_id = UNREADABLE_ID
         try:
             request = parse_request(data)
             request_id = request.request_id

@@ -17,14 +17,8 @@ REQUEST_TIMEOUT_S: Final = 10.0
 FORWARD_TIMEOUT_S: Final = 30.0
 """A call of the node; one for which there is no place waits for it within this time too."""
 
-RESPONSE_TIMEOUT_S: Final = 30.0
-"""Until a client has taken the whole response."""
-
-PING_IDLE_TIMEOUT_S: Final = 10 * 60.0
-"""Between two pings on one stream."""
-
 SEND_TIMEOUT_S: Final = 30.0
-"""Until a client has taken what the multiplexer itself has to say."""
+"""Until the other side has taken a response, a pushed message or a frame."""
 
 GOODBYE_TIMEOUT_S: Final = 1.0
 """Until a client has taken the last words of a connection."""
@@ -88,9 +82,6 @@ MAX_REFUSAL_BYTES: Final = 8 * 1024
 MAX_REQUEST_ID_BYTES: Final = 1024
 """A request ID that is repeated in a refusal; the node has the same limit."""
 
-MAX_META_BYTES: Final = 64
-"""The field ``meta`` of a message (14/WAKU2-MESSAGE)."""
-
 MAX_RELAYED_BYTES: Final = 150 * 1024 - 24
 """A message and its pubsub topic: with its frame, an RPC of gossipsub has at most 150 KiB
 (64/WAKU2-NETWORK)."""
@@ -119,9 +110,6 @@ minute."""
 
 MAX_QUEUED_PUSHES: Final = 2_048
 """Messages that wait for one subscriber; further ones are dropped and counted."""
-
-PUSH_TIMEOUT_S: Final = 30.0
-"""Until a subscriber has taken a message; then its subscription ends."""
 
 FEED_TIMEOUT_S: Final = 5.0
 """Until the node answers when it is followed for the first subscriber."""
@@ -196,7 +184,7 @@ MAX_REMEMBERED_ADDRESSES: Final = 100_000
 """Client addresses whose rates are kept."""
 
 SYNC_FRAME_TIMEOUT_S: Final = 30.0
-"""Until a peer has answered a frame of reconciliation, or taken one."""
+"""Until a peer has answered a frame of reconciliation."""
 
 SYNC_SESSION_TIMEOUT_S: Final = 5 * 60.0
 """One session of reconciliation, without the transfer."""
@@ -217,9 +205,6 @@ session."""
 MAX_SYNC_RANGES: Final = 65_536
 """Ranges of a payload."""
 
-MAX_SYNC_TOPIC_BYTES: Final = 1024
-"""One topic in the header of a payload."""
-
 MAX_SYNC_MESSAGES: Final = 100_000
 MAX_SYNC_BYTES: Final = 256 * 1024 * 1024
 """Messages that are transferred after a session, each way; the rest waits for the next one."""
@@ -235,6 +220,3 @@ MAX_UNSOLICITED_MESSAGES: Final = 1_000
 
 MIN_SYNC_PAUSE_S: Final = 1.0
 """Between two sessions that one peer begins; nwaku begins one every five minutes."""
-
-TRANSFER_IDLE_TIMEOUT_S: Final = 10 * 60.0
-"""Between two messages on a stream of transfer: nwaku keeps its stream from session to session."""

@@ -13,14 +13,16 @@ from websockets.server import ServerProtocol
 
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import MAX_WEBSOCKET_FRAME_BYTES, READ_BYTES
+from store.gateway.multistream import Pipe
 
 _DATA: Final = (Opcode.BINARY, Opcode.CONT)
 
 
-class TcpLink:
+class TcpLink(Pipe):
     """Bytes of a TCP stream, or of TLS on it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__()
         self._reader = reader
         self._writer = writer
 
@@ -41,10 +43,11 @@ class TcpLink:
         """Send nothing: TCP has no frame that closes it."""
 
 
-class WebSocketLink:
+class WebSocketLink(Pipe):
     """The binary messages of a WebSocket as a stream; how they are divided means nothing."""
 
     def __init__(self, below: TcpLink) -> None:
+        super().__init__()
         self._below = below
         self._protocol = ServerProtocol(max_size=(None, MAX_WEBSOCKET_FRAME_BYTES))
 

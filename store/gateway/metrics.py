@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -42,30 +42,11 @@ class GatewayMetrics:
         self.open_connections = gauge(
             "storenode_gateway_open_connections", "Connections that are open."
         )
-        self.connections = counter(
-            "storenode_gateway_connections_total",
-            "Connections whose handshake was completed, by transport.",
-            ["transport"],
-        )
-        self.streams = counter(
-            "storenode_gateway_streams_total",
-            "Streams that clients opened, by protocol.",
-            ["protocol"],
-        )
         self.queries = counter(
             "storenode_gateway_queries_total",
             "Queries that were answered: `node` by the node, `gateway` with a status of the"
             " gateway itself.",
             ["by"],
-        )
-        self.query_seconds = Histogram(
-            "storenode_gateway_query_seconds",
-            "From a complete query to the node's answer.",
-            registry=registry,
-        )
-        self.response_bytes = counter(
-            "storenode_gateway_response_bytes_total",
-            "Bytes of the node's answers that clients have taken.",
         )
         self.light_pushes = counter(
             "storenode_gateway_light_pushes_total",

@@ -1,117 +1,240 @@
-"""The interface of both multiplexers: bytes in, events out, without a socket or a clock.
+"""The streams of one connection: frames of mplex and yamux, without a socket or a clock.
 
-A stream is a number of the connection: each multiplexer chooses it so that streams of the
-client and of the gateway differ.
+A stream is a number of the connection, which differs for streams of the client and of the gateway.
+The data of a frame passes through as it arrives: of an incomplete frame only the head is held.
+
+Source: mplex 6.7.0, the only multiplexer that js-waku speaks; yamux, version 0.
 """
 
 from __future__ import annotations
 
+import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum, auto
+from typing import ClassVar, Final, NamedTuple
+
+from store.gateway.faults import RefusalError
+from store.gateway.limits import MAX_FRAME_BYTES, WINDOW_BYTES
+from store.gateway.wire import decode_varint, delimited
+from storenode.message.varint import varint
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The client opened a stream."""
+class FrameType(IntEnum):
+    """The meaning of a frame."""
 
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataReceived:
-    """Bytes of a stream."""
-
-    stream: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The client will send no more on a stream."""
-
-    stream: int
+    OPEN = auto()
+    ACCEPT = auto()
+    """A stream of the other side is accepted."""
+    DATA = auto()
+    CREDIT = auto()
+    """``value`` more bytes are taken on a stream."""
+    CLOSE = auto()
+    """The sender sends no more on a stream."""
+    RESET = auto()
+    """The sender gives a stream up, both ways."""
+    PING = auto()
+    """The frame asks for a `PONG` with its ``value``."""
+    PONG = auto()
+    GOODBYE = auto()
+    """The sender ends the connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    """The client gave a stream up, both ways."""
+class Frame(NamedTuple):
+    """A frame, or a piece of one with data; ``stream`` is 0 in one about the connection."""
 
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """The client takes so many bytes more on a stream."""
-
-    stream: int
-    size_bytes: int
+    kind: FrameType
+    stream: int = 0
+    data: bytes = b""
+    value: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """A frame that the multiplexer itself sends."""
+class Multiplexer(ABC):
+    """A frame format, and what was received of the next frame."""
 
-    data: bytes
+    window_bytes: ClassVar[int | None] = None
+    """What may be sent on a stream before the first CREDIT; None: there is no flow control."""
 
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._stream = 0
+        self._missing_bytes = 0
+        self._ending: Frame | None = None
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A frame without consequences: it counts, and that is all."""
-
-
-class Body:
-    """The data of a frame, of which ``missing`` bytes have not come."""
-
-    __slots__ = ("missing", "stream")
-
-    def __init__(self, stream: int = 0, missing: int = 0) -> None:
-        self.stream = stream
-        self.missing = missing
-
-    def take(self, buffered: bytearray, at: int) -> tuple[DataReceived | None, int]:
-        """Return what is buffered of it from ``at`` on, or None, and where that ends."""
-        end = min(at + self.missing, len(buffered))
-        self.missing -= end - at
-        return (DataReceived(self.stream, bytes(buffered[at:end])) if end > at else None), end
-
-
-Event = Opened | DataReceived | Finished | Aborted | Credit | Pong | Noted
-
-
-class Multiplexer(Protocol):
-    """The streams of one connection, whichever side opened them."""
-
-    window_bytes: int | None
-    """What may be sent on a stream before the first `Credit`; None: there is no flow control."""
-
-    def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield the events of what is complete now, at least one for each frame.
+    def decode(self, data: bytes) -> Iterator[Frame]:
+        """Yield what is complete of the frames, at least once for each.
 
         Raises:
-            Fault: A frame is none.
+            RefusalError: The bytes are not a frame that the client may send.
+        """
+        self._buffer += data
+        at = 0
+        try:
+            while True:
+                if self._missing_bytes:
+                    piece = bytes(self._buffer[at : at + self._missing_bytes])
+                    if not piece:
+                        return
+                    at += len(piece)
+                    self._missing_bytes -= len(piece)
+                    yield Frame(FrameType.DATA, self._stream, piece)
+                elif self._ending is not None:
+                    ending, self._ending = self._ending, None
+                    yield ending
+                else:
+                    start = at
+                    at, frames = self._decode_head(at)
+                    if at == start:
+                        return
+                    yield from frames
+        finally:
+            del self._buffer[:at]
+
+    @abstractmethod
+    def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
+        """Return where the head of a frame ends, and its frames before the data; ``at``: not yet.
+
+        Raises:
+            RefusalError: There is no head.
         """
 
-    def open(self) -> tuple[int, bytes]:
-        """Return a new stream of the gateway, and the frame that opens it."""
+    def _begin_data(self, stream: int, size_bytes: int) -> None:
+        """Pass on so many bytes as the data of a stream.
 
-    def accepted(self, stream: int) -> bytes:  # noqa: ARG002
-        """Return the frame that accepts a stream of the client; empty where there is none."""
-        return b""
+        Raises:
+            RefusalError: There are too many.
+        """
+        if size_bytes > MAX_FRAME_BYTES:
+            raise RefusalError("too_large", f"a frame has {size_bytes:,} bytes")
+        self._stream, self._missing_bytes = stream, size_bytes
 
-    def data(self, stream: int, data: bytes) -> bytes:
-        """Return a frame with data."""
+    @abstractmethod
+    def new_stream(self) -> int:
+        """Return the number of a stream that the gateway opens."""
 
-    def credit(self, stream: int, size_bytes: int) -> bytes:  # noqa: ARG002
-        """Return the frame that lets the client send more; empty without flow control."""
-        return b""
+    @abstractmethod
+    def encode(self, frame: Frame) -> bytes:
+        """Encode a frame; empty if the format has no such frame."""
 
-    def finished(self, stream: int) -> bytes:
-        """Return the frame that ends what the gateway sends on a stream."""
 
-    def aborted(self, stream: int) -> bytes:
-        """Return the frame that gives a stream up, both ways."""
+class Mplex(Multiplexer):
+    """mplex: both sides number their streams independently; the gateway's ``n`` is ``~n`` here."""
 
-    def goodbye(self) -> bytes:
-        """Return the frame that ends the connection; empty where there is none."""
-        return b""
+    PROTOCOL: Final = "/mplex/6.7.0"
+
+    _MESSAGE: Final = 2
+    _FLAGS: Final = {
+        FrameType.OPEN: 0,
+        FrameType.DATA: _MESSAGE,
+        FrameType.CLOSE: 4,
+        FrameType.RESET: 6,
+    }
+    """Flags of the side that opened a stream; those of the other side are one less."""
+
+    _KINDS: Final = {flag: kind for kind, flag in _FLAGS.items()}
+    _MAX_NAME_BYTES: Final = 256
+    """The name of a stream that is opened; other frames without data have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened = 0
+
+    def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
+        try:
+            header = decode_varint(self._buffer, at)
+            length = None if header is None else decode_varint(self._buffer, header[1])
+        except ValueError as error:
+            raise RefusalError("malformed", f"a frame of mplex is broken: {error}") from error
+        if header is None or length is None:
+            return at, []
+        (number, flag), (size, end) = divmod(header[0], 8), length
+        stream, flag = (~number, flag + 1) if flag % 2 else (number, flag)
+        # A flag that does not exist has no consequences, as a frame without data has none.
+        kind = self._KINDS.get(flag, FrameType.DATA)
+        if flag == self._MESSAGE:
+            self._begin_data(stream, size)
+            return end, [Frame(kind, stream)]
+        if size > self._MAX_NAME_BYTES:
+            raise RefusalError("too_large", f"the name of a stream has {size:,} bytes")
+        if end + size > len(self._buffer):
+            return at, []
+        return end + size, [Frame(kind, stream)]
+
+    def new_stream(self) -> int:
+        """Return the number of a stream that the gateway opens."""
+        self._opened += 1
+        return -self._opened
+
+    def encode(self, frame: Frame) -> bytes:
+        """Encode a frame; empty if the format has no such frame."""
+        flag = self._FLAGS.get(frame.kind)
+        if flag is None:
+            return b""
+        is_own = frame.stream < 0
+        head = varint(~frame.stream << 3 | flag if is_own else frame.stream << 3 | flag - 1)
+        is_opening = frame.kind is FrameType.OPEN
+        return head + delimited(b"%d" % ~frame.stream if is_opening else frame.data)
+
+
+class Yamux(Multiplexer):
+    """yamux: the streams of the side that connected have odd numbers."""
+
+    PROTOCOL: Final = "/yamux/1.0.0"
+    window_bytes: ClassVar[int | None] = WINDOW_BYTES
+
+    _HEADER: Final = struct.Struct(">BBHII")
+    _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
+    _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8
+    _HEADS: Final = {
+        FrameType.OPEN: (_WINDOW, _SYN),
+        FrameType.ACCEPT: (_WINDOW, _ACK),
+        FrameType.DATA: (_DATA, 0),
+        FrameType.CREDIT: (_WINDOW, 0),
+        FrameType.CLOSE: (_DATA, _FIN),
+        FrameType.RESET: (_WINDOW, _RST),
+        FrameType.PING: (_PING, _SYN),
+        FrameType.PONG: (_PING, _ACK),
+        FrameType.GOODBYE: (_GO_AWAY, 0),
+    }
+
+    def __init__(self, *, is_outbound: bool = False) -> None:
+        super().__init__()
+        self._parity = int(is_outbound)
+        self._opened = -1 if is_outbound else 0
+
+    def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
+        if len(self._buffer) - at < self._HEADER.size:
+            return at, []
+        version, kind, flags, stream, length = self._HEADER.unpack_from(self._buffer, at)
+        if version != 0 or kind > self._GO_AWAY:
+            raise RefusalError("malformed", "a frame of yamux is of no known kind")
+        if kind == self._GO_AWAY:
+            raise RefusalError("goodbye", "the client ends the connection")
+        at += self._HEADER.size
+        if kind == self._PING:
+            is_ping = flags & self._SYN
+            return at, [Frame(FrameType.PING if is_ping else FrameType.PONG, value=length)]
+        is_own = stream % 2 == self._parity
+        if stream == 0 or (is_own and (flags & self._SYN or stream > self._opened)):
+            raise RefusalError("malformed", f"the client may not open the stream {stream}")
+        frames = [Frame(FrameType.OPEN, stream)] if flags & self._SYN else []
+        if kind == self._WINDOW:
+            frames.append(Frame(FrameType.CREDIT, stream, value=length))
+        else:
+            frames.append(Frame(FrameType.DATA, stream))
+            self._begin_data(stream, length)
+        if flags & (self._FIN | self._RST):
+            is_reset = flags & self._RST
+            self._ending = Frame(FrameType.RESET if is_reset else FrameType.CLOSE, stream)
+        return at, frames
+
+    def new_stream(self) -> int:
+        """Return the number of a stream that the gateway opens."""
+        self._opened += 2
+        return self._opened
+
+    def encode(self, frame: Frame) -> bytes:
+        """Encode a frame."""
+        kind, flags = self._HEADS[frame.kind]
+        value = len(frame.data) or frame.value
+        return self._HEADER.pack(0, kind, flags, frame.stream, value) + frame.data

@@ -1,32 +1,35 @@
-"""Exact sizes and varints from what arrives in pieces, and the negotiation of protocols."""
+"""Bytes both ways, read in exact sizes, and the negotiation of what they mean."""
 
 from __future__ import annotations
 
-import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Final, Protocol
+from typing import Final
 
 from store.gateway.faults import RefusalError, StreamEndedError
-from store.gateway.limits import MAX_NEGOTIATION_BYTES, MAX_PROPOSALS, REQUEST_TIMEOUT_S
+from store.gateway.limits import MAX_NEGOTIATION_BYTES, MAX_PROPOSALS
 from store.gateway.wire import decode_varint, delimited
 
+MULTISTREAM: Final = "/multistream/1.0.0"
+_NOT_AVAILABLE: Final = "na"
 
-class Pipe(Protocol):
-    """Bytes both ways."""
 
+class Pipe(ABC):
+    """Bytes both ways: a TCP connection, the encryption on it, or a stream of it.
+
+    What was received and not asked for is held: at most what was asked for, and one piece.
+    """
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    @abstractmethod
     async def receive(self) -> bytes:
-        """Return what has arrived, at least one byte; nothing at the end."""
+        """Return the next piece, at least one byte; nothing at the end."""
 
+    @abstractmethod
     async def send(self, data: bytes) -> None:
         """Send, and wait while the other side does not read."""
-
-
-class ByteReader:
-    """Holds what was received and not asked for: at most what was asked for, and one piece."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-        self._buffer = bytearray()
 
     async def exactly(self, size_bytes: int) -> bytes:
         """Return exactly that many bytes.
@@ -34,10 +37,10 @@ class ByteReader:
         Raises:
             StreamEndedError: The other side has sent less.
         """
-        while len(self._buffer) < size_bytes:
-            await self._more()
-        data = bytes(self._buffer[:size_bytes])
-        del self._buffer[:size_bytes]
+        while len(self._received) < size_bytes:
+            await self._receive_more()
+        data = bytes(self._received[:size_bytes])
+        del self._received[:size_bytes]
         return data
 
     async def length(self, most_bytes: int) -> int:
@@ -49,68 +52,51 @@ class ByteReader:
         """
         while True:
             try:
-                found = decode_varint(self._buffer, 0)
+                found = decode_varint(self._received, 0)
             except ValueError as error:
                 raise RefusalError("malformed", str(error)) from error
             if found is not None:
                 break
-            await self._more()
+            await self._receive_more()
         size_bytes, end = found
         if size_bytes > most_bytes:
             raise RefusalError(
                 "too_large", f"{size_bytes:,} bytes are more than the {most_bytes:,} allowed"
             )
-        del self._buffer[:end]
+        del self._received[:end]
         return size_bytes
 
     async def delimited(self, most_bytes: int) -> bytes:
         """Return bytes behind their length; raises as `length` does."""
         return await self.exactly(await self.length(most_bytes))
 
-    async def request(self, most_bytes: int) -> bytes:
-        """Return a delimited request.
-
-        js-waku opens streams long before it uses them: there is no deadline for the first bytes.
-
-        Raises:
-            RefusalError: It is too large.
-            StreamEndedError, TimeoutError: The other side has gone, or sends the rest too late.
-        """
-        size_bytes = await self.length(most_bytes)
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            return await self.exactly(size_bytes)
-
     async def any(self) -> bytes:
         """Return what has arrived; nothing at the end."""
-        if self._buffer:
-            data = bytes(self._buffer)
-            self._buffer.clear()
+        if self._received:
+            data = bytes(self._received)
+            self._received.clear()
             return data
-        return await self._pipe.receive()
+        return await self.receive()
 
-    async def _more(self) -> None:
-        data = await self._pipe.receive()
-        if not data:
+    async def _receive_more(self) -> None:
+        piece = await self.receive()
+        if not piece:
             raise StreamEndedError
-        self._buffer += data
+        self._received += piece
 
 
-MULTISTREAM: Final = "/multistream/1.0.0"
-_NOT_AVAILABLE: Final = "na"
-
-
-async def negotiate(reader: ByteReader, pipe: Pipe, protocols: Collection[str]) -> str:
+async def negotiate(pipe: Pipe, protocols: Collection[str]) -> str:
     """Return the first proposal that is one of ``protocols``.
 
     Raises:
         RefusalError: It is no negotiation, or nothing that was proposed is known.
         StreamEndedError: The client has gone.
     """
-    if await _line(reader) != MULTISTREAM:
+    if await _line(pipe) != MULTISTREAM:
         raise RefusalError("malformed", "the client does not begin with /multistream/1.0.0")
     await pipe.send(_message(MULTISTREAM))
     for _ in range(MAX_PROPOSALS):
-        proposal = await _line(reader)
+        proposal = await _line(pipe)
         if proposal in protocols:
             await pipe.send(_message(proposal))
             return proposal
@@ -118,7 +104,7 @@ async def negotiate(reader: ByteReader, pipe: Pipe, protocols: Collection[str]) 
     raise RefusalError("no_protocol", f"none of {MAX_PROPOSALS} proposed protocols is known")
 
 
-async def propose(reader: ByteReader, pipe: Pipe, protocol: str) -> None:
+async def propose(pipe: Pipe, protocol: str) -> None:
     """Propose a protocol as the side that opened the pipe, and wait for the agreement.
 
     Raises:
@@ -126,17 +112,17 @@ async def propose(reader: ByteReader, pipe: Pipe, protocol: str) -> None:
         StreamEndedError: The other side has gone.
     """
     await pipe.send(_message(MULTISTREAM) + _message(protocol))
-    if await _line(reader) != MULTISTREAM:
+    if await _line(pipe) != MULTISTREAM:
         raise RefusalError("malformed", "the client does not answer with /multistream/1.0.0")
-    answer = await _line(reader)
+    answer = await _line(pipe)
     if answer == _NOT_AVAILABLE:
         raise RefusalError("no_protocol", f"the client does not speak {protocol}")
     if answer != protocol:
         raise RefusalError("malformed", f"the client answers a proposal of {protocol} with another")
 
 
-async def _line(reader: ByteReader) -> str:
-    line = await reader.delimited(MAX_NEGOTIATION_BYTES)
+async def _line(pipe: Pipe) -> str:
+    line = await pipe.delimited(MAX_NEGOTIATION_BYTES)
     if not line.endswith(b"\n"):
         raise RefusalError("malformed", "a line of the negotiation has no end")
     return line[:-1].decode("utf-8", "replace")

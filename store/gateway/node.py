@@ -98,8 +98,7 @@ class UpstreamNode:
             return answer
 
         async with self._calling("query_failed", places):
-            with self._metrics.query_seconds.time():
-                _, answer = await Attempts(self._nodes, _ONE_ROUND).answer(ask)
+            _, answer = await Attempts(self._nodes, _ONE_ROUND).answer(ask)
         return answer
 
     async def publish(

@@ -20,7 +20,7 @@ from noise.exceptions import NoiseInvalidMessage, NoiseValueError
 from store.gateway.faults import RefusalError
 from store.gateway.identity import Identity, require_proof
 from store.gateway.limits import MAX_HANDSHAKE_PAYLOAD_BYTES
-from store.gateway.multistream import ByteReader, Pipe
+from store.gateway.multistream import Pipe
 
 PROTOCOL: Final = "/noise"
 _NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
@@ -50,27 +50,24 @@ class StaticKey:
         self.payload = identity.handshake_payload(public)
 
 
-class SecurePipe:
+class SecurePipe(Pipe):
     """A pipe in which each piece is one message of Noise; ``peer_id`` is the other side's."""
 
-    def __init__(
-        self, reader: ByteReader, pipe: Pipe, noise: NoiseConnection, peer_id: str
-    ) -> None:
+    def __init__(self, pipe: Pipe, noise: NoiseConnection, peer_id: str) -> None:
+        super().__init__()
         self.peer_id = peer_id
-        self._reader = reader
         self._pipe = pipe
         self._noise = noise
 
     async def receive(self) -> bytes:
-        """Return the next message; the rate of frames bounds empty ones.
+        """Return the next message that is not empty.
 
         Raises:
             RefusalError: It was not encrypted with the key of the connection.
-            Ended: The client has gone.
+            StreamEndedError: The client has gone.
         """
         while True:
-            size = int.from_bytes(await self._reader.exactly(_LENGTH_BYTES), "big")
-            sealed = await self._reader.exactly(size)
+            sealed = await _message(self._pipe, _MAX_MESSAGE_BYTES)
             try:
                 plain: bytes = self._noise.decrypt(sealed)
             except (NoiseInvalidMessage, InvalidTag, ValueError) as error:
@@ -82,66 +79,48 @@ class SecurePipe:
         """Encrypt and send; what several tasks send is not mixed."""
         sealed = bytearray()
         for start in range(0, len(data), _MAX_PLAIN_BYTES):
-            message = self._noise.encrypt(data[start : start + _MAX_PLAIN_BYTES])
-            sealed += _framed(message)
+            sealed += _framed(self._noise.encrypt(data[start : start + _MAX_PLAIN_BYTES]))
         await self._pipe.send(bytes(sealed))
 
 
-async def secure(reader: ByteReader, pipe: Pipe, key: StaticKey) -> SecurePipe:
-    """Respond to the handshake of a client.
+async def secure(pipe: Pipe, key: StaticKey, *, is_initiator: bool) -> SecurePipe:
+    """Run the handshake, whose three messages the initiator begins.
 
     Raises:
-        RefusalError: It is none, or does not prove the client's identity.
-        Ended: The client has gone.
+        RefusalError: The other side sends none, or does not prove its identity.
+        StreamEndedError: The other side has gone.
     """
     noise = NoiseConnection.from_name(_NAME)
-    noise.set_as_responder()
+    noise.set_as_initiator() if is_initiator else noise.set_as_responder()
     noise.set_keypair_from_private_bytes(Keypair.STATIC, key.private)
     noise.start_handshake()
-    first = await _message(reader)
-    with _checked():
-        noise.read_message(first)
-        answer = bytes(noise.write_message(key.payload))
-    await pipe.send(_framed(answer))
-    # The library forgets the client's key at the end of the handshake.
+    # The library forgets the other side's key at the end of the handshake.
     state = noise.noise_protocol.handshake_state
-    last = await _message(reader)
-    with _checked():
-        payload = bytes(noise.read_message(last))
-    return SecurePipe(reader, pipe, noise, require_proof(payload, state.rs.public_bytes))
-
-
-async def initiate(reader: ByteReader, pipe: Pipe, key: StaticKey) -> SecurePipe:
-    """Begin the handshake with a peer.
-
-    Raises:
-        RefusalError: The peer does not answer with one, or does not prove its identity.
-        Ended: The peer has gone.
-    """
-    noise = NoiseConnection.from_name(_NAME)
-    noise.set_as_initiator()
-    noise.set_keypair_from_private_bytes(Keypair.STATIC, key.private)
-    noise.start_handshake()
-    # The library forgets the peer's key at the end of the handshake.
-    state = noise.noise_protocol.handshake_state
-    await pipe.send(_framed(bytes(noise.write_message())))
-    answer = await _message(reader)
-    with _checked():
-        payload = bytes(noise.read_message(answer))
-    peer_id = require_proof(payload, state.rs.public_bytes)
-    await pipe.send(_framed(bytes(noise.write_message(key.payload))))
-    return SecurePipe(reader, pipe, noise, peer_id)
+    peer_id = ""
+    for number in range(3):
+        is_first = number == 0
+        if is_initiator == (number % 2 == 0):
+            with _checked():
+                message = bytes(noise.write_message(b"" if is_first else key.payload))
+            await pipe.send(_framed(message))
+        else:
+            message = await _message(pipe, _MAX_HANDSHAKE_BYTES)
+            with _checked():
+                payload = bytes(noise.read_message(message))
+            if not is_first:
+                peer_id = require_proof(payload, state.rs.public_bytes)
+    return SecurePipe(pipe, noise, peer_id)
 
 
 def _framed(message: bytes) -> bytes:
     return len(message).to_bytes(_LENGTH_BYTES, "big") + message
 
 
-async def _message(reader: ByteReader) -> bytes:
-    size = int.from_bytes(await reader.exactly(_LENGTH_BYTES), "big")
-    if size > _MAX_HANDSHAKE_BYTES:
+async def _message(pipe: Pipe, most_bytes: int) -> bytes:
+    size = int.from_bytes(await pipe.exactly(_LENGTH_BYTES), "big")
+    if size > most_bytes:
         raise RefusalError("malformed", "a message of the handshake is too long")
-    return await reader.exactly(size)
+    return await pipe.exactly(size)
 
 
 @contextmanager

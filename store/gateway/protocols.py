@@ -10,17 +10,10 @@ from typing import Final
 
 from store.gateway.addresses import ListenAddress
 from store.gateway.clients import ClientAddress
-from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.identity import Identity
-from store.gateway.limits import (
-    MAX_REQUEST_ID_BYTES,
-    PING_IDLE_TIMEOUT_S,
-    RESPONSE_TIMEOUT_S,
-    SEND_TIMEOUT_S,
-)
+from store.gateway.limits import MAX_REQUEST_ID_BYTES, SEND_TIMEOUT_S
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
 from store.gateway.streams import Stream
 from store.gateway.wire import decode_varint, encode_status
@@ -48,16 +41,15 @@ class StoreQuery:
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Serve one query."""
-        client = connection.client
-        request = await reader.request(self._max_request_bytes)
+        client = stream.connection.client
+        request = await stream.request(self._max_request_bytes)
         answer = await self._answer(request, client)
         try:
-            await stream.send_delimited(answer, RESPONSE_TIMEOUT_S)
+            await stream.send_delimited(answer)
         finally:
             client.unsent.give(len(answer))
-        self._metrics.response_bytes.inc(len(answer))
 
     async def _answer(self, request: bytes, client: ClientAddress) -> bytes:
         """Return the node's answer or a status of the gateway, counted as unsent."""
@@ -103,11 +95,11 @@ class FixedResponse:
         self._response = response
         self._max_request_bytes = max_request_bytes
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG002
+    async def serve(self, stream: Stream) -> None:
         """Read the request and send the response."""
         if self._max_request_bytes is not None:
-            await reader.request(self._max_request_bytes)
-        await stream.send_delimited(self._response, SEND_TIMEOUT_S)
+            await stream.request(self._max_request_bytes)
+        await stream.send_delimited(self._response)
 
 
 def encode_identify(
@@ -128,12 +120,11 @@ def encode_metadata(cluster: int, shards: Iterable[int]) -> bytes:
     return WakuMetadata(cluster_id=cluster, shards=sorted(shards)).SerializeToString()
 
 
-async def serve_pings(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:  # noqa: ARG001
+async def serve_pings(stream: Stream) -> None:
     """Send back what comes, 32 bytes at a time, until the client ends it."""
     with suppress(StreamEndedError):
         while True:
-            async with asyncio.timeout(PING_IDLE_TIMEOUT_S):
-                data = await reader.exactly(_PING_BYTES)
+            data = await stream.exactly(_PING_BYTES)
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await stream.send(data)
             stream.release()

@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.quota import Bucket, QuotaExceededError
-from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.feed import FollowedMessage, NodeFeed
@@ -38,10 +37,8 @@ from store.gateway.limits import (
     RELAY_RPCS_PER_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.multistream import ByteReader
-from store.gateway.send_queue import SendQueue
 from store.gateway.spool import Spool
-from store.gateway.streams import Stream
+from store.gateway.streams import SendQueue, Stream
 from store.gateway.wire import delimited, parse_relayable
 from store.observe.logging import get_logger
 from storenode.message.hashing import message_hash
@@ -96,39 +93,42 @@ class Relay:
 
     def __init__(
         self,
-        mode: RelayMode,
-        pubsub_topics: Sequence[str],
+        pubsub_topics: Collection[str],
         configured_peers: frozenset[str],
         *,
+        forwards: bool,
         spool: Spool,
         feed: NodeFeed,
         metrics: GatewayMetrics,
     ) -> None:
-        self._mode = mode
+        self._forwards = forwards
         self._pubsub_topics = frozenset(pubsub_topics)
         self._configured_peers = configured_peers
         self._spool = spool
         self._metrics = metrics
         self._received = metrics.relayed.labels("received")
         self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
-        self._router = Router(sorted(pubsub_topics), self._rng, forwards=mode is RelayMode.ROUTER)
+        self._router = Router(sorted(pubsub_topics), self._rng, forwards=forwards)
         self._peers: dict[str, RelayPeer] = {}
         self._known = SeenMessages()
         self._delayed: dict[bytes, asyncio.TimerHandle] = {}
         self._feed = feed
         metrics.relay_topics.set(len(self._pubsub_topics))
-        if mode is RelayMode.ROUTER:
+        if forwards:
             feed.listeners.append(self.offer)
             feed.acquire()
 
-    async def run(self) -> None:
-        """Run the heartbeat until cancelled."""
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            now_s = time.monotonic()
-            self._known.forget(now_s)
-            self._apply(self._router.heartbeat(now_s))
-            self._metrics.relay_peers_apart.set(self._peers_apart())
+    def beat(self) -> None:
+        """Forget what is old, and keep the meshes; every `HEARTBEAT_S`."""
+        now_s = time.monotonic()
+        self._known.forget(now_s)
+        self._apply(self._router.heartbeat(now_s))
+        apart = [
+            key
+            for key, each in self._peers.items()
+            if each.is_configured and not self._router.common_topics(key)
+        ]
+        self._metrics.relay_peers_apart.set(len(apart))
 
     def describe(self) -> list[str]:
         """Return a line about each relay peer, for operators."""
@@ -141,17 +141,12 @@ class Relay:
             for key, peer in self._peers.items()
         ]
 
-    def _peers_apart(self) -> int:
-        return sum(
-            each.is_configured and not self._router.common_topics(key)
-            for key, each in self._peers.items()
-        )
-
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
+        connection = stream.connection
         while True:
             try:
-                rpc = await reader.delimited(MAX_RPC_BYTES)
+                rpc = await stream.delimited(MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
@@ -170,7 +165,7 @@ class Relay:
         """
         key = connection.peer_id
         is_configured = key in self._configured_peers
-        if self._mode is RelayMode.LEAF and not is_configured:
+        if not self._forwards and not is_configured:
             raise RefusalError("identity", f"the relay peer {key} is not one of --relay-peer")
         if len(self._peers) >= MAX_RELAY_PEERS and not is_configured:
             raise RefusalError("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
@@ -186,7 +181,7 @@ class Relay:
 
     def publish(self, topic: str, digest: bytes, encoded: bytes) -> None:
         """Send a message of this node to the mesh, unless it came from there."""
-        if self._mode is RelayMode.LEAF or topic not in self._pubsub_topics:
+        if not self._forwards or topic not in self._pubsub_topics:
             return
         now_s = time.monotonic()
         if self._known.add(digest, now_s):

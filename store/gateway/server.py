@@ -17,6 +17,7 @@ from store.gateway.connection import Surroundings, WakuConnection, shake_hands
 from store.gateway.faults import GatewayError, RefusalError, StreamEndedError
 from store.gateway.limits import GOODBYE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKES, READ_BYTES
 from store.gateway.links import Link, TcpLink, WebSocketLink
+from store.gateway.multiplexing import FrameType
 from store.observe.logging import get_logger
 
 _BACKLOG: Final = 1024
@@ -162,8 +163,7 @@ class Server:
                 link = await _link(address, TcpLink(reader, writer))
                 secured = await shake_hands(link, self._around.key)
             self._shaking.pop(task, None)
-            self._around.metrics.connections.labels(address.transport).inc()
-            await self._run(WakuConnection(secured, client, self._around), link)
+            await self._run(WakuConnection(*secured, client, self._around), link)
         finally:
             if writer is None:
                 accepted.close()
@@ -179,7 +179,7 @@ class Server:
         except asyncio.CancelledError:
             with suppress(StreamEndedError, OSError, TimeoutError):
                 async with asyncio.timeout(GOODBYE_TIMEOUT_S):
-                    await connection.say_goodbye()
+                    await connection.send(FrameType.GOODBYE)
             raise
         finally:
             self._connections.discard(connection)

@@ -1,4 +1,4 @@
-"""Starts a gateway, says that it serves, and shuts it down."""
+"""Starts a gateway, announces that it serves, and shuts it down."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import Clients
-from store.gateway.config import GatewayConfig, RelayMode
-from store.gateway.connection import Handler, Surroundings, WakuConnection
-from store.gateway.connector import WakuConnector
+from store.gateway.config import LEAF, GatewayConfig
+from store.gateway.connection import Handler, Surroundings
+from store.gateway.connector import Join, keep_connected
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
@@ -38,136 +37,134 @@ from store.gateway.protocols import (
     encode_metadata,
     serve_pings,
 )
-from store.gateway.relay import RELAY, Relay
+from store.gateway.relay import HEARTBEAT_S, RELAY, Relay
 from store.gateway.server import Listening, Server, bind
 from store.gateway.spool import Spool
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, METRICS_PATH, STATUS_PATH, MetricsListener
 from store.observe.logging import get_logger
 from store.observe.problems import GATEWAY_RULES, Problem, Problems
-from store.serving.tasks import BackgroundTasks, Work
+from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.client.nodes import Nodes
-from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
 _LOOK_EVERY_S: Final = 5.0
-"""How often to look for problems."""
+"""How often to look for problems, and for subscriptions that have expired."""
 
 _log = get_logger("store.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """The nodes behind the gateway: HOST:PORT of each, and who the gateway is to them."""
-
-    addresses: tuple[str, ...]
-    token: str | None
-    tls: TlsIdentity | None
-
-
 class _Services:
-    """The protocols that pass messages on, as the configuration wants them."""
+    """The protocols of a gateway, as its configuration wants them, at work.
 
-    def __init__(self, config: GatewayConfig, node: UpstreamNode, metrics: GatewayMetrics) -> None:
+    ``handlers`` are those that answer on streams, by protocol, but for identify.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        node: UpstreamNode,
+        metrics: GatewayMetrics,
+        tasks: BackgroundTasks,
+    ) -> None:
         self._config = config
         self._node = node
         self._metrics = metrics
+        self._tasks = tasks
         self._feed = NodeFeed(node)
-        self._filter = Filter(self._feed, metrics, config.pubsub_topics)
-        self._spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
-        self._relay: Relay | None = None
-        if config.relay is not None:
-            peers = frozenset(each.peer_id for each in config.relay_peer)
-            mode, topics = RelayMode(config.relay), sorted(config.pubsub_topics)
-            self._relay = Relay(
-                mode, topics, peers, spool=self._spool, feed=self._feed, metrics=metrics
-            )
+        self._joins: dict[str, list[Join]] = defaultdict(list)
+        tasks.start("feed", self._feed.run)
+        self.relay = self._start_relay()
+        metadata = encode_metadata(config.cluster, config.shard)
+        self.handlers: dict[str, Handler] = {
+            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
+            METADATA: FixedResponse(metadata, MAX_METADATA_BYTES).serve,
+            PING: serve_pings,
+        }
+        if not config.no_light_push and config.relay != LEAF:
+            push = LightPush(node, metrics, config.pubsub_topics, self.relay)
+            self.handlers |= {name: partial(push.serve, each) for name, each in VERSIONS.items()}
+        if not config.no_filter:
+            found = Filter(self._feed, metrics, config.pubsub_topics)
+            tasks.start_every(_LOOK_EVERY_S, "filter", lambda: found.expire(time.monotonic_ns()))
+            self.handlers[FILTER_SUBSCRIBE] = found.serve
+        if self.relay is not None:
+            self.handlers[RELAY] = self.relay.serve
+        if config.nwaku_sync_peer:
+            self._start_sync()
 
-        self._sync_spool = Spool(node, metrics.synced, PUBLISH_SOURCE_NWAKU)
+    def connect(self, around: Surroundings) -> None:
+        """Connect to the peers that the configuration names, one time for all that uses each."""
+        named = (*self._config.relay_peer, *self._config.nwaku_sync_peer)
+        for peer in {each.peer_id: each for each in reversed(named) if each.host}.values():
+            joins = self._joins[peer.peer_id]
+            self._tasks.start(str(peer), partial(keep_connected, peer, around, joins))
+
+    def _start_relay(self) -> Relay | None:
+        config, metrics = self._config, self._metrics
+        if config.relay is None:
+            return None
+        spool = Spool(self._node, metrics.relayed, PUBLISH_SOURCE_RELAY)
+        peers = frozenset(each.peer_id for each in config.relay_peer)
+        relay = Relay(
+            config.pubsub_topics,
+            peers,
+            forwards=config.relay != LEAF,
+            spool=spool,
+            feed=self._feed,
+            metrics=metrics,
+        )
+        self._tasks.start("relay spool", spool.run)
+        self._tasks.start_every(HEARTBEAT_S, "relay", relay.beat)
+        for peer_id in peers:
+            self._joins[peer_id].append(partial(relay.join, is_outbound=True))
+        return relay
+
+    def _start_sync(self) -> None:
+        config, metrics = self._config, self._metrics
+        spool = Spool(self._node, metrics.synced, PUBLISH_SOURCE_NWAKU)
         rules = SyncRules(
             frozenset(each.peer_id for each in config.nwaku_sync_peer),
             config.nwaku_sync_interval,
             config.nwaku_sync_range,
             sorted(config.pubsub_topics),
         )
-        self._sync = NwakuSync(rules, node, self._sync_spool, metrics)
-
-    def handlers(self) -> dict[str, Handler]:
-        """Return what serves each protocol but identify."""
-        config, node, metrics = self._config, self._node, self._metrics
-        metadata = encode_metadata(config.cluster, config.shard)
-        served: dict[str, Handler] = {
-            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: FixedResponse(metadata, MAX_METADATA_BYTES).serve,
-            PING: serve_pings,
-        }
-        if not config.no_light_push and config.relay != RelayMode.LEAF:
-            push = LightPush(node, metrics, config.pubsub_topics, self._relay)
-            served |= {name: partial(push.serve, each) for name, each in VERSIONS.items()}
-        if not config.no_filter:
-            served[FILTER_SUBSCRIBE] = self._filter.serve
-        if self._relay is not None:
-            served[RELAY] = self._relay.serve
-        if config.nwaku_sync_peer:
-            served[RECONCILIATION] = self._sync.serve
-            served[TRANSFER] = self._sync.serve_transfer
-        return served
-
-    def peers(self) -> list[str]:
-        """Return a line about each relay peer."""
-        return [] if self._relay is None else self._relay.describe()
-
-    def work(self, around: Surroundings) -> list[tuple[str, Work]]:
-        """Return what runs as long as the gateway."""
-        work: list[tuple[str, Work]] = [("feed", self._feed.run), ("filter", self._filter.run)]
-        peers: dict[str, PeerMultiaddr] = {}
-        joins: dict[str, list[Callable[[WakuConnection], None]]] = defaultdict(list)
-        if self._relay is not None:
-            work += [("relay spool", self._spool.run), ("relay", self._relay.run)]
-            for each in self._config.relay_peer:
-                peers[each.peer_id] = each
-                joins[each.peer_id] = [partial(self._relay.join, is_outbound=True)]
-        if self._config.nwaku_sync_peer:
-            work.append(("sync spool", self._sync_spool.run))
-        for each in self._config.nwaku_sync_peer:
-            # nwaku accepts one connection of a peer, which serves both.
-            if each.host:
-                peers.setdefault(each.peer_id, each)
-            joins[each.peer_id].append(self._sync.join)
-        connector = WakuConnector(around, joins)
-        return work + [(str(each), partial(connector.keep, each)) for each in peers.values()]
+        sync = NwakuSync(rules, self._node, spool, metrics)
+        self._tasks.start("sync spool", spool.run)
+        for peer_id in rules.peers:
+            self._joins[peer_id].append(sync.join)
+        self.handlers |= {RECONCILIATION: sync.serve, TRANSFER: sync.serve_transfer}
 
 
-class GatewayStatus:
-    """The problems of a gateway, and the text of its status page."""
+class _StatusPage:
+    """The problems of a gateway, the node that serves it, and its relay peers."""
 
     def __init__(
-        self, title: str, node: UpstreamNode, services: _Services, metrics: GatewayMetrics
+        self, title: str, node: UpstreamNode, relay: Relay | None, metrics: GatewayMetrics
     ) -> None:
         self._title = title
         self._node = node
-        self._services = services
+        self._relay = relay
         self._evaluation = Problems(metrics, rules=GATEWAY_RULES)
         self._problems: tuple[Problem, ...] = ()
 
-    async def watch(self) -> None:
-        """Look for problems, until cancelled."""
-        while True:
-            self._problems = self._evaluation.evaluate()
-            await asyncio.sleep(_LOOK_EVERY_S)
+    def evaluate(self) -> None:
+        """Look for problems."""
+        self._problems = self._evaluation.evaluate()
 
     async def render(self) -> bytes:
-        """Return the page: problems, the node, and the relay peers."""
+        """Return the text of the page."""
         now_s = time.time()
         problems = [
             f"{'critical' if each.critical else 'warning'}, for {now_s - each.since_s:,.0f} s:"
             f" {each.sentence} ({each.url})"
             for each in self._problems
         ]
+        peers = [] if self._relay is None else self._relay.describe()
         node = self._node.unready or f"{self._node.serving} serves"
         lines = [self._title, f"nodes: {self._node.addresses}; {node}"]
-        for name, entries in (("problems", problems), ("relay peers", self._services.peers())):
+        for name, entries in (("problems", problems), ("relay peers", peers)):
             lines += [f"{name}: {len(entries)}", *(f"  {each}" for each in entries)]
         return "\n".join((*lines, "")).encode()
 
@@ -176,14 +173,10 @@ class Gateway:
     """A gateway; ``announce`` is called once, with its ready line of JSON."""
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        upstream: Upstream,
-        version: str,
-        announce: Callable[[str], None],
+        self, config: GatewayConfig, nodes: Nodes, version: str, announce: Callable[[str], None]
     ) -> None:
         self._config = config
-        self._upstream = upstream
+        self._nodes = nodes
         self._version = version
         self._announce = announce
         self._stopped = asyncio.Event()
@@ -198,53 +191,47 @@ class Gateway:
         Raises:
             GatewayError: It cannot start.
         """
-        config, upstream = self._config, self._upstream
+        config = self._config
         identity = kept_identity(config.key_file)
         tls = _tls(config)
         metrics = GatewayMetrics(self._version)
         async with AsyncExitStack() as stack:
-            nodes = Nodes(upstream.addresses, upstream.token, upstream.tls)
-            stack.push_async_callback(nodes.close)
-            node = UpstreamNode(nodes, metrics)
+            stack.push_async_callback(self._nodes.close)
             bound = []
             for address in config.listen:
                 bound.append(bind(address))
                 stack.callback(bound[-1].socket.close)
-            services = _Services(config, node, metrics)
+            tasks = BackgroundTasks()
+            stack.push_async_callback(tasks.stop)
+            node = UpstreamNode(self._nodes, metrics)
+            services = _Services(config, node, metrics, tasks)
             title = f"storenode gateway {self._version}, peer ID {identity.peer_id}"
-            status = GatewayStatus(title, node, services, metrics)
-            where = await self._open_metrics(metrics, node, status, stack)
-            served = services.handlers()
+            page = _StatusPage(title, node, services.relay, metrics)
+            where = await self._open_metrics(metrics, node, page, stack)
+            served = services.handlers
             addresses = [each.address for each in bound]
             identify = encode_identify(identity, addresses, self._version, [*served, IDENTIFY])
             served[IDENTIFY] = FixedResponse(identify).serve
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
             server = Server(around, Clients(config.rules), tls, config.max_connections)
-            tasks = BackgroundTasks()
-            stack.push_async_callback(tasks.stop)
             for each in bound:
                 tasks.start(f"accept {each.address}", partial(server.accept, each))
             tasks.start("node", node.watch)
-            tasks.start("status", status.watch)
-            for name, work in services.work(around):
-                tasks.start(name, work)
-            self._say_ready(identity, bound, where)
+            tasks.start_every(_LOOK_EVERY_S, "status", page.evaluate)
+            services.connect(around)
+            self._announce_ready(identity, bound, where)
             await self._stopped.wait()
             await tasks.stop()
             _log.info("gateway_stopping")
             await server.drain(DRAIN_TIMEOUT_S)
 
     async def _open_metrics(
-        self,
-        metrics: GatewayMetrics,
-        node: UpstreamNode,
-        status: GatewayStatus,
-        stack: AsyncExitStack,
+        self, metrics: GatewayMetrics, node: UpstreamNode, page: _StatusPage, stack: AsyncExitStack
     ) -> str | None:
         address = self._config.metrics_listen
         if address is None:
             return None
-        rendered = {METRICS_PATH: metrics.render, STATUS_PATH: status.render}
+        rendered = {METRICS_PATH: metrics.render, STATUS_PATH: page.render}
         listener = MetricsListener(rendered, lambda: node.unready, [ANY])
         try:
             bound = await listener.open(address.host, address.port)
@@ -256,9 +243,11 @@ class Gateway:
         stack.push_async_callback(listener.close)
         return str(replace(address, port=bound))
 
-    def _say_ready(self, identity: Identity, bound: list[Listening], metrics: str | None) -> None:
+    def _announce_ready(
+        self, identity: Identity, bound: list[Listening], metrics: str | None
+    ) -> None:
         addresses = [f"{each.address}/p2p/{identity.peer_id}" for each in bound]
-        _log.info("gateway_ready", listen=addresses, nodes=self._upstream.addresses)
+        _log.info("gateway_ready", listen=addresses, nodes=self._nodes.addresses)
         ready = {"listen": addresses, "peer_id": identity.peer_id, "metrics": metrics}
         self._announce(json.dumps({name: each for name, each in ready.items() if each}))
 

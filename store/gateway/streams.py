@@ -1,13 +1,22 @@
-"""A stream of a connection: received bytes, and the window of what may be sent."""
+"""A stream of a connection, and the frames that wait to be sent on one."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from store.gateway.clients import ByteBudget
 from store.gateway.faults import RefusalError, StreamEndedError
-from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES, MIN_CHUNK_BYTES
+from store.gateway.limits import (
+    CHUNK_BYTES,
+    MAX_STREAM_UNREAD_BYTES,
+    MIN_CHUNK_BYTES,
+    REQUEST_TIMEOUT_S,
+    SEND_TIMEOUT_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.multiplexing import FrameType
+from store.gateway.multistream import Pipe
 from store.gateway.wire import delimited
 
 if TYPE_CHECKING:
@@ -16,18 +25,17 @@ if TYPE_CHECKING:
 _MAX_WINDOW_BYTES: Final = 2**32 - 1
 
 
-class Stream:
-    """A pipe; `feed`, `finish`, `fail` and `credit` say what its connection received."""
+class Stream(Pipe):
+    """A stream; its connection calls `feed`, `finish`, `fail` and `credit` for what it received."""
 
-    def __init__(self, number: int, connection: WakuConnection, unread: ByteBudget) -> None:
+    def __init__(self, number: int, connection: WakuConnection) -> None:
+        super().__init__()
         self.number = number
-        self._connection = connection
-        self._budget = unread
-        self._pieces: list[bytes] = []
-        self._unread_bytes = 0
+        self.connection = connection
+        self.has_failed = False
+        self._unread = bytearray()
         self._counted_bytes = 0
         self._finished = False
-        self.has_failed = False
         self._window_bytes = connection.multiplexer.window_bytes
         self._changed = asyncio.Event()
 
@@ -39,12 +47,11 @@ class Stream:
         """
         if self._finished or self.has_failed:
             return
-        if self._unread_bytes + len(data) > MAX_STREAM_UNREAD_BYTES:
+        if len(self._unread) + len(data) > MAX_STREAM_UNREAD_BYTES:
             raise RefusalError("too_large", "a client sends more on a stream than is asked for")
-        self._budget.take(len(data))
+        self.connection.client.unread.take(len(data))
         self._counted_bytes += len(data)
-        self._unread_bytes += len(data)
-        self._pieces.append(data)
+        self._unread += data
         self._changed.set()
 
     def finish(self) -> None:
@@ -71,12 +78,12 @@ class Stream:
 
     def release(self) -> None:
         """Return the budget of what was read: its reader needs it no longer."""
-        self._budget.give(self._counted_bytes - self._unread_bytes)
-        self._counted_bytes = self._unread_bytes
+        self.connection.client.unread.give(self._counted_bytes - len(self._unread))
+        self._counted_bytes = len(self._unread)
 
     def discard(self) -> None:
         """Drop what was not read, and release all."""
-        self._take()
+        self._unread.clear()
         self.release()
 
     async def receive(self) -> bytes:
@@ -85,14 +92,26 @@ class Stream:
         Raises:
             StreamEndedError: The client gave the stream up.
         """
-        while not self._pieces and not self._finished:
+        while not self._unread and not self._finished:
             await self._change()
-        data = self._take()
+        data = bytes(self._unread)
+        self._unread.clear()
         if data and not self._finished:
-            update = self._connection.multiplexer.credit(self.number, len(data))
-            if update:
-                await self._connection.send(update)
+            await self.connection.send(FrameType.CREDIT, self.number, value=len(data))
         return data
+
+    async def request(self, most_bytes: int) -> bytes:
+        """Return a delimited request.
+
+        js-waku opens streams long before it uses them: there is no deadline for the first bytes.
+
+        Raises:
+            RefusalError: It is too large.
+            StreamEndedError, TimeoutError: The other side has gone, or sends the rest too late.
+        """
+        size_bytes = await self.length(most_bytes)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            return await self.exactly(size_bytes)
 
     async def send(self, data: bytes) -> None:
         """Send, and wait while the client does not read.
@@ -103,7 +122,7 @@ class Stream:
         Raises:
             StreamEndedError: The client gave the stream up.
         """
-        multiplexer, at = self._connection.multiplexer, 0
+        at = 0
         while at < len(data):
             size = min(CHUNK_BYTES, len(data) - at)
             if self._window_bytes is not None:
@@ -113,17 +132,17 @@ class Stream:
                 self._window_bytes -= size
             if self.has_failed:
                 raise StreamEndedError
-            await self._connection.send(multiplexer.data(self.number, data[at : at + size]))
+            await self.connection.send(FrameType.DATA, self.number, data[at : at + size])
             at += size
 
-    async def send_delimited(self, data: bytes, timeout_s: float) -> None:
-        """Send bytes behind their length, within a time.
+    async def send_delimited(self, data: bytes) -> None:
+        """Send bytes behind their length.
 
         Raises:
             StreamEndedError: The client gave the stream up.
             TimeoutError: The client does not read.
         """
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(SEND_TIMEOUT_S):
             await self.send(delimited(data))
 
     async def _change(self) -> None:
@@ -132,8 +151,73 @@ class Stream:
         self._changed.clear()
         await self._changed.wait()
 
-    def _take(self) -> bytes:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        self._unread_bytes = 0
-        return data
+
+class SendQueue:
+    """Frames for one client, on a stream that the gateway opens.
+
+    Their bytes count as unsent bytes of its address.
+    """
+
+    def __init__(self, connection: WakuConnection, protocol: str, max_frames: int) -> None:
+        self._connection = connection
+        self._protocol = protocol
+        self._max_frames = max_frames
+        self._frames: deque[bytes] = deque()
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Count the frames that wait."""
+        return len(self._frames)
+
+    def put(self, frame: bytes) -> bool:
+        """Queue a frame; False if too many wait."""
+        if len(self._frames) >= self._max_frames:
+            return False
+        try:
+            self._connection.client.unsent.take(len(frame))
+        except RefusalError:
+            return False
+        self._frames.append(frame)
+        self._filled.set()
+        return True
+
+    def discard(self) -> None:
+        """Forget all frames."""
+        while self._frames:
+            self._drop_first()
+
+    async def run(self, metrics: GatewayMetrics) -> None:
+        """Send frames on one stream after the other, until the client takes none on one.
+
+        A client that does not speak the protocol, or does not read, is counted as refused.
+        """
+        try:
+            while await self._send_on_one_stream():
+                pass
+        except RefusalError as fault:
+            metrics.refused(fault.reason)
+        except TimeoutError:
+            metrics.refused("timeout")
+        except OSError:
+            pass
+        finally:
+            self.discard()
+
+    async def _send_on_one_stream(self) -> bool:
+        count = 0
+        await self._filled.wait()
+        try:
+            async with self._connection.opened(self._protocol) as stream:
+                while True:
+                    await self._filled.wait()
+                    async with asyncio.timeout(SEND_TIMEOUT_S):
+                        await stream.send(self._frames[0])
+                    self._drop_first()
+                    count += 1
+        except StreamEndedError:
+            return count > 0
+
+    def _drop_first(self) -> None:
+        self._connection.client.unsent.give(len(self._frames.popleft()))
+        if not self._frames:
+            self._filled.clear()

@@ -40,15 +40,12 @@ from store.gateway.limits import (
     MIN_SYNC_PAUSE_S,
     READ_BYTES,
     RELAY_FRAMES_PER_S,
-    SEND_TIMEOUT_S,
     SYNC_FRAME_TIMEOUT_S,
     SYNC_SESSION_TIMEOUT_S,
     SYNC_SESSIONS,
     TRANSFER_BATCH,
-    TRANSFER_IDLE_TIMEOUT_S,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.multistream import ByteReader
 from store.gateway.node import UpstreamNode
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
@@ -143,29 +140,26 @@ class NwakuSync:
         """Begin sessions with a peer until its connection ends."""
         connection.start(self._repeat(connection))
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
+    async def serve(self, stream: Stream) -> None:
         """Serve a session that a peer begins."""
+        connection = stream.connection
         allowance = self._allowance_of(connection)
         is_early = time.monotonic() - allowance.begun_s < MIN_SYNC_PAUSE_S
         if allowance.in_session or is_early:
             raise RefusalError(
                 "request_rate", "the peer begins sessions of reconciliation too often"
             )
-        answer = partial(self._answer, stream, reader)
-        session = await self._run(connection, "responder", allowance, answer)
+        session = await self._run(connection, "responder", allowance, partial(self._answer, stream))
         if session is not None:
             connection.start(self._transfer(connection, session))
 
-    async def serve_transfer(
-        self, stream: Stream, reader: ByteReader, connection: WakuConnection
-    ) -> None:
+    async def serve_transfer(self, stream: Stream) -> None:
         """Take the messages that a peer transfers, as fast as the node stores them."""
-        allowance = self._allowance_of(connection)
+        allowance = self._allowance_of(stream.connection)
         while True:
             try:
-                async with asyncio.timeout(TRANSFER_IDLE_TIMEOUT_S):
-                    frame = await reader.delimited(MAX_TRANSFER_FRAME_BYTES)
-            except (StreamEndedError, TimeoutError):
+                frame = await stream.delimited(MAX_TRANSFER_FRAME_BYTES)
+            except StreamEndedError:
                 return
             stream.release()
             try:
@@ -240,13 +234,13 @@ class NwakuSync:
         )
         return session
 
-    async def _answer(self, stream: Stream, reader: ByteReader) -> SyncSession:
-        payload = await _read_payload(stream, reader)
+    async def _answer(self, stream: Stream) -> SyncSession:
+        payload = await _read_payload(stream)
         topics = self._rules.pubsub_topics
         if payload.pubsub_topics:
             topics = [topic for topic in topics if topic in payload.pubsub_topics]
         if not topics:
-            await stream.send_delimited(NO_COMMON_TOPIC, SYNC_FRAME_TIMEOUT_S)
+            await stream.send_delimited(NO_COMMON_TOPIC)
             raise TopicsDifferError
         if len(payload.content_topics) > MAX_REQUESTED_TOPICS:
             raise PayloadError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
@@ -256,7 +250,7 @@ class NwakuSync:
         low_ns = max(low_ns, time.time_ns() - self._rules.range_ns)
         ids, high_ns = await self._load(topics, payload.content_topics, low_ns, high_ns)
         session = SyncSession(ids, low_ns, high_ns, topics)
-        await self._exchange(session, stream, reader, payload)
+        await self._exchange(session, stream, payload)
         return session
 
     async def _repeat(self, connection: WakuConnection) -> None:
@@ -286,27 +280,24 @@ class NwakuSync:
         ids, high_ns = await self._load(topics, (), low_ns, high_ns)
         session = SyncSession(ids, low_ns, high_ns, topics)
         async with connection.opened(RECONCILIATION) as stream:
-            await stream.send_delimited(session.begin(), SYNC_FRAME_TIMEOUT_S)
-            reader = ByteReader(stream)
-            frame = await _read_frame(stream, reader)
+            await stream.send_delimited(session.begin())
+            frame = await _read_frame(stream)
             if frame == NO_COMMON_TOPIC:
                 raise TopicsDifferError
             payload = await asyncio.to_thread(decode_payload, frame)
-            await self._exchange(session, stream, reader, payload)
+            await self._exchange(session, stream, payload)
         return session
 
-    async def _exchange(
-        self, session: SyncSession, stream: Stream, reader: ByteReader, payload: SyncPayload
-    ) -> None:
+    async def _exchange(self, session: SyncSession, stream: Stream, payload: SyncPayload) -> None:
         """Process what the peer sends, ``payload`` first, until one side ends the session."""
         for _ in range(MAX_SYNC_FRAMES):
             answer = await asyncio.to_thread(session.receive, payload)
             if answer is not None:
-                await stream.send_delimited(answer, SYNC_FRAME_TIMEOUT_S)
+                await stream.send_delimited(answer)
             if session.has_ended:
                 self._count("missing", session.missing)
                 return
-            payload = await _read_payload(stream, reader)
+            payload = await _read_payload(stream)
         raise RefusalError(
             "flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session"
         )
@@ -353,7 +344,7 @@ class NwakuSync:
                         left_bytes -= len(frame)
                         if left_bytes < 0:
                             return
-                        await stream.send_delimited(frame, SEND_TIMEOUT_S)
+                        await stream.send_delimited(frame)
                         self._count("sent")
         except (RefusalError, StreamEndedError, StatusError, OSError, TimeoutError) as error:
             reason = str(error) or "the peer ended the stream, or did not read"
@@ -384,11 +375,11 @@ class NwakuSync:
         self._metrics.synced.labels(outcome).inc(count)
 
 
-async def _read_payload(stream: Stream, reader: ByteReader) -> SyncPayload:
-    return await asyncio.to_thread(decode_payload, await _read_frame(stream, reader))
+async def _read_payload(stream: Stream) -> SyncPayload:
+    return await asyncio.to_thread(decode_payload, await _read_frame(stream))
 
 
-async def _read_frame(stream: Stream, reader: ByteReader) -> bytes:
+async def _read_frame(stream: Stream) -> bytes:
     """Read a frame in pieces, which are not counted as unread any more.
 
     Raises:
@@ -396,9 +387,9 @@ async def _read_frame(stream: Stream, reader: ByteReader) -> bytes:
         StreamEndedError, TimeoutError: The peer has ended the stream, or sends nothing.
     """
     async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
-        size_bytes = await reader.length(MAX_SYNC_FRAME_BYTES)
+        size_bytes = await stream.length(MAX_SYNC_FRAME_BYTES)
         frame = bytearray()
         while len(frame) < size_bytes:
-            frame += await reader.exactly(min(READ_BYTES, size_bytes - len(frame)))
+            frame += await stream.exactly(min(READ_BYTES, size_bytes - len(frame)))
             stream.release()
     return bytes(frame)

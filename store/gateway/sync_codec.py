@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from store.gateway.limits import MAX_SYNC_IDS, MAX_SYNC_RANGES, MAX_SYNC_TOPIC_BYTES
+from store.gateway.limits import MAX_SYNC_IDS, MAX_SYNC_RANGES
 from store.gateway.wire import decode_varint, delimited
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.varint import varint
@@ -193,14 +193,8 @@ class _PayloadReader:
         count = self.number()
         if count > MAX_TOPICS:
             raise PayloadError(f"a payload has more than {MAX_TOPICS:,} topics")
-        return [self._topic() for _ in range(count)]
-
-    def _topic(self) -> str:
-        size_bytes = self.number()
-        if size_bytes > MAX_SYNC_TOPIC_BYTES:
-            raise PayloadError(f"a payload has a topic of more than {MAX_SYNC_TOPIC_BYTES:,} bytes")
         # A topic that is not UTF-8 is equal to none.
-        return self.take(size_bytes).decode(errors="replace")
+        return [self.take(self.number()).decode(errors="replace") for _ in range(count)]
 
     def content(self) -> bytes | ItemSet | None:
         """Read the type and the content of a range."""

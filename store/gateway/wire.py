@@ -6,13 +6,16 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from store.gateway.limits import MAX_META_BYTES
+from storenode.message.limits import MAX_META_BYTES
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import WakuResponse
 
 MAX_VARINT_BYTES: Final = 9
 """The longest unsigned varint of multiformats."""
+
+UNREADABLE_ID: Final = b"N/A"
+"""The request ID of the answer to a request that cannot be parsed, as nwaku has it."""
 
 _M = TypeVar("_M", bound=Message)
 

@@ -199,12 +199,7 @@ async def test_it_stops_with_streams_open_and_keeps_its_peer_id(
             )
         assert (await client.query(ASKED)).status_code == 200
         assert gateway.counted("open_connections") == 2
-        assert gateway.counted('connections_total{transport="tcp"}') == 1
-        # One of them is of the stream that is still open.
-        assert gateway.counted(f'streams_total{{protocol="{STORE_QUERY}"}}') == 3
-        for name in ('queries_total{by="node"}', "query_seconds_count"):
-            assert gateway.counted(name) == 2
-        assert gateway.counted("response_bytes_total") > 0
+        assert gateway.counted('queries_total{by="node"}') == 2
         assert gateway.get("/nothing")[0] == 404
         assert await asyncio.to_thread(gateway.stop) == 0
         for each in (client.raw, silent):

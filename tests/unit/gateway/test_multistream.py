@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Final, cast
 from unittest.mock import AsyncMock, Mock
 
@@ -26,31 +27,20 @@ from store.gateway.limits import (
     WINDOW_BYTES,
 )
 from store.gateway.links import TcpLink, WebSocketLink
-from store.gateway.mplex import Mplex
-from store.gateway.multiplexing import (
-    Aborted,
-    Credit,
-    DataReceived,
-    Event,
-    Finished,
-    Multiplexer,
-    Noted,
-    Opened,
-    Pong,
-)
-from store.gateway.multistream import ByteReader, negotiate, propose
+from store.gateway.multiplexing import Frame, FrameType, Mplex, Multiplexer, Yamux
+from store.gateway.multistream import Pipe, negotiate, propose
 from store.gateway.streams import Stream
 from store.gateway.wire import MAX_VARINT_BYTES, decode_varint, delimited
-from store.gateway.yamux import Yamux
 from storenode.message.varint import varint
 
 GREETING = delimited(b"/multistream/1.0.0\n")
 
 
-class Pieces:
+class Pieces(Pipe):
     """A pipe of which each piece arrives by itself."""
 
     def __init__(self, *pieces: bytes) -> None:
+        super().__init__()
         self.pieces = list(pieces)
         self.sent = b""
 
@@ -106,11 +96,10 @@ def test_any_text_is_a_multiaddr_or_refused_in_words(text: str) -> None:
 
 async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protocol() -> None:
     pipe = one_by_one(GREETING + delimited(b"/unknown\n") + delimited(b"/noise\n") + b"rest")
-    reader = ByteReader(pipe)
-    assert await negotiate(reader, pipe, ("/noise",)) == "/noise"
+    assert await negotiate(pipe, ("/noise",)) == "/noise"
     assert pipe.sent == GREETING + delimited(b"na\n") + delimited(b"/noise\n")
-    assert await reader.exactly(4) == b"rest"
-    assert await reader.any() == b""
+    assert await pipe.exactly(4) == b"rest"
+    assert await pipe.any() == b""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +116,7 @@ async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protoco
 async def test_what_is_no_negotiation_is_refused(data: bytes, reason: str) -> None:
     pipe = one_by_one(data)
     with pytest.raises(RefusalError) as caught:
-        await negotiate(ByteReader(pipe), pipe, ("/noise",))
+        await negotiate(pipe, ("/noise",))
     assert caught.value.reason == reason
 
 
@@ -177,10 +166,10 @@ async def test_a_protocol_is_proposed_and_agreed_on_or_refused(
 ) -> None:
     pipe = one_by_one(answer)
     if reason is None:
-        await propose(ByteReader(pipe), pipe, "/a/1")
+        await propose(pipe, "/a/1")
     else:
         with pytest.raises(RefusalError) as caught:
-            await propose(ByteReader(pipe), pipe, "/a/1")
+            await propose(pipe, "/a/1")
         assert caught.value.reason == reason
     assert pipe.sent == GREETING + delimited(b"/a/1\n")
 
@@ -193,42 +182,30 @@ MAX_HEAD_BYTES: Final = 1024
 """More than any head of a frame."""
 
 
-def mplex_frame(event: Event) -> bytes:
-    """Encode an event as a client of mplex does."""
-    match event:
-        case Opened(stream):
-            return varint(stream << 3) + delimited(b"name")
-        case DataReceived(stream, data):
-            return varint(stream << 3 | 2) + delimited(data)
-        case Finished(stream):
-            return varint(stream << 3 | 4) + b"\x00"
-        case Aborted(stream):
-            return varint(stream << 3 | 6) + b"\x00"
-    raise AssertionError(event)
+def mplex_frame(frame: Frame) -> bytes:
+    """Encode a frame as a client of mplex does."""
+    kind, stream, data, _ = frame
+    if kind is FrameType.OPEN:
+        return varint(stream << 3) + delimited(b"name")
+    flag = {FrameType.DATA: 2, FrameType.CLOSE: 4, FrameType.RESET: 6}[kind]
+    return varint(stream << 3 | flag) + delimited(data)
 
 
-def yamux_frame(event: Event) -> bytes:
-    """Encode an event as a client of yamux does."""
-    match event:
-        case Opened(stream):
-            return HEADER.pack(0, 1, 1, stream, 0)
-        case DataReceived(stream, data):
-            return HEADER.pack(0, 0, 0, stream, len(data)) + data
-        case Finished(stream):
-            return HEADER.pack(0, 0, 4, stream, 0)
-        case Aborted(stream):
-            return HEADER.pack(0, 1, 8, stream, 0)
-        case Credit(stream, size_bytes):
-            return HEADER.pack(0, 1, 0, stream, size_bytes)
-    raise AssertionError(event)
+def yamux_frame(frame: Frame) -> bytes:
+    """Encode a frame as a client of yamux does."""
+    number, flags = {
+        FrameType.OPEN: (1, 1),
+        FrameType.DATA: (0, 0),
+        FrameType.CLOSE: (0, 4),
+        FrameType.RESET: (1, 8),
+    }[frame.kind]
+    return HEADER.pack(0, number, flags, frame.stream, len(frame.data)) + frame.data
 
 
-EVENTS: Final = st.one_of(
-    st.builds(Opened, STREAMS),
-    st.builds(DataReceived, STREAMS, st.binary(min_size=1, max_size=300)),
-    st.builds(Finished, STREAMS),
-    st.builds(Aborted, STREAMS),
-)
+FRAMES: Final = st.one_of(
+    st.tuples(st.just(FrameType.DATA), STREAMS, st.binary(min_size=1, max_size=300)),
+    st.tuples(st.sampled_from((FrameType.OPEN, FrameType.CLOSE, FrameType.RESET)), STREAMS),
+).map(lambda parts: Frame(*parts))
 PIECES: Final = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 
 
@@ -241,67 +218,69 @@ def cut(data: bytes, sizes: list[int]) -> Iterable[bytes]:
         at, number = at + size, number + 1
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
-    """Return the events with consequences, neighbouring data of a stream joined."""
-    result: list[Event] = []
-    for event in events:
-        last = result[-1] if result else None
-        if isinstance(event, Noted) or (isinstance(event, Credit) and not event.size_bytes):
+def joined(frames: Iterable[Frame]) -> list[Frame]:
+    """Return the frames with consequences, neighbouring data of a stream joined."""
+    result: list[Frame] = []
+    for frame in frames:
+        if frame.kind in (FrameType.DATA, FrameType.CREDIT) and not (frame.data or frame.value):
             continue
-        if (
-            isinstance(event, DataReceived)
-            and isinstance(last, DataReceived)
-            and last.stream == event.stream
-        ):
-            result[-1] = DataReceived(event.stream, last.data + event.data)
+        if frame.kind is FrameType.DATA and result and result[-1][:2] == frame[:2]:
+            result[-1] = frame._replace(data=result[-1].data + frame.data)
         else:
-            result.append(event)
+            result.append(frame)
     return result
 
 
-@pytest.mark.parametrize(
-    ("make", "frame"), [(Mplex, mplex_frame), (Yamux, yamux_frame)], ids=["mplex", "yamux"]
+FORMATS: Final = pytest.mark.parametrize(
+    ("make", "encode"), [(Mplex, mplex_frame), (Yamux, yamux_frame)], ids=["mplex", "yamux"]
 )
-@given(events=st.lists(EVENTS, max_size=20), sizes=PIECES)
-def test_frames_in_any_pieces_give_the_same_events(
-    make: Callable[[], Multiplexer],
-    frame: Callable[[Event], bytes],
-    events: list[Event],
-    sizes: list[int],
+Make = Callable[[], Multiplexer]
+Encode = Callable[[Frame], bytes]
+
+
+@FORMATS
+@given(frames=st.lists(FRAMES, max_size=20), sizes=PIECES)
+def test_frames_in_any_pieces_are_decoded_alike(
+    make: Make, encode: Encode, frames: list[Frame], sizes: list[int]
 ) -> None:
-    data = b"".join(map(frame, events))
-    multiplexer = make()
-    found = joined(event for piece in cut(data, sizes) for event in multiplexer.feed(piece))
-    assert found == joined(events)
+    data, multiplexer = b"".join(map(encode, frames)), make()
+    found = joined(frame for piece in cut(data, sizes) for frame in multiplexer.decode(piece))
+    assert found == joined(frames)
 
 
 @pytest.mark.parametrize("make", [Mplex, Yamux])
 @given(data=st.binary(max_size=2_000), sizes=PIECES)
-def test_any_bytes_give_events_or_one_fault_and_are_not_buffered(
-    make: Callable[[], Multiplexer], data: bytes, sizes: list[int]
+def test_any_bytes_give_frames_or_one_fault_and_are_not_buffered(
+    make: Make, data: bytes, sizes: list[int]
 ) -> None:
     multiplexer, reasons = make(), []
     try:
         for piece in cut(data, sizes):
-            for event in multiplexer.feed(piece):
-                assert isinstance(event, Event)
-            assert len(multiplexer._buffer) <= MAX_HEAD_BYTES  # type: ignore[attr-defined]
+            for frame in multiplexer.decode(piece):
+                assert isinstance(frame, Frame)
+            assert len(multiplexer._buffer) <= MAX_HEAD_BYTES
     except RefusalError as fault:
         reasons.append(fault.reason)
     assert {*reasons} <= {"malformed", "too_large", "goodbye"}
 
 
-@pytest.mark.parametrize("make", [Mplex, Yamux])
-def test_the_largest_frame_passes_through_unbuffered(
-    make: Callable[[], Multiplexer],
-) -> None:
-    multiplexer, frame = make(), mplex_frame if make is Mplex else yamux_frame
-    whole, received = frame(DataReceived(1, bytes(MAX_FRAME_BYTES))), 0
-    for piece in cut(whole, [65_536]):
-        for event in multiplexer.feed(piece):
-            received += len(event.data) if isinstance(event, DataReceived) else 0
-        assert len(multiplexer._buffer) <= MAX_HEAD_BYTES  # type: ignore[attr-defined]
+@FORMATS
+def test_the_largest_frame_passes_through_unbuffered(make: Make, encode: Encode) -> None:
+    multiplexer, received = make(), 0
+    for piece in cut(encode(Frame(FrameType.DATA, 1, bytes(MAX_FRAME_BYTES))), [65_536]):
+        received += sum(len(frame.data) for frame in multiplexer.decode(piece))
+        assert len(multiplexer._buffer) <= MAX_HEAD_BYTES
     assert received == MAX_FRAME_BYTES
+
+
+@FORMATS
+def test_each_frame_is_seen_also_one_without_data_or_meaning(make: Make, encode: Encode) -> None:
+    empty = encode(Frame(FrameType.DATA, 1))
+    meaningless = HEADER.pack(0, 2, 2, 0, 77) if make is Yamux else b"\x0f\x00"
+    frames = list(make().decode(empty * 3 + meaningless))
+    assert len(frames) == 4
+    assert joined(frames[:3]) == []
+    assert all(frame.kind in (FrameType.DATA, FrameType.PONG) for frame in frames)
 
 
 HOSTILE: Final[list[tuple[Multiplexer, bytes, str]]] = [
@@ -324,71 +303,76 @@ HOSTILE: Final[list[tuple[Multiplexer, bytes, str]]] = [
 
 @pytest.mark.parametrize(("multiplexer", "data", "reason"), HOSTILE)
 def test_hostile_frames_are_refused(multiplexer: Multiplexer, data: bytes, reason: str) -> None:
-    multiplexer.open()
+    multiplexer.new_stream()
     with pytest.raises(RefusalError) as caught:
-        list(multiplexer.feed(data))
+        list(multiplexer.decode(data))
     assert caught.value.reason == reason
 
 
-def test_pings_of_yamux_are_answered_and_answers_are_not() -> None:
-    (answer,) = Yamux().feed(HEADER.pack(0, 2, 1, 0, 77))
-    assert answer == Pong(HEADER.pack(0, 2, 2, 0, 77))
-    assert list(Yamux().feed(HEADER.pack(0, 2, 2, 0, 77))) == [Noted()]
+def test_pings_of_yamux_are_answered() -> None:
+    (ping,) = Yamux().decode(HEADER.pack(0, 2, 1, 0, 77))
+    assert ping.kind is FrameType.PING
+    assert Yamux().encode(ping._replace(kind=FrameType.PONG)) == HEADER.pack(0, 2, 2, 0, 77)
 
 
 def test_a_frame_of_yamux_may_open_fill_and_end_a_stream() -> None:
-    frame = HEADER.pack(0, 0, 1 | 4, 5, 3) + b"abc"
-    events = [each for each in Yamux().feed(frame) if not isinstance(each, Noted)]
-    assert events == [Opened(5), DataReceived(5, b"abc"), Finished(5)]
+    frames = joined(Yamux().decode(HEADER.pack(0, 0, 1 | 4, 5, 3) + b"abc"))
+    assert frames == [
+        Frame(FrameType.OPEN, 5),
+        Frame(FrameType.DATA, 5, b"abc"),
+        Frame(FrameType.CLOSE, 5),
+    ]
 
 
 @pytest.mark.parametrize("make", [Mplex, Yamux])
-def test_streams_of_the_gateway_and_of_the_client_do_not_meet(
-    make: Callable[[], Multiplexer],
-) -> None:
+def test_streams_of_the_gateway_and_of_the_client_do_not_meet(make: Make) -> None:
     multiplexer = make()
-    (one, opening), (two, _) = multiplexer.open(), multiplexer.open()
-    number = 0 if make is Mplex else 2
+    one, two = multiplexer.new_stream(), multiplexer.new_stream()
+    kinds = FrameType.OPEN, FrameType.DATA, FrameType.CLOSE, FrameType.RESET
+    datas = b"", b"ab", b"", b""
+    encoded = [
+        multiplexer.encode(Frame(kind, one, data)) for kind, data in zip(kinds, datas, strict=True)
+    ]
     if make is Mplex:
-        assert opening == varint(number << 3) + delimited(b"0")
-        assert multiplexer.data(one, b"ab") == varint(number << 3 | 2) + delimited(b"ab")
-        assert multiplexer.finished(one) == varint(number << 3 | 4) + b"\x00"
-        assert multiplexer.aborted(one) == varint(number << 3 | 6) + b"\x00"
-        frames = varint(number << 3 | 1) + delimited(b"cd") + varint(number << 3 | 3) + b"\x00"
-        own = mplex_frame(Opened(0)) + mplex_frame(DataReceived(0, b"ef"))
-        expected: list[Event] = [Opened(0), DataReceived(0, b"ef")]
+        assert encoded == [b"\x00\x010", b"\x02\x02ab", b"\x04\x00", b"\x06\x00"]
+        frames = b"\x01\x02cd\x03\x00"
+        own, number = b"\x00\x00\x02\x02ef", 0
     else:
-        assert opening == HEADER.pack(0, 1, 1, number, 0)
-        assert multiplexer.data(one, b"ab") == HEADER.pack(0, 0, 0, number, 2) + b"ab"
-        frames = HEADER.pack(0, 0, 2, number, 2) + b"cd" + HEADER.pack(0, 0, 4, number, 0)
-        own = yamux_frame(Opened(1)) + yamux_frame(DataReceived(1, b"ef"))
-        expected = [Opened(1), DataReceived(1, b"ef")]
+        heads = [(1, 1, 2, 0), (0, 0, 2, 2), (0, 4, 2, 0), (1, 8, 2, 0)]
+        assert encoded == [
+            HEADER.pack(0, *head) + data for head, data in zip(heads, datas, strict=True)
+        ]
+        frames = HEADER.pack(0, 0, 2, 2, 2) + b"cd" + HEADER.pack(0, 0, 4, 2, 0)
+        own, number = HEADER.pack(0, 1, 1, 1, 0) + HEADER.pack(0, 0, 0, 1, 2) + b"ef", 1
     assert one != two
-    assert joined(multiplexer.feed(frames + own)) == [
-        DataReceived(one, b"cd"),
-        Finished(one),
-        *expected,
+    assert joined(multiplexer.decode(frames + own)) == [
+        Frame(FrameType.DATA, one, b"cd"),
+        Frame(FrameType.CLOSE, one),
+        Frame(FrameType.OPEN, number),
+        Frame(FrameType.DATA, number, b"ef"),
     ]
 
 
 class Carrier:
-    def __init__(self, multiplexer: Multiplexer) -> None:
+    def __init__(self, multiplexer: Multiplexer, limit_bytes: int = 1_000) -> None:
         self.multiplexer = multiplexer
+        self.client = SimpleNamespace(unread=ByteBudget(limit_bytes))
         self.sent: list[bytes] = []
 
-    async def send(self, frame: bytes) -> None:
-        self.sent.append(frame)
+    async def send(
+        self, kind: FrameType, stream: int = 0, data: bytes = b"", value: int = 0
+    ) -> None:
+        self.sent.append(self.multiplexer.encode(Frame(kind, stream, data, value)))
 
 
-def stream_of(multiplexer: Multiplexer, limit_bytes: int = 1_000) -> tuple[Stream, list[bytes]]:
+def stream_of(multiplexer: Multiplexer) -> tuple[Stream, list[bytes]]:
     carrier = Carrier(multiplexer)
-    return Stream(1, cast("WakuConnection", carrier), ByteBudget(limit_bytes)), carrier.sent
+    return Stream(1, cast("WakuConnection", carrier)), carrier.sent
 
 
 def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
-    budget = ByteBudget(MAX_STREAM_UNREAD_BYTES + 10)
-    connection = cast("WakuConnection", Carrier(Mplex()))
-    stream, other = (Stream(each, connection, budget) for each in (1, 3))
+    carrier = Carrier(Mplex(), MAX_STREAM_UNREAD_BYTES + 10)
+    stream, other = (Stream(each, cast("WakuConnection", carrier)) for each in (1, 3))
     stream.feed(bytes(MAX_STREAM_UNREAD_BYTES))
     for subject, size_bytes, reason in ((stream, 1, "too_large"), (other, 11, "busy")):
         with pytest.raises(RefusalError) as caught:
@@ -396,7 +380,7 @@ def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
         assert caught.value.reason == reason
     for subject in (stream, other):
         subject.discard()
-    assert budget.used_bytes == 0
+    assert carrier.client.unread.used_bytes == 0
 
 
 async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
@@ -405,8 +389,7 @@ async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
 
     def sent_bytes() -> int:
         client = Yamux()
-        events = [event for frame in sent for event in client.feed(frame)]
-        return sum(len(each.data) for each in events if isinstance(each, DataReceived))
+        return sum(len(frame.data) for each in sent for frame in client.decode(each))
 
     for _ in range(20):
         await asyncio.sleep(0)

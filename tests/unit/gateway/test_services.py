@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from store.gateway import filter as filter_module
 from store.gateway import relay as relay_module
 from store.gateway.clients import ClientAddress, ClientRules, Clients
-from store.gateway.config import RelayMode
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import StatusError
 from store.gateway.feed import NodeFeed, parse_page
@@ -34,8 +33,7 @@ from store.gateway.gossipsub_wire import encode_subscriptions
 from store.gateway.light_push import (
     LEGACY_LIGHT_PUSH,
     LIGHT_PUSH,
-    PushResponse,
-    PushStatus,
+    SUCCESS,
     encode_legacy_response,
     parse_legacy_request,
 )
@@ -93,17 +91,13 @@ def test_answers_are_those_that_js_waku_accepted() -> None:
             status, sentence = parsed.status_code, parsed.status_description
             made = encode_status(parse_request(request).request_id, status, sentence)
         elif what == "lightpush 3":
-            if parsed.status_code != PushStatus.SUCCESS:
+            if parsed.status_code != SUCCESS:
                 continue
-            made = encode_push_response(
-                PushResponse(parse_push_request(request).request_id, PushStatus.SUCCESS)
-            )
+            made = encode_push_response(parse_push_request(request)[0], SUCCESS, "")
         else:
             if not wire.LegacyLightPush.FromString(answer).response.is_success:
                 continue
-            made = encode_legacy_response(
-                PushResponse(parse_legacy_request(request).request_id, PushStatus.SUCCESS)
-            )
+            made = encode_legacy_response(parse_legacy_request(request)[0], SUCCESS, "")
         assert made == answer
         counts[what] += 1
     assert all(counts.values()), counts
@@ -279,9 +273,9 @@ async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(
     node, metrics = cast("UpstreamNode", None), GatewayMetrics("0")
     spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
     relay = Relay(
-        RelayMode.ROUTER,
         [PUBSUB],
         frozenset(),
+        forwards=True,
         spool=spool,
         feed=NodeFeed(node),
         metrics=metrics,
@@ -292,9 +286,9 @@ async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(
         read.append(1)
         return encode_subscriptions([PUBSUB])
 
-    pipe = cast("Any", SimpleNamespace(delimited=delimited, release=list))
     (connection,) = connections(1)
-    serving = [asyncio.create_task(relay.serve(pipe, pipe, connection)) for _ in range(3)]
+    pipe = cast("Any", SimpleNamespace(delimited=delimited, release=list, connection=connection))
+    serving = [asyncio.create_task(relay.serve(pipe)) for _ in range(3)]
     for _ in range(10):
         await asyncio.sleep(0)
     # Each stream has read one RPC that waits.

@@ -14,8 +14,8 @@ import pytest
 from store.gateway import connector, sync
 from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import ClientRules, Clients
-from store.gateway.connection import Handler, Secured, Surroundings, WakuConnection
-from store.gateway.connector import WakuConnector
+from store.gateway.connection import Handler, Surroundings, WakuConnection
+from store.gateway.connector import keep_connected
 from store.gateway.faults import StreamEndedError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
@@ -25,16 +25,14 @@ from store.gateway.limits import (
     MAX_UNSOLICITED_MESSAGES,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.mplex import Mplex
-from store.gateway.multiplexing import Multiplexer
-from store.gateway.multistream import ByteReader
+from store.gateway.multiplexing import Mplex, Multiplexer, Yamux
+from store.gateway.multistream import Pipe
 from store.gateway.node import UpstreamNode
 from store.gateway.noise import SecurePipe, StaticKey
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
 from store.gateway.wire import delimited, encode_status
-from store.gateway.yamux import Yamux
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
@@ -49,12 +47,13 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQuery
 from tests.support.nwaku import SimulatedNwaku, decode
 
 
-class MemoryPipe:
+class MemoryPipe(Pipe):
     """An end of a connection, whose other side has a peer ID."""
 
     peer_id = "peer"
 
     def __init__(self, incoming: asyncio.Queue[bytes], outgoing: asyncio.Queue[bytes]) -> None:
+        super().__init__()
         self._incoming, self._outgoing = incoming, outgoing
 
     async def receive(self) -> bytes:
@@ -78,10 +77,9 @@ async def connected_pair(
     for ways, served, is_own in ((queues, handlers, True), (queues[::-1], handlers_of_peer, False)):
         pipe = MemoryPipe(*ways)
         multiplexer: Multiplexer = Mplex() if is_mplex else Yamux(is_outbound=is_own)
-        secured = Secured(cast("SecurePipe", pipe), ByteReader(pipe), multiplexer)
         around = Surroundings(cast("StaticKey", None), served, metrics, 8)
         client = clients.arrive("192.0.2.1" if is_own else "192.0.2.2", 0)
-        ends.append(WakuConnection(secured, client, around))
+        ends.append(WakuConnection(cast("SecurePipe", pipe), multiplexer, client, around))
     tasks = [asyncio.create_task(each) for each in (*(end.run() for end in ends), *work)]
     try:
         async with asyncio.timeout(60):
@@ -135,11 +133,12 @@ async def subscribed(
     node, metrics = FollowedNode(), GatewayMetrics("0")
     feed = NodeFeed(cast("UpstreamNode", node))
     found = Filter(feed, metrics, frozenset({PUBSUB}))
-    served, work = {FILTER_SUBSCRIBE: found.serve}, (feed.run(), found.run())
-    async with connected_pair(metrics, served, handlers, *work, is_mplex=is_mplex) as (own, peer):
+    served = {FILTER_SUBSCRIBE: found.serve}
+    pair = connected_pair(metrics, served, handlers, feed.run(), is_mplex=is_mplex)
+    async with pair as (own, peer):
         async with peer.opened(FILTER_SUBSCRIBE) as stream:
-            await stream.send_delimited(SUBSCRIBE, 60)
-            assert await ByteReader(stream).delimited(1_000) == encode_status(b"r", 200, "OK")
+            await stream.send_delimited(SUBSCRIBE)
+            assert await stream.delimited(1_000) == encode_status(b"r", 200, "OK")
         assert len(found) == 1
         yield own, node, found
         found.check()
@@ -152,11 +151,10 @@ async def subscribed(
 async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mplex: bool) -> None:
     taken: list[list[bytes]] = []
 
-    async def take_two(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-        del stream, connection
+    async def take_two(stream: Stream) -> None:
         taken.append([])
         for _ in range(2):
-            pushed = wire.FilterPush.FromString(await reader.delimited(1_000))
+            pushed = wire.FilterPush.FromString(await stream.delimited(1_000))
             message = WakuMessage.FromString(pushed.message)
             assert (pushed.pubsub_topic, message.content_topic) == (PUBSUB, TOPIC)
             taken[-1].append(message.payload)
@@ -172,8 +170,8 @@ async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mpl
         assert len(found) == 1
 
 
-async def end_at_once(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-    del stream, reader, connection
+async def end_at_once(stream: Stream) -> None:
+    del stream
     raise StreamEndedError
 
 
@@ -200,10 +198,10 @@ async def test_a_cancellation_counts_though_the_connection_ends_too(
         raise StreamEndedError
 
     monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
-    monkeypatch.setattr(connector, "begin_handshake", AsyncMock())
+    monkeypatch.setattr(connector, "begin_handshake", AsyncMock(return_value=(Mock(), Mock())))
     monkeypatch.setattr(connector, "WakuConnection", lambda *_: Mock(run=run))
-    kept = WakuConnector(Mock(), {"peer": [lambda _: joined.set()]})
-    keeping = asyncio.create_task(kept.keep(PeerMultiaddr("192.0.2.1", 1, "peer")))
+    peer = PeerMultiaddr("192.0.2.1", 1, "peer")
+    keeping = asyncio.create_task(keep_connected(peer, Mock(), [lambda _: joined.set()]))
     await joined.wait()
     ended.set()
     await asyncio.sleep(0)
@@ -279,13 +277,9 @@ class Peer:
         self.received: list[tuple[str, bytes]] = []
         self.connection: WakuConnection
 
-    async def serve(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-        del connection
-        await self.converse(stream, reader)
-
-    async def converse(self, stream: Stream, reader: ByteReader) -> None:
+    async def serve(self, stream: Stream) -> None:
         while True:
-            frame = await reader.delimited(10**7)
+            frame = await stream.delimited(10**7)
             stream.release()
             answer = self.nwaku.answer(frame)
             if answer is None:
@@ -294,11 +288,10 @@ class Peer:
             if not decode(answer)[1]:
                 return
 
-    async def take(self, stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-        del connection
+    async def take(self, stream: Stream) -> None:
         with suppress(StreamEndedError):
             while True:
-                topic, message, _ = parse_transfer(await reader.delimited(10**7))
+                topic, message, _ = parse_transfer(await stream.delimited(10**7))
                 stream.release()
                 self.received.append((topic, message))
 
@@ -308,7 +301,7 @@ class Peer:
         async with self.connection.opened(RECONCILIATION) as stream:
             first = self.nwaku.begin(now_ns - HOUR_NS - 20 * SECOND_NS, now_ns, topics)
             await stream.send(delimited(first))
-            await self.converse(stream, ByteReader(stream))
+            await self.serve(stream)
 
     async def transfer(self, *frames: bytes) -> None:
         async with self.connection.opened(TRANSFER) as stream:
@@ -386,15 +379,14 @@ def spoiler(
 ) -> Handler:
     """Return a handler that answers frames, and then ends its stream or stays silent."""
 
-    async def spoil(stream: Stream, reader: ByteReader, connection: WakuConnection) -> None:
-        del connection
+    async def spoil(stream: Stream) -> None:
         is_first = True
         while is_first or repeats:
             is_first = False
-            await stream.send(answer(await reader.delimited(10**7)))
+            await stream.send(answer(await stream.delimited(10**7)))
             stream.release()
         if stays:
-            await reader.exactly(1)
+            await stream.exactly(1)
 
     return spoil
 
@@ -463,7 +455,7 @@ async def test_frames_of_a_peer_are_answered_or_refused(frame: bytes, outcome: s
     async with connected(FakeNode(BOTH), peer) as (_, _, metrics):
         async with peer.connection.opened(RECONCILIATION) as stream:
             await stream.send(delimited(frame))
-            answer = await ByteReader(stream).any()
+            answer = await stream.any()
         assert answer == (delimited(b"") if outcome == "topics_differ" else b"")
         assert counted(metrics, role="responder", outcome=outcome) == 1
 

@@ -17,7 +17,7 @@ from store.config.node import NodeConfig
 from store.db import migrate
 from store.db.errors import HostRefusedError, is_login_refused, sentence
 from store.db.pool import Database, complete_url
-from store.db.primary import GuardEvent, PrimaryGuard, hosts_of
+from store.db.primary import GuardEvent, PrimaryGuard, hosts_of, label
 from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
 from store.observe.logging import get_logger
@@ -33,13 +33,8 @@ _LOG = get_logger("store.runtime.database")
 HOSTS_TIMEOUT_S: Final = 15.0
 """How long all of that may take."""
 
-HOSTS_KEEP_INTERVAL_S: Final = 10.0
-"""How often the newest commit that was seen is written to the data directory."""
-
-HOSTS_END_TIMEOUT_S: Final = 5.0
-HOSTS_AWAY_END_TIMEOUT_S: Final = 1.0
-"""How long a node that shuts down waits for the newest commit; the latter where no host served when
-they were last asked."""
+HOSTS_END_TIMEOUT_S: Final = 2.0
+"""How long a node that shuts down waits for the newest commit."""
 
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
@@ -79,9 +74,7 @@ class ExternalHost:
         self._url = config.database_url
         self._read_only = config.read_only
         self._patience_s = config.start_timeout / NS_PER_S
-        self._kept_s = time.monotonic()
         self._used = ""
-        self._served = True
 
     async def start(self) -> str:
         """Take the data directory, wait for the database, and check its schema.
@@ -159,42 +152,34 @@ class ExternalHost:
         except (psycopg.Error, OSError, TimeoutError) as error:
             _LOG.debug("database_hosts_not_seen", reason=str(error))
             return
-        self._served = choice.served
         if choice.url != self._used:
             self._used = choice.url
             database.move(choice.url)
         metrics.database_hosts_refused.set(len(choice.refused))
         metrics.database_timeline.set(self.guard.timeline)
         health.set(Obstacle.REFUSED, present=bool(choice.refused))
-        if time.monotonic() - self._kept_s > HOSTS_KEEP_INTERVAL_S:
-            self._kept_s = time.monotonic()
-            await asyncio.to_thread(self.guard.keep)
 
     async def end(self, database: Database) -> None:
         """Keep what was seen up to the end, as far as the database still answers."""
         assert self.guard is not None
-        patience_s = HOSTS_END_TIMEOUT_S if self._served else HOSTS_AWAY_END_TIMEOUT_S
         with contextlib.suppress(psycopg.Error, StoreUnavailableError, TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(HOSTS_END_TIMEOUT_S):
                 await database.read(self.guard.reach)
+        await self.keep()
+
+    async def keep(self) -> None:
+        """Write the newest commit that was seen to the data directory, if it is news."""
+        assert self.guard is not None
         await asyncio.to_thread(self.guard.keep)
 
 
 def _unreachable(url: str, reason: str) -> str:
-    return (
-        f"The database at {_shown_host(url)} could not be reached ({reason}): check"
-        " --database-url, and that Postgres runs and lets this node in."
-    )
-
-
-def _shown_host(url: str) -> str:
     # Never the user or the password.
-    given: Mapping[str, object] = {}
-    with contextlib.suppress(psycopg.ProgrammingError):
-        given = psycopg.conninfo.conninfo_to_dict(url)
-    hosts = str(given.get("host") or given.get("hostaddr") or "the default host")
-    port = f" port {given['port']}" if given.get("port") else ""
-    return f"{hosts}{port}"
+    hosts = ", ".join(map(label, hosts_of(url)))
+    return (
+        f"The database at {hosts} could not be reached ({reason}): check --database-url, and that"
+        " Postgres runs and lets this node in."
+    )
 
 
 _ALARMING = frozenset({"commits_lost", "host_refused", "timeline_not_kept"})

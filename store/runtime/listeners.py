@@ -102,11 +102,10 @@ def _connections(config: NodeConfig) -> int:
     listeners = 2 + config.separate_peer_listener + (config.http_listen is not None)
     wanted = config.max_connections * listeners + RESERVED_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if soft != unlimited and soft < wanted:
-        soft = wanted if hard == unlimited else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == unlimited or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return config.max_connections
     most = max(1, (soft - RESERVED_DESCRIPTORS) // listeners)
     _LOG.warning(

@@ -39,9 +39,6 @@ UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
-REASON_REST_S: Final = 2.0
-"""The database is away for so long before another reason for it is told."""
-
 POOL_PATIENCE_S: Final = 2.5
 """How long the pools are asked for a connection to ask on, where no other can be had."""
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
@@ -80,11 +77,7 @@ class DatabaseMonitor:
         self._hurry = asyncio.Event()
         self._outage: Outage | None = None
         self._away_since_s = 0.0
-        self._logged_reason: str | None = None
-        self._log_next_s = REASON_REST_S
-        """Another reason for an outage is logged once the outage lasts so long."""
-        self._failed_before = self._failed_seen = 0
-        self._losses = 0
+        self._failed_seen = self._losses = 0
 
     def check_now(self) -> None:
         """Check without waiting for the interval: something has happened to the database."""
@@ -220,27 +213,14 @@ class DatabaseMonitor:
 
     def _change(self, outage: Outage | None) -> None:
         before, self._outage = self._outage, outage
-        if outage and before:
-            self._log_another_reason(outage.cause)
-        elif outage:
-            self._away_since_s, self._log_next_s = time.monotonic(), REASON_REST_S
-            self._failed_before = self._database.failed_connections
-            self._logged_reason = outage.cause
+        if outage and not before:
+            self._away_since_s = time.monotonic()
             _LOG.warning("database_away", reason=outage.cause)
-        elif before:
-            failed = self._database.failed_connections - self._failed_before
+        elif before and not outage:
             away_s = round(time.monotonic() - self._away_since_s, 1)
-            _LOG.info("database_back", away_s=away_s, failed_connections=failed)
+            _LOG.info("database_back", away_s=away_s, reason=before.cause)
         if (outage and outage.sentence, not outage) != (before and before.sentence, not before):
             self._on_change(outage)
-
-    def _log_another_reason(self, reason: str) -> None:
-        """Log that it is away for another reason, as in a failover; ever less often."""
-        away_s = time.monotonic() - self._away_since_s
-        if reason == self._logged_reason or away_s < self._log_next_s:
-            return
-        self._logged_reason, self._log_next_s = reason, 2 * away_s
-        _LOG.warning("database_still_away", reason=reason, away_s=round(away_s, 1))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -77,15 +77,14 @@ from store.runtime.node_files import kept_node_id
 from store.runtime.peer_states import PeerStates
 from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, client_limits
 from store.runtime.preflight import file_checks
-from store.runtime.resources import TRIM_INTERVAL_S, DiskSpace, Trimmer, map_large_blocks
-from store.runtime.status import NodeStatus
-from store.runtime.tasks import READ_TIMEOUT_S, finish
+from store.runtime.resources import DiskSpace, map_large_blocks, trim_memory
+from store.runtime.status import READ_TIMEOUT_S, NodeStatus
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.drain import Drain
 from store.serving.sockets import ConnectionLimiter
-from store.serving.tasks import BackgroundTasks
+from store.serving.tasks import BackgroundTasks, Work
 from store.serving.tls import TlsError, first_dns_name
 from store.sync import fetch
 from store.sync.coverage import StatementBuffer
@@ -102,7 +101,9 @@ from storenode.message.limits import NS_PER_S
 _LOG = get_logger("store.runtime.node")
 
 LOG_SUMMARY_INTERVAL_S: Final = 10.0
+TRIM_INTERVAL_S: Final = 10.0
 HOSTS_INTERVAL_S: Final = 2.0
+HOSTS_KEEP_INTERVAL_S: Final = 10.0
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
 CONNECTIONS_INTERVAL_S: Final = 5.0
 DISK_INTERVAL_S: Final = 5.0
@@ -115,6 +116,10 @@ while nobody asks for them; unread events are swept by a node without gossip."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
+
+LAST_WRITE_TIMEOUT_S: Final = 2.0
+"""How long each last write of a node that shuts down may take, in all that happens after the calls
+have ended."""
 
 RETENTION_LOCK_TIMEOUT_MS: Final = 250
 """How long a drop may wait for locks, which blocks other queries, before it gives up."""
@@ -331,14 +336,14 @@ class NodeRuntime:
         )
         self.reconcilable = IndexedReconcilable(ids, index)
         self._statements = StatementBuffer(DatabaseStatements(database))
-        stack.push_async_callback(finish, self._statements.flush)
+        stack.push_async_callback(_finish, self._statements.flush)
         self.coverage = Coverage(self.reconcilable.open_view, self._statements, ids)
         self._online = DatabaseOnlineTimes(database)
         self.maintainer = Maintainer(
             database.connect,
             lambda: self.policy.brake.policy,
             now_ns=time.time_ns,
-            on_event=maintenance_events(metrics),
+            on_event=partial(_note_maintenance, metrics),
             interval_s=config.maintenance_interval / NS_PER_S,
             lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
             max_lead_ns=MAX_CLOCK_LEAD_NS,
@@ -506,11 +511,12 @@ class NodeRuntime:
             (DISK_INTERVAL_S, "disk space", self._disk.look),
             (PROBLEMS_INTERVAL_S, "problems", health.look),
             (LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed),
-            (TRIM_INTERVAL_S, "memory", Trimmer().trim_grown),
+            (TRIM_INTERVAL_S, "memory", trim_memory),
         ]
         if isinstance(self._host, ExternalHost) and self._host.guard is not None:
             look_at_hosts = partial(self._host.look, self.database, metrics, health)
             every.append((HOSTS_INTERVAL_S, "database hosts", look_at_hosts))
+            every.append((HOSTS_KEEP_INTERVAL_S, "newest commit", self._host.keep))
         if config.client_token_file is not None:
             every.append((TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow))
         if not config.read_only:
@@ -522,7 +528,7 @@ class NodeRuntime:
             )
             # Records when the store is online, before it fetches what it has missed.
             self._recorder.begin()
-            stack.push_async_callback(finish, self._recorder.note)
+            stack.push_async_callback(_finish, self._recorder.note)
             work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
             work |= {"online": self._recorder.run, "resume": self._resumer.run}
             if not config.gossip:
@@ -594,28 +600,23 @@ async def _stop_listeners(listeners: Listeners, grace_s: float) -> None:
     await asyncio.gather(*(each.stop(grace_s) for each in set(listeners.values())))
 
 
+async def _finish(work: Work) -> None:
+    """Await a last write, and give it up when its time has passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WRITE_TIMEOUT_S):
+            await work()
+
+
 def _note_conflict(source: Source, conflict: Conflict) -> None:
     # A client is answered; what others send has no one else to notice it.
     if source not in PUBLISHED:
         _LOG.warning("message_conflict", source=source.value, **conflict.fields())
 
 
-def maintenance_events(metrics: Metrics) -> Callable[..., None]:
-    """Return a function that logs and counts events; of one outage at most one."""
-    counted_outage = 0.0
-
-    def note(name: str, /, **fields: object) -> None:
-        nonlocal counted_outage
-        if name == "maintenance_disconnected" and not total(metrics.database_up):
-            outage = total(metrics.database_events, event={"away"})
-            if counted_outage == outage:
-                return
-            counted_outage = outage
-        metrics.maintenance_events.labels(name).inc()
-        write = _LOG.info if name in ROUTINE_EVENTS else _LOG.warning
-        write(name, **fields)
-
-    return note
+def _note_maintenance(metrics: Metrics, name: str, /, **fields: object) -> None:
+    metrics.maintenance_events.labels(name).inc()
+    write = _LOG.info if name in ROUTINE_EVENTS else _LOG.warning
+    write(name, **fields)
 
 
 class SharedConfirmations(ConfirmationWaits):

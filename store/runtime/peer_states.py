@@ -169,12 +169,10 @@ def _write(report: SessionReport) -> None:
         "bytes_received": report.bytes_received,
         "seconds": round(report.seconds, 3),
     }
-    for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts"):
+    for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts", "error"):
         if getattr(report, name):
             fields[name] = getattr(report, name)
     if report.notes:
         fields["notes"] = "; ".join(report.notes)
-    if report.error:
-        fields["error"] = report.error
     broken = report.ending not in _DONE or report.undelivered or report.unsolicited
     (_LOG.warning if broken else _LOG.info)("session_ended", **fields)

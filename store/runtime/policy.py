@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from store.config.node import NodeConfig
 from store.db.pool import Database
@@ -21,6 +20,7 @@ from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.policy")
+_Content: TypeAlias = bytes | str
 
 MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
 """A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
@@ -109,16 +109,12 @@ class PolicySource:
 
 MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
-_Stamp = tuple[int, int, int, int]
-_UNSURE: Final[_Stamp] = (0, 0, 0, 0)
-"""Of no file: what was read may have changed since, within one tick of the file system's clock."""
-
 
 class TokenFile:
     """The rules of a token file, as it last had them; a file that cannot be used changes nothing.
 
     A file that is being written may lack clients for a moment. So a change is taken over when two
-    looks in a row, and one behind the reading, find the same file. ``access``: the rules in force.
+    looks in a row find the same content. ``access``: the rules in force.
     """
 
     def __init__(
@@ -135,9 +131,8 @@ class TokenFile:
         self._path = path
         self._limits = limits
         self._on_use = on_use
-        self._stamp: _Stamp | None = _UNSURE
-        self._seen: _Stamp | None = _UNSURE
-        self._digest = b""
+        self._used: _Content = b""
+        self._seen: _Content = b""
         self.access = Access.open(limits)
 
     def load(self) -> None:
@@ -147,81 +142,53 @@ class TokenFile:
             WrongConfigurationError: It cannot be read or understood.
         """
         if self._path is not None:
-            self._stamp = self._seen = _UNSURE
-            self._take(*_read(self._path, self._limits))
+            self._use(_read(self._path))
 
     def reload(self) -> None:
         """Read the file as it is now, and report one that cannot be used."""
-        if self._path is None:
-            return
-        try:
-            self.load()
-        except WrongConfigurationError as error:
-            self._refuse(str(error))
-        else:
-            _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+        if self._path is not None:
+            self._try(_read(self._path))
 
     async def follow(self) -> None:
         """Take over a changed file, or report it once; called every few seconds."""
         if self._path is None:
             return
-        stamp = _look(self._path)
-        if stamp == self._stamp:
-            return
-        if stamp != self._seen:
-            self._seen = stamp
-            return
-        read: tuple[Access, bytes] | WrongConfigurationError
-        try:
-            read = await asyncio.to_thread(_read, self._path, self._limits)
-        except WrongConfigurationError as error:
-            read = error
-        if _look(self._path) != stamp:
-            return  # it was written meanwhile
-        self._stamp = stamp
-        if isinstance(read, WrongConfigurationError):
-            self._refuse(str(read))
-        else:
-            is_new = read[1] != self._digest
-            self._take(*read)
-            if is_new:
-                _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+        before, self._seen = self._seen, await asyncio.to_thread(_read, self._path)
+        if self._seen == before != self._used:
+            await asyncio.to_thread(self._try, self._seen)
 
-    def _take(self, access: Access, digest: bytes) -> None:
-        self.access, self._digest = access, digest
+    def _try(self, content: _Content) -> None:
+        try:
+            self._use(content)
+        except WrongConfigurationError as error:
+            self._on_use(False)
+            _LOG.error("token_file_not_reloaded", reason=str(error))
+        else:
+            _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+
+    def _use(self, content: _Content) -> None:
+        self._used = self._seen = content
+        if isinstance(content, str):
+            raise WrongConfigurationError(content)
+        try:
+            self.access = parse_token_file(content.decode(), self._limits)
+        except (TokenFileError, UnicodeDecodeError) as error:
+            raise WrongConfigurationError(
+                ended(f"The token file {self._path} cannot be used: {error}")
+            ) from error
         self._on_use(True)
 
-    def _refuse(self, reason: str) -> None:
-        _LOG.error("token_file_not_reloaded", reason=reason)
-        self._on_use(False)
 
-
-def _look(path: Path) -> _Stamp | None:
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino
-
-
-def _read(path: Path, limits: ClientLimits) -> tuple[Access, bytes]:
-    """Return the rules of the file, and its digest.
-
-    Raises:
-        WrongConfigurationError: It cannot be read or understood.
-    """
+def _read(path: Path) -> _Content:
+    """Return the content of the file, or the sentence for why it cannot be read."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_TOKEN_FILE_BYTES + 1)
-        if len(data) > MAX_TOKEN_FILE_BYTES:
-            raise TokenFileError(f"it has more than {MAX_TOKEN_FILE_BYTES} bytes")
-        return parse_token_file(data.decode(), limits), sha256(data).digest()
+            content = file.read(MAX_TOKEN_FILE_BYTES + 1)
     except OSError as error:
-        raise WrongConfigurationError(
-            f"The token file {path} cannot be read ({error.strerror}): name a readable file with "
-            "--client-token-file."
-        ) from error
-    except (TokenFileError, UnicodeDecodeError) as error:
-        raise WrongConfigurationError(
-            ended(f"The token file {path} cannot be used: {error}")
-        ) from error
+        return (
+            f"The token file {path} cannot be read ({error.strerror}): name a readable file with"
+            " --client-token-file."
+        )
+    if len(content) > MAX_TOKEN_FILE_BYTES:
+        return f"The token file {path} has more than {MAX_TOKEN_FILE_BYTES} bytes: shorten it."
+    return content

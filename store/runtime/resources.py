@@ -27,11 +27,6 @@ from store.observe.metrics import Metrics
 
 _LOG = get_logger("store.runtime.resources")
 
-TRIM_INTERVAL_S: Final = 10.0
-TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
-"""A node that is so much larger than it was at its smallest gives back what it has freed; looked at
-this often."""
-
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 """A block of memory of this size or more goes back to the system as soon as it is freed."""
 
@@ -91,9 +86,6 @@ class DiskSpace:
                 keep_reserve(self._directory)
 
 
-_STATM: Final = Path("/proc/self/statm")
-"""Sizes of this process in pages, the second the resident one (Linux, proc(5))."""
-
 _M_MMAP_THRESHOLD: Final = -3
 """The parameter's number in glibc's malloc.h."""
 
@@ -105,31 +97,8 @@ def map_large_blocks() -> None:
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-def trimming() -> Callable[[], object] | None:
-    """Return the C library's function that gives freed memory back; None if it has none."""
+async def trim_memory() -> None:
+    """Return free memory to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return None if trim is None or not _STATM.exists() else lambda: trim(0)
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of the process."""
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Trimmer:
-    """A trimmer of memory, which acts when the process has grown since the last time."""
-
-    def __init__(self) -> None:
-        self._trim = trimming()
-        self._smallest = resident_bytes() if self._trim else 0
-
-    async def trim_grown(self) -> None:
-        """Return free memory to the system, if the process has grown much."""
-        if self._trim is None:
-            return
-        size = resident_bytes()
-        if size < self._smallest + TRIM_GROWTH_BYTES:
-            self._smallest = min(self._smallest, size)
-            return
-        await asyncio.to_thread(self._trim)
-        self._smallest = resident_bytes()
+    if trim is not None:
+        await asyncio.to_thread(trim, 0)

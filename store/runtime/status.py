@@ -12,9 +12,9 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from prometheus_client import Gauge
 
@@ -30,11 +30,10 @@ from store.domain.coverage import Coverage, CoverageStep, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, UnreadSummary
-from store.observe.logging import FLOOD_GATE
+from store.observe.logging import FLOOD_GATE, get_logger
 from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
 from store.rpc.admin import filled, peer_status
-from store.runtime.tasks import SingleFlightCache
 from store.serving.tls import MAX_PEM_BYTES
 from store.sync.schedule import PeerState
 from store.sync.session.report import SessionReport
@@ -43,6 +42,11 @@ from storenode.wire.storenode.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from store.runtime.node import NodeRuntime
+
+_LOG = get_logger("store.runtime.status")
+
+READ_TIMEOUT_S: Final = 20.0
+"""A read that takes longer is given up; a database that is away has been given up before."""
 
 STATUS_REST_S: Final = 1.0
 """How often the data of the status page is put together, however many look at it."""
@@ -67,6 +71,53 @@ Fields = dict[str, Any]
 """An object of JSON."""
 
 
+_T = TypeVar("_T")
+
+
+class SharedRead(Generic[_T]):
+    """The last result of a read, which all who ask share, and which is read anew when it is old.
+
+    A read that fails because the database does not serve leaves the result as it is.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[_T]], rest_s: float) -> None:
+        self._read = read
+        self._rest_s = rest_s
+        self._clock = asyncio.get_running_loop().time
+        self._task: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        self._value: _T | None = None
+
+    async def get(self, patience_s: float) -> _T | None:
+        """Return the result, read anew if it is old and that takes no longer; else the last.
+
+        None: it was never read. A read that takes longer continues for the next caller.
+        """
+        if self._task is None and self._clock() >= self._next_s:
+            self._task = asyncio.create_task(self._refresh())
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=patience_s)
+        return self._value
+
+    async def stop(self) -> None:
+        """End a read that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _refresh(self) -> None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                self._value = await self._read()
+        except (NotServingError, TimeoutError):
+            pass
+        except Exception:  # noqa: BLE001 - a fault of ours; whoever looks sees the last result
+            _LOG.exception("read_failed")
+        finally:
+            self._next_s = self._clock() + self._rest_s
+            self._task = None
+
+
 class NodeStatus:
     """The state of a node as it is shown, and the readings of its database behind that.
 
@@ -81,10 +132,11 @@ class NodeStatus:
         self._silent: dict[str, float] = {}
         self._summary = StoreSummary(b"", 0, 0, 0, 0)
         self._unread = UnreadSummary(0, 0, 0)
-        self._stored = SingleFlightCache("summary", self._read_summary, SUMMARY_REST_S)
-        self.condition = SingleFlightCache("condition", self._read_condition, CONDITION_REST_S)
-        self._history = SingleFlightCache("history", self._read_history, HISTORY_REST_S)
-        self._page = SingleFlightCache("status", self._render_page, STATUS_REST_S, factor=0)
+        self._summary_s = 0.0
+        self._stored = SharedRead(self._read_summary, SUMMARY_REST_S)
+        self.condition = SharedRead(self._read_condition, CONDITION_REST_S)
+        self._history = SharedRead(self._read_history, HISTORY_REST_S)
+        self._page = SharedRead(self._render_page, STATUS_REST_S)
 
     async def stop(self) -> None:
         """End the reads that are under way."""
@@ -110,7 +162,7 @@ class NodeStatus:
         node, metrics = self._node, self._metrics
         summary = await node.services.reader.summary()
         unread = await node.unread.summary()
-        self._summary, self._unread = summary, unread
+        self._summary, self._unread, self._summary_s = summary, unread, time.monotonic()
         node.policy.set_horizon(summary.horizon_ns)
         metrics.messages.set(summary.messages)
         metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
@@ -339,7 +391,7 @@ class NodeStatus:
         if summary is not None:
             retention_ns = node.policy.retention_ns
             fields["held"] = {
-                "age_s": round(self._stored.age_s or 0.0, 1),
+                "age_s": round(time.monotonic() - self._summary_s, 1),
                 "messages": summary.messages,
                 "oldest": _seconds(summary.oldest_timestamp_ns),
                 "newest": _seconds(summary.newest_timestamp_ns),
@@ -434,15 +486,11 @@ def _peer(peer: PeerState) -> Fields:
 
 
 def _session(report: SessionReport) -> Fields:
-    return _fields(
-        report, "in_sync", "keyed_from", "compact", "missing_here", "missing_there", "conflicts"
-    ) | {
+    return _fields(report, "in_sync", "keyed_from", "compact", "missing_here", "missing_there") | {
         "outcome": str(report.ending),
         "equality": report.equality.value,
         "received": report.messages_received,
         "sent": report.messages_sent,
-        "seconds": round(report.seconds, 3),
-        "window": [_seconds(report.window.time_start_ns), _seconds(report.window.time_end_ns)],
         "notes": [_text(note) for note in report.notes[:MAX_STATUS_NOTES]],
     }
 

@@ -14,7 +14,7 @@ from store.observe.metrics import Metrics, total
 from store.rpc.admin import get_status
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.peer_states import PeerStates
-from store.runtime.tasks import SingleFlightCache
+from store.runtime.status import SharedRead
 from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, SyncRole, Window
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
@@ -252,7 +252,7 @@ async def test_a_hundred_who_ask_at_once_share_one_read() -> None:
         await go.wait()
         return reads
 
-    kept = SingleFlightCache("number", read, FOREVER_S)
+    kept = SharedRead(read, FOREVER_S)
     asking = [asyncio.create_task(kept.get(PATIENCE_S)) for _ in range(100)]
     await asyncio.sleep(0)
     go.set()
@@ -267,7 +267,7 @@ async def test_what_is_old_is_read_again() -> None:
     async def read() -> int:
         return next(numbers)
 
-    kept = SingleFlightCache("number", read, 0.0)
+    kept = SharedRead(read, 0.0)
     first = await kept.get(PATIENCE_S)
     assert first == 0
     async with asyncio.timeout(PATIENCE_S):
@@ -282,11 +282,10 @@ async def test_who_has_no_patience_gets_the_last_result_and_the_read_goes_on() -
         await go.wait()
         return "read"
 
-    kept = SingleFlightCache("word", read, FOREVER_S)
+    kept = SharedRead(read, FOREVER_S)
     assert await kept.get(0.0) is None
     go.set()
     assert await kept.get(PATIENCE_S) == "read"
-    assert kept.age_s is not None
     await kept.stop()
 
 
@@ -298,7 +297,7 @@ async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
             raise StoreUnavailableError("away")
         return "read"
 
-    kept = SingleFlightCache("word", read, 0.0)
+    kept = SharedRead(read, 0.0)
     assert await kept.get(PATIENCE_S) == "read"
     away = True
     for _ in range(3):
@@ -306,7 +305,7 @@ async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
 
 
 async def test_stopping_ends_the_read() -> None:
-    kept = SingleFlightCache("nothing", asyncio.Event().wait, 0.0)
+    kept = SharedRead(asyncio.Event().wait, 0.0)
     assert await kept.get(0.0) is None
     await kept.stop()
     assert await kept.get(0.0) is None

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from store.db.primary import SeenState
-from store.runtime import resources
 from store.runtime.errors import WrongConfigurationError
 from store.runtime.node_files import MAX_FILE_BYTES, NODE_ID_FILE, SeenFiles, kept_node_id
-from store.runtime.resources import TRIM_GROWTH_BYTES, Trimmer, resident_bytes
+from store.runtime.resources import trim_memory
 
 STORE = bytes(range(16))
 SEEN = SeenState(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))
@@ -80,22 +80,22 @@ PIECE_BYTES = 32 * 1024
 
 
 async def test_what_was_freed_in_pieces_is_given_back() -> None:
-    trim = resources.trimming()
-    assert trim is not None
-    trim()  # what other tests have freed would be used again, and show as no growth
-    trimmer = Trimmer()
-    before = resident_bytes()
+    process = psutil.Process()
+    await trim_memory()  # what other tests have freed would be used again, and show as no growth
+    before = process.memory_info().rss
     pieces = [bytes([number % 251]) * PIECE_BYTES for number in range(8_000)]
     kept = pieces[::1_000]
-    resident = resident_bytes()
+    resident = process.memory_info().rss
     assert resident - before > 200 * MIB
     del pieces
-    await trimmer.trim_grown()
-    assert resident - resident_bytes() > 150 * MIB
+    await trim_memory()
+    assert resident - process.memory_info().rss > 150 * MIB
     assert len(kept) == 8
 
 
 LARGE_BLOCKS = """
+import psutil
+
 from store.runtime import resources
 
 resources.map_large_blocks()
@@ -104,9 +104,10 @@ larger = bytearray(30 << 20)
 del larger
 # Half a MiB more than is told, since some kernels are late to count pages.
 blocks = [bytearray(41 << 19), bytearray(200_000)]
-resident = resources.resident_bytes()
+process = psutil.Process()
+resident = process.memory_info().rss
 del blocks[0]
-print(resident - resources.resident_bytes() >> 20)
+print(resident - process.memory_info().rss >> 20)
 """
 
 
@@ -115,16 +116,3 @@ def test_a_large_block_is_given_back_at_once_whatever_lies_behind_it() -> None:
         [sys.executable, "-c", LARGE_BLOCKS], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) == 20
-
-
-async def test_a_process_that_stays_large_is_trimmed_when_it_grows_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes, tries = [0], []
-    monkeypatch.setattr(resources, "resident_bytes", lambda: sizes[0])
-    monkeypatch.setattr(resources, "trimming", lambda: lambda: tries.append(sizes[0]))
-    trimmer = Trimmer()
-    for size, times in ((0.9, 0), (2, 1), (2, 1), (2.9, 1), (3, 2), (1, 2), (2, 3)):
-        sizes[0] = int(size * TRIM_GROWTH_BYTES)
-        await trimmer.trim_grown()
-        assert len(tries) == times

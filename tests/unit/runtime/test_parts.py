@@ -15,10 +15,8 @@ import trustme
 from store.config.node import NodeConfig
 from store.domain.access import CallDeniedError, Right
 from store.domain.quota import ClientLimits
-from store.observe.metrics import Metrics, total
 from store.runtime import policy as policy_module
 from store.runtime.errors import WrongConfigurationError
-from store.runtime.node import maintenance_events
 from store.runtime.policy import PolicySource, TokenFile
 from store.runtime.status import read_expiries_s
 from store.serving.tasks import BackgroundTasks
@@ -27,27 +25,6 @@ from tests.unit.config.cases import CommandLine
 
 NOW_NS = 1_800_000_000 * 10**9
 DAY_NS = 86_400 * 10**9
-
-
-def test_attempts_of_maintenance_within_an_outage_are_one_event() -> None:
-    metrics = Metrics("test")
-    note, events = maintenance_events(metrics), metrics.maintenance_events
-
-    def count_after(times: int) -> float:
-        for _ in range(times):
-            note("maintenance_disconnected", error="refused", retry_in_s=1.0)
-        return total(events, event={"maintenance_disconnected"})
-
-    metrics.database_up.set(1)
-    assert count_after(2) == 2
-    for outage in (1, 2):
-        metrics.database_up.set(0)
-        metrics.database_events.labels("away").inc()
-        note("maintenance_failed", task="fold", error="refused")
-        assert count_after(20) == 2 + outage
-        metrics.database_up.set(1)
-    assert count_after(1) == 5
-    assert total(events, event={"maintenance_failed"}) == 2
 
 
 def test_the_horizon_is_the_later_of_retention_and_what_was_dropped(
@@ -148,7 +125,7 @@ async def test_a_token_file_that_is_emptied_before_it_is_read_changes_nothing(
     tokens = loaded(path, "valid")
     await tokens.follow()
     read = policy_module._read
-    monkeypatch.setattr(policy_module, "_read", lambda *a: (path.write_text(""), read(*a))[1])
+    monkeypatch.setattr(policy_module, "_read", lambda path: (path.write_text(""), read(path))[1])
     await tokens.follow()
     assert admitted(tokens, "valid")
 

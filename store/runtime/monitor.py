@@ -215,10 +215,11 @@ class DatabaseMonitor:
         before, self._outage = self._outage, outage
         if outage and not before:
             self._away_since_s = time.monotonic()
+        if outage and outage.cause != (before and before.cause):
             _LOG.warning("database_away", reason=outage.cause)
         elif before and not outage:
             away_s = round(time.monotonic() - self._away_since_s, 1)
-            _LOG.info("database_back", away_s=away_s, reason=before.cause)
+            _LOG.info("database_back", away_s=away_s)
         if (outage and outage.sentence, not outage) != (before and before.sentence, not before):
             self._on_change(outage)
 

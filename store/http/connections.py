@@ -8,9 +8,8 @@ server refuse is refused here: what stands in front of the node must read a requ
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -44,53 +43,12 @@ HEAD_TIMEOUT_S: Final = 10
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 
-PROBE_AFTER_S: Final = 60
-"""The kernel asks the other end of a connection that has been silent for this long whether it is
-there; without an answer the connection ends."""
-
 BUFFER_BYTES: Final = 16 * 1024
 """What the transport holds of an answer before its sender waits."""
-
-
-_USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
-_PROBE_AFTER: Final[int | None] = getattr(socket, "TCP_KEEPIDLE", None)
-"""None where the system is not Linux."""
 
 _NOT_HTTP: Final = "this is no request of HTTP/1.1, or one that can be read in two ways"
 _VERSIONS_AND_HOSTS: Final = (("1.1", 1), ("1.0", 1), ("1.0", 0))
 """How many headers `Host` a request has (RFC 9112, 3.2)."""
-
-
-class OpenConnections:
-    """The open connections, ``most`` of them; further ones are closed at once."""
-
-    def __init__(self, most: int, metrics: Metrics) -> None:
-        self._most = most
-        self._metrics = metrics
-        self._open: set[BoundedProtocol] = set()
-
-    def add(self, protocol: BoundedProtocol) -> bool:
-        """Count a connection; return False where there are too many."""
-        if len(self._open) >= self._most or protocol.client is None:
-            self.count_refused("full")
-            return False
-        self._open.add(protocol)
-        self._metrics.http_connections.set(len(self._open))
-        return True
-
-    def remove(self, protocol: BoundedProtocol) -> None:
-        """Count the end of a connection."""
-        self._open.discard(protocol)
-        self._metrics.http_connections.set(len(self._open))
-
-    def count_refused(self, reason: str) -> None:
-        """Count a connection that the node ends: `full`, `slow` or `malformed`."""
-        self._metrics.http_connections_refused.labels(reason).inc()
-
-    def abort_all(self) -> None:
-        """Close all of them without sending what is left."""
-        for protocol in self._open:
-            protocol.transport.abort()
 
 
 class _RefusedError(Exception):
@@ -102,21 +60,19 @@ class _RefusedError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection: uvicorn's protocol, with bounds on what its caller sends.
+    """A connection: uvicorn's protocol, with bounds on what its caller sends, and how it reads.
 
-    Its application finds it in the scope's state, as ``connection``. ``on_gone`` is called when the
-    caller hangs up.
+    There are ``most`` at one time; further ones are closed at once. Its application finds it in
+    the scope's state, as ``connection``. ``on_gone`` is called when the caller hangs up.
     """
 
     def __init__(
-        self,
-        connections: OpenConnections,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
+        self, most: int, metrics: Metrics, config: Config, server_state: ServerState
     ) -> None:
-        super().__init__(config, server_state, {**app_state, "connection": self})
-        self._bounds = connections
+        super().__init__(config, server_state, {"connection": self})
+        self._most = most
+        self._metrics = metrics
+        self._stalled: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = _RefusedError()
         self._running: RequestResponseCycle | None = None
@@ -142,18 +98,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, unless there are too many connections."""
         super().connection_made(transport)
-        if not self._bounds.add(self):
+        if len(self.connections) > self._most or self.client is None:
+            self._count_refused("full")
             transport.abort()
             return
-        _tune(transport)
+        self._metrics.http_connections.set(len(self.connections))
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and notify the request that is being answered; uvicorn notifies the newest one."""
         self._stop_waiting()
-        self._bounds.remove(self)
+        self._end_stall()
         super().connection_lost(exc)
+        self._metrics.http_connections.set(len(self.connections))
         self._disconnect()
         # Else the scope of the request and this would keep each other.
         self.app_state, self._running = {}, None
@@ -164,6 +122,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._received_bytes += len(data)
             super().data_received(data)
             self._check()
+
+    def pause_writing(self) -> None:
+        """Have the sender wait for the caller, which must take something in time."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Let the sender go on."""
+        self._end_stall()
+        super().resume_writing()
 
     # What the parser finds; what these raise becomes `send_400_response`
 
@@ -223,7 +191,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, _msg: str) -> None:
         """Refuse what has come, and end the connection; an answer that has begun is broken off."""
-        self._bounds.count_refused("malformed")
+        self._count_refused("malformed")
         running = self._running
         self._disconnect()
         if running is not None and not running.response_complete:
@@ -307,8 +275,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _close_slow(self) -> None:
-        self._bounds.count_refused("slow")
+        self._count_refused("slow")
         self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _count_refused(self, reason: str) -> None:
+        self._metrics.http_connections_refused.labels(reason).inc()
 
 
 def _authority(url: bytes) -> bytes:
@@ -322,21 +298,3 @@ def _too_large() -> _RefusedError:
         f"a request has at most {MAX_HEAD_BYTES:,} bytes and {MAX_HEADER_FIELDS} fields beside its"
         " body: send fewer headers, or parameters in a body",
     )
-
-
-def _tune(transport: asyncio.Transport) -> None:
-    """Make the kernel send at once, and end a connection whose other end acknowledges nothing.
-
-    asyncio asks for the first only where a socket names its protocol, which accepted ones do not:
-    the second half of a small answer would wait 40 ms for the acknowledgement of the first.
-    """
-    connection = transport.get_extra_info("socket")
-    if connection is None:
-        return
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if _PROBE_AFTER is not None:
-        # Of a follower that is sent nothing, nothing else tells that its caller has vanished.
-        connection.setsockopt(socket.IPPROTO_TCP, _PROBE_AFTER, PROBE_AFTER_S)
-    if _USER_TIMEOUT is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_TIMEOUT_S * 1_000))

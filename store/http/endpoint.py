@@ -19,7 +19,7 @@ from store.http.exchange import JSON, HttpError, HttpExchange, as_http, refuse
 from store.observe.logging import get_logger
 from store.serving.call import Call, Method
 from store.serving.context import NodeContext
-from store.serving.failure import CallerGoneError, CallError, Code, malformed
+from store.serving.failure import CallError, Code, malformed
 
 _LOG = get_logger("store.http")
 
@@ -121,10 +121,7 @@ class _HttpCall(Call):
         if self.counted is not None and self.counted.ended_s is not None:
             exchange.abort()  # the caller does not read: it would not read the status either
         elif not exchange.started or operation.in_band:
-            try:
-                await operation.refuse(exchange, found)
-            except CallerGoneError:
-                exchange.abort()
+            await operation.refuse(exchange, found)
         elif not exchange.complete:
             exchange.abort()
         return str(found.status), None
@@ -163,6 +160,6 @@ class Endpoint:
             allowed = [(b"allow", methods.encode())]
             failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
             await next(iter(self._operations.values())).refuse(exchange, failure)
-        except (CallerGoneError, asyncio.CancelledError):
-            # Cancelled: the node ends. To uvicorn, the error would be one of the application.
+        except asyncio.CancelledError:
+            # The caller has hung up, or the node ends: to uvicorn, a fault of the application.
             exchange.abort()

@@ -2,14 +2,14 @@
 
 A chunk that is sent has left this process, but for `BUFFER_BYTES` of the transport, when
 `HttpExchange.send` returns: uvicorn waits for the buffer before the next event, so an empty one
-follows a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disconnected.
+follows a chunk that is larger. What is sent to a caller that has gone is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from store.http import codec
-from store.http.connections import BUFFER_BYTES, SEND_TIMEOUT_S
+from store.http.connections import BUFFER_BYTES
 from store.serving.arrivals import Arrivals, AwaitedRequest
 from store.serving.call import request_id
 from store.serving.drain import Endable
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 MAX_PARAMETERS: Final = 64
 """Parameters of a URL; a list of more entries goes into a body."""
-
-PART_BYTES: Final = 256 * 1024
-"""A body is kept in parts of this size until it has come."""
 
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
@@ -135,7 +132,7 @@ class HttpExchange:
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > largest_bytes:
             raise _too_large(int(declared), largest_bytes)
-        size, parts, last = 0, list[bytes](), bytearray()
+        size, parts = 0, list[bytes]()
         with AwaitedRequest(arrivals, self.caller, owner, is_measured=False) as block:
             while (event := await self._receive())["type"] != "http.disconnect":
                 chunk = event.get("body", b"")
@@ -143,13 +140,9 @@ class HttpExchange:
                 if size > largest_bytes:
                     raise _too_large(size, largest_bytes)
                 block.came(len(chunk))
-                last += chunk
+                parts.append(chunk)
                 if not event.get("more_body", False):
-                    return b"".join((*parts, last))
-                if len(last) > PART_BYTES:
-                    # One array that grows would leave as much again in pieces.
-                    parts.append(bytes(last))
-                    last.clear()
+                    return b"".join(parts)
         raise CallerGoneError
 
     @contextmanager
@@ -178,12 +171,10 @@ class HttpExchange:
         """Send ``beat`` every `HEARTBEAT_S` beside an answer that may be silent."""
 
         async def send_beats() -> None:
-            with suppress(CallerGoneError):
-                while True:
-                    await asyncio.sleep(HEARTBEAT_S)
-                    if self.started:
-                        await self.send(beat)
-            self.abort()
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                if self.started:
+                    await self.send(beat)
 
         task = asyncio.create_task(send_beats())
         try:
@@ -201,25 +192,19 @@ class HttpExchange:
         if is_receiving:
             own.append((b"connection", b"close"))
         given = [(b"content-type", content_type), *(headers or ()), *own]
-        await self._events({"type": "http.response.start", "status": status, "headers": given})
+        await self._send({"type": "http.response.start", "status": status, "headers": given})
         if is_receiving:
             self._connection.linger_at_end()
 
     async def send(self, chunk: bytes) -> None:
-        """Send a part of the body, and wait until it has left.
-
-        Raises:
-            CallerGoneError: it does not.
-        """
-        events = [chunk, b""] if len(chunk) > BUFFER_BYTES else [chunk]
-        await self._events(
-            *({"type": "http.response.body", "body": each, "more_body": True} for each in events)
-        )
+        """Send a part of the body, and wait until it has left."""
+        for part in (chunk, b"") if len(chunk) > BUFFER_BYTES else (chunk,):
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def finish(self) -> None:
         """End the body."""
         self.complete = True
-        await self._events({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def respond(
         self,
@@ -241,14 +226,6 @@ class HttpExchange:
         """Close the connection, so that the caller sees that the answer is not complete."""
         self._connection.abort()
 
-    async def _events(self, *events: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                for event in events:
-                    await self._send(event)
-        except TimeoutError:
-            raise CallerGoneError from None
-
 
 class OpenEndpoint:
     """An ASGI application that gives one answer to every caller."""
@@ -258,11 +235,7 @@ class OpenEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        exchange = HttpExchange(scope, receive, send)
-        try:
-            await self._answer(exchange)
-        except CallerGoneError:
-            exchange.abort()
+        await self._answer(HttpExchange(scope, receive, send))
 
 
 def _too_large(size_bytes: int, largest_bytes: int) -> CallError:

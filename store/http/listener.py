@@ -17,7 +17,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from store.http.connections import BoundedProtocol, OpenConnections
+from store.http.connections import SEND_TIMEOUT_S, BoundedProtocol
+from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress, bind_error
 from store.serving.tls import TlsFiles, renewing_context
 
@@ -27,8 +28,11 @@ KEEP_ALIVE_S: Final = 75
 HANDSHAKE_TIMEOUT_S: Final = 10
 """For TLS."""
 
-
 BACKLOG: Final = 1_024
+
+PROBE_AFTER_S: Final = 60
+"""The kernel asks the other end of a connection that has been silent for this long whether it is
+there; without an answer the connection ends."""
 
 
 class HttpListener:
@@ -57,9 +61,11 @@ class HttpListener:
 
 
 def bind(
-    where: ListenerAddress, app: ASGIApp, tls: TlsFiles | None, connections: OpenConnections
+    where: ListenerAddress, app: ASGIApp, tls: TlsFiles | None, most: int, metrics: Metrics
 ) -> HttpListener:
     """Bind an address, which queues connections until the listener is started.
+
+    ``most``: connections at one time.
 
     Raises:
         BindError: The address is in use, not this machine's, or not allowed.
@@ -76,6 +82,7 @@ def bind(
     except OSError as error:
         raise bind_error(where) from error
     bound.setblocking(False)
+    _tune(bound)
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         # What fails is logged where it is answered; what strangers send is not logged at all.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -91,17 +98,36 @@ def bind(
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     port = bound.getsockname()[1]
-    return HttpListener(bound, where.with_port(port), _Server(config, connections, context))
+    return HttpListener(bound, where.with_port(port), _Server(config, most, metrics, context))
+
+
+def _tune(bound: socket.socket) -> None:
+    """Make the kernel send at once, and end a connection whose other end acknowledges nothing.
+
+    Connections have the options of the socket that accepts them. Without the first the second half
+    of a small answer would wait 40 ms for the acknowledgement of the first. Of a follower that is
+    sent nothing, nothing but probes tells that its caller has vanished.
+    """
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", PROBE_AFTER_S),
+        ("TCP_USER_TIMEOUT", int(SEND_TIMEOUT_S * 1_000)),
+    ):
+        option = getattr(socket, name, None)  # None where the system is not Linux
+        if option is not None:
+            bound.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Server(uvicorn.Server):
     """A server of uvicorn without signals, sockets and logs, which are the node's."""
 
     def __init__(
-        self, config: uvicorn.Config, connections: OpenConnections, tls: ssl.SSLContext | None
+        self, config: uvicorn.Config, most: int, metrics: Metrics, tls: ssl.SSLContext | None
     ) -> None:
         super().__init__(config)
-        self._connections = connections
+        self._most = most
+        self._metrics = metrics
         self._tls = tls
 
     @contextmanager
@@ -114,7 +140,7 @@ class _Server(uvicorn.Server):
         assert sockets is not None
         self.servers = [
             await asyncio.get_running_loop().create_server(
-                lambda: BoundedProtocol(self._connections, self.config, self.server_state, {}),
+                lambda: BoundedProtocol(self._most, self._metrics, self.config, self.server_state),
                 sock=each,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
@@ -127,7 +153,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End requests, then connections that do not end by themselves."""
         await super().shutdown(sockets)
-        self._connections.abort_all()
+        for each in self.server_state.connections:
+            each.transport.abort()
 
     def end(self, grace_s: float) -> None:
         """Begin to shut down."""

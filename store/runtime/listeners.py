@@ -87,13 +87,13 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         # Its libraries take 20 MB, which a node without this listener does without.
         from store.http import listener as http  # noqa: PLC0415
         from store.http.app import build_app  # noqa: PLC0415
-        from store.http.connections import OpenConnections  # noqa: PLC0415
         from store.http.sites import Sites  # noqa: PLC0415
 
         sites = Sites(config.http_allow_origin, config.http_hosts)
         app = build_app(base, sites=sites, with_page=True)
-        opened = OpenConnections(connections, base.metrics)
-        listeners["http"] = http.bind(addresses["--http-listen"], app, for_clients, opened)
+        listeners["http"] = http.bind(
+            addresses["--http-listen"], app, for_clients, connections, base.metrics
+        )
     return listeners
 
 

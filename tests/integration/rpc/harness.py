@@ -30,7 +30,6 @@ from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmation
 from store.http.app import build_app
-from store.http.connections import OpenConnections
 from store.http.listener import bind
 from store.http.sites import Sites
 from store.observe.metrics import Metrics
@@ -190,7 +189,8 @@ async def serve(
                 ListenerAddress("--http-listen", "127.0.0.1", 0),
                 build_app(context, sites=Sites()),
                 None,
-                OpenConnections(1_000, metrics),
+                1_000,
+                metrics,
             )
             await over_http.start()
             stack.push_async_callback(over_http.stop, 0)

@@ -15,7 +15,6 @@ from store.http.connections import (
     MAX_HEAD_BYTES,
     MAX_HEADER_FIELDS,
     MAX_SMALL_CHUNKS,
-    OpenConnections,
 )
 from store.http.exchange import MAX_PARAMETERS, HttpExchange, as_http
 from store.http.listener import HttpListener, bind
@@ -131,7 +130,7 @@ async def server() -> AsyncIterator[Server]:
     """Start a server on a free port."""
     server = Server()
     where = ListenerAddress("--http-listen", "127.0.0.1", 0)
-    listener: HttpListener = bind(where, server, None, OpenConnections(100, Metrics("test")))
+    listener: HttpListener = bind(where, server, None, 100, Metrics("test"))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)
     await listener.start()

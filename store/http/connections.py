@@ -124,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check()
 
     def pause_writing(self) -> None:
-        """Have the sender wait for the caller, which must take something in time."""
+        """Make the sender wait for the caller, which must take something in time."""
         super().pause_writing()
         self._stalled = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
 

@@ -106,7 +106,7 @@ def _tune(bound: socket.socket) -> None:
 
     Connections have the options of the socket that accepts them. Without the first the second half
     of a small answer would wait 40 ms for the acknowledgement of the first. Of a follower that is
-    sent nothing, nothing but probes tells that its caller has vanished.
+    sent nothing, only probes show that its caller has vanished.
     """
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

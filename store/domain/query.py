@@ -1,15 +1,14 @@
 """The rules of read requests, checked before the database is asked.
 
 ``Query`` (13/WAKU2-STORE v3): `plan_query` checks the request and gives a `PageRequest`, or raises
-`QueryError`. The position of a cursor is the database's to know: the caller looks it up and goes on
-with `after_cursor`.
+`QueryError`. The position of a cursor is the database's to know.
 
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
 unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
 hashes name; pubsub topic and content topics may be set one without the other, as deployed clients
 do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`RequestLimits`) are
 the same on every page. Clients that move here from nwaku, over libp2p or REST, keep nwaku's rules
-(`QueryInput.nwaku_rules`).
+(``nwaku_rules``).
 
 The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
 """
@@ -17,10 +16,9 @@ The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) rais
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from reconcile.ids import SyncId
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
@@ -105,85 +103,54 @@ class LimitError(RequestError):
     """A request with more entries than a limit allows; the text names the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryInput:
-    """The fields of a ``StoreQueryRequest``; ``None`` is "not set".
-
-    ``nwaku_rules``: times select among ``message_hashes``, a topic that no message can have matches
-    none, the default limit is `NWAKU_PAGE_MESSAGES`, and an unknown cursor is a bad request.
-    """
-
-    include_data: bool = False
-    pubsub_topic: str | None = None
-    content_topics: Sequence[str] = ()
-    time_start: int | None = None
-    time_end: int | None = None
-    message_hashes: Sequence[bytes] = ()
-    cursor: bytes | None = None
-    forward: bool = False
-    limit: int | None = None
-    nwaku_rules: bool = False
-
-
-def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
+def plan_query(
+    rights: TopicRights,
+    limits: RequestLimits,
+    *,
+    include_data: bool = False,
+    pubsub_topic: str | None = None,
+    content_topics: Sequence[str] = (),
+    time_start: int | None = None,
+    time_end: int | None = None,
+    message_hashes: Sequence[bytes] = (),
+    cursor: bytes | None = None,
+    forward: bool = False,
+    limit: int | None = None,
+    nwaku_rules: bool = False,
+) -> PageRequest:
     """Check a ``Query`` request, all but the position of its cursor; ``rights`` are the caller's.
+
+    The other arguments are the fields of a ``StoreQueryRequest``; None is "not set".
+    ``nwaku_rules``: times select among ``message_hashes``, a topic that no message can have matches
+    none, and the default limit is `NWAKU_PAGE_MESSAGES`.
 
     Raises:
         QueryError: 400, and what to change.
     """
-    if query.nwaku_rules:
-        return _plan_as_nwaku(query, rights, limits)
-    for name, given in (("time_start", query.time_start), ("time_end", query.time_end)):
-        if query.message_hashes and given is not None:
-            raise QueryError(
-                BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
-            )
-    return _plan(query, rights, limits)
-
-
-def after_cursor(query: QueryInput, request: PageRequest, position: SyncId | None) -> PageRequest:
-    """Return the page after the cursor of a query, whose position is given.
-
-    Raises:
-        QueryError: the cursor is not known to this node.
-    """
-    if position is None:
+    matches_nothing = False
+    if nwaku_rules:
+        possible = [topic for topic in content_topics if _can_exist(topic)]
+        matches_nothing = bool(content_topics) and not possible
+        if pubsub_topic is not None and not _can_exist(pubsub_topic):
+            pubsub_topic, matches_nothing = None, True
+        content_topics, limit = possible, limit or NWAKU_PAGE_MESSAGES
+    elif message_hashes and (time_start is not None or time_end is not None):
+        name = "time_end" if time_start is None else "time_start"
         raise QueryError(
-            BAD_REQUEST if query.nwaku_rules else NOT_FOUND,
-            "the cursor is not known to this node: begin again without one",
+            BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
         )
-    return replace(request, after=position)
-
-
-def _plan_as_nwaku(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
-    topics = [topic for topic in query.content_topics if _can_exist(topic)]
-    pubsub_topic = query.pubsub_topic
-    if pubsub_topic is not None and not _can_exist(pubsub_topic):
-        pubsub_topic = None
-    changed = replace(
-        query,
-        pubsub_topic=pubsub_topic,
-        content_topics=topics,
-        limit=query.limit or NWAKU_PAGE_MESSAGES,
-    )
-    request = _plan(changed, rights, limits)
-    nothing = pubsub_topic != query.pubsub_topic or (bool(query.content_topics) and not topics)
-    return replace(request, time_end_ns=request.time_start_ns) if nothing else request
-
-
-def _plan(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> PageRequest:
-    if query.cursor is not None:
-        _check_hash("pagination_cursor", query.cursor)
+    if cursor is not None:
+        _check_hash("pagination_cursor", cursor)
     try:
-        topics = filter_by(query.pubsub_topic, query.content_topics, rights, limits)
+        topics = filter_by(pubsub_topic, content_topics, rights, limits)
     except RequestError as error:
         raise QueryError(BAD_REQUEST, str(error)) from None
-    hashes = _checked_hashes(query.message_hashes, limits.query_hashes)
-    start_ns, end_ns = time_range(query.time_start, query.time_end)
-    limit = min(query.limit or limits.default_page_messages, limits.page_messages)
-    return PageRequest(
-        topics, hashes, start_ns, end_ns, None, query.forward, limit, query.include_data
-    )
+    hashes = _checked_hashes(message_hashes, limits.query_hashes)
+    start_ns, end_ns = time_range(time_start, time_end)
+    if matches_nothing:
+        end_ns = start_ns
+    limit = min(limit or limits.default_page_messages, limits.page_messages)
+    return PageRequest(topics, hashes, start_ns, end_ns, None, forward, limit, include_data)
 
 
 def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:

@@ -81,10 +81,9 @@ async def _answer_unary(
     if exchange.headers.get("content-encoding", "identity") != "identity":
         raise _unsupported("the message has an unknown compression: send it without")
     async with _deadline(exchange):
-        with call.reserve(len(message)):
-            response = await handle(call, message)
-            call.sender.answered(len(response), refusable=call.method.timed)
-            await exchange.respond(response, _UNARY.encode())
+        response = await handle(call, message)
+        call.sender.answered(len(response), refusable=call.method.timed)
+        await exchange.respond(response, _UNARY.encode())
 
 
 async def _answer_stream(

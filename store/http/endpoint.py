@@ -88,13 +88,11 @@ class _HttpCall(Call):
     def identify(self) -> Principal:
         """Return the bearer of the token, where one is needed."""
         exchange, right = self._exchange, self.method.right
-        given = exchange.headers.getlist("authorization")
-        if len(given) > 1:
+        if len(given := exchange.headers.getlist("authorization")) > 1:
             raise malformed("the header `authorization` is given twice: send it once")
+        if not given and self._operation.token_in_url and TOKEN_PARAMETER in exchange.parameters:
+            given = [f"Bearer {exchange.parameters[TOKEN_PARAMETER][-1]}"]
         token = given[0] if given else None
-        in_url = self._operation.token_in_url and TOKEN_PARAMETER in exchange.parameters
-        if token is None and in_url:
-            token = f"Bearer {exchange.parameters[TOKEN_PARAMETER][-1]}"
         assert right is not None, "every operation needs a right"
         try:
             return self.node.access().authorize(token, right, self.remote.name)
@@ -102,17 +100,20 @@ class _HttpCall(Call):
             # What gRPC calls metadata is a header here.
             raise type(denied)(str(denied).replace("metadata", "header")) from None
 
-    async def answer(self) -> None:
-        """Read the body, and send the answer."""
-        operation, exchange, body = self._operation, self._exchange, b""
-        if operation.method == "POST":
-            if exchange.content_type != operation.content_type:
-                # Pages of other sites may send forms and text without asking the browser.
-                raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-            body = await exchange.body(self.node.arrivals, self.client.name, self.max_request_bytes)
-        self.charge(len(body), counted=True)
-        with exchange.watched(), self.sender:
-            await operation.handle(self, exchange, body)
+    async def read_request(self) -> bytes:
+        """Read the body."""
+        operation, exchange = self._operation, self._exchange
+        if operation.method != "POST":
+            return b""
+        if exchange.content_type != operation.content_type:
+            # Pages of other sites may send forms and text without asking the browser.
+            raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
+        return await exchange.body(self.node.arrivals, self.client.name, self.max_request_bytes)
+
+    async def respond(self, request: bytes) -> None:
+        """Send the answer."""
+        with self._exchange.watched(), self.sender:
+            await self._operation.handle(self, self._exchange, request)
 
     async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, None]:
         """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
@@ -153,7 +154,7 @@ class Endpoint:
         operation = self._operations.get(exchange.method)
         try:
             if operation is not None:
-                await _HttpCall(self._node, operation, exchange).run(_HttpCall.answer)
+                await _HttpCall(self._node, operation, exchange).run(_HttpCall.respond)
                 return
             methods = ", ".join(self._operations)
             sentence = f"the method {exchange.method[:16]} is not served here: use {methods}"

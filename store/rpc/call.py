@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
@@ -46,7 +46,6 @@ from store.serving.arrivals import AwaitedRequest
 from store.serving.call import REQUEST_IDS, Call, Method, StreamMethod, UnaryMethod, request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
-from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
 from storenode.common.bounded_dict import BoundedDict
@@ -87,10 +86,6 @@ _RETRYABLE: Final = (Fault.CROWDED, Fault.GAVE_WAY)
 
 _LOG = get_logger("store.rpc")
 
-MAX_REFUSED_REQUESTS: Final = 16
-REFUSED_TIMEOUT_S: Final = 0.5
-"""Requests of refused calls that are read at one time, to name them in the answer, and how long."""
-
 MAX_CALLERS: Final = 64
 """Peers of which it is remembered when they called: in clear text names are invented easily."""
 
@@ -110,7 +105,6 @@ class RpcContext(NodeContext):
     ``peers``: None when no peer may call on these listeners.
     ``gossip``: the live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
-    ``refused``: bounds the requests of refused calls that are read.
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
     ``look``: evaluates the node's health, and returns it. ``await_revision``: waits for a
     revision of it above the given one, and returns that.
@@ -122,9 +116,6 @@ class RpcContext(NodeContext):
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
-    refused: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(MAX_REFUSED_REQUESTS)
-    )
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
     look: Callable[[], HealthValue] = HealthValue
     await_revision: Callable[[int], Awaitable[int]] = _first_revision
@@ -147,13 +138,12 @@ BidiMethod = Callable[["RpcCall"], Awaitable[None]]
 Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
-_Answer = Callable[["RpcCall"], Awaitable[bytes | None]]
+_Respond = Callable[["RpcCall", bytes], Awaitable[bytes | None]]
 _Serve = Callable[[object, Context], Any]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
-_NOTHING: Final = nullcontext()
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
 
@@ -251,36 +241,20 @@ class RpcCall(Call):
         return request
 
     async def read_request(self) -> bytes:
-        """Read and charge the one request of the call.
+        """Read the one request of the call; return nothing where the method reads them itself.
 
         Raises:
-            CallError: it is too large, or has not come in time.
-            QuotaExceededError: too much was sent lately.
+            CallError: it has not come in time.
         """
+        if self._served.reads_itself:
+            return b""
         if self.is_peer:
             await self.begin_peer()
         self._is_reading = True
-        request = await self.next_request(is_first=True)
-        if request is None:
+        self._received = await self.next_request(is_first=True)
+        if self._received is None:
             raise NoRequestError
-        self._received = request
-        self.charge(len(request), counted=True)
-        return request
-
-    async def _refusable_request(self) -> bytes | None:
-        """Return the request of a call that is refused, once; None where it has not come in full.
-
-        Raises:
-            CallError: it gave way to others.
-        """
-        if self._is_reading:
-            return self._received
-        if self.node.refused.locked():
-            return None
-        with suppress(TimeoutError):
-            async with self.node.refused, asyncio.timeout(REFUSED_TIMEOUT_S):
-                return await self.next_request(is_first=True)
-        return None
+        return self._received
 
     def translate(self, error: Exception) -> tuple[CallError, bool]:
         """Return the failure for any error; the fault of a session with a peer has a code."""
@@ -295,11 +269,13 @@ class RpcCall(Call):
         To abort would raise an error that is part of a reference cycle: requests of 16 MiB would
         pile up until the garbage collector finds them.
         """
-        respond = self._served.refuse
-        if respond is not None and failure.retry:
+        refuse = self._served.refuse
+        if refuse is not None and failure.retry:
             with suppress(CallError):
-                if (request := await self._refusable_request()) is not None:
-                    return self.ok, respond(request, failure)
+                if not self._is_reading:
+                    self._received = await self.next_request(is_first=True)
+                if self._received is not None:
+                    return self.ok, refuse(self._received, failure)
         if not isinstance(failure, NoRequestError):
             self.report(_LOG, failure, crash, method=self.method.name, code=str(failure.code))
         self.context.set_code(grpc.StatusCode[failure.code])
@@ -361,13 +337,15 @@ class RpcCall(Call):
 class ServedMethod:
     """A method on one listener: what gRPC calls, and the counts of its calls.
 
-    ``refuse`` makes a response of what may be retried later.
+    ``reads_itself``: it reads its requests as it likes. ``refuse`` makes a response of what may be
+    retried later.
     """
 
     def __init__(self, listener: ListenerKind, node: RpcContext, method: Method) -> None:
         self.listener = listener
         self.node = node
         self.method = method
+        self.reads_itself = False
         self.refuse: Refuse | None = None
         # Counts that alerts use begin at 0: of 1 no growth is known.
         calls = node.metrics.calls.labels
@@ -382,34 +360,31 @@ class ServedMethod:
         """
         self.refuse = refuse
 
-        async def answer(call: RpcCall) -> bytes:
-            request = await call.read_request()
-            size = len(request)
-            with call.reserve(size) if size > COUNTED_REQUEST_BYTES else _NOTHING:
-                response = await handle(call, request)
+        async def respond(call: RpcCall, request: bytes) -> bytes:
+            response = await handle(call, request)
             if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
                 call.sender.answered(len(response), refusable=call.method.timed)
             return response
 
-        return self.method.name, grpc.stream_unary_rpc_method_handler(self._serve(answer))
+        return self._handler(grpc.stream_unary_rpc_method_handler, respond)
 
     def stream(self, handle: StreamMethod) -> Handler:
         """Return the handler of a method that answers one request by a stream."""
 
-        async def answer(call: RpcCall) -> None:
-            request = await call.read_request()
+        async def respond(call: RpcCall, request: bytes) -> None:
             with call.sender:
                 await call.send_pages(handle, request, call.send)
 
-        return self.bidi(answer)
+        return self._handler(grpc.stream_stream_rpc_method_handler, respond)
 
     def bidi(self, handle: BidiMethod) -> Handler:
         """Return the handler of a method that reads and writes as it likes."""
-        return self.method.name, grpc.stream_stream_rpc_method_handler(self._serve(handle))
+        self.reads_itself = True
+        return self._handler(grpc.stream_stream_rpc_method_handler, lambda call, _: handle(call))
 
-    def _serve(self, answer: _Answer) -> _Serve:
+    def _handler(self, kind: Callable[[_Serve], Any], respond: _Respond) -> Handler:
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
-            return await RpcCall(self, context).run(answer)
+            return await RpcCall(self, context).run(respond)
 
-        return serve
+        return self.method.name, kind(serve)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
 from typing import Any, Final
 
-from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -66,37 +66,11 @@ def _asked_service(request: bytes) -> str:
         raise malformed("the request is no HealthCheckRequest: send one") from None
 
 
-class _Pool:
-    """The pool of all schemas; unlike protobuf's own, it also finds the file of a method."""
-
-    def __init__(self) -> None:
-        self._pool: Any = Default()
-
-    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802 - protobuf's
-        """Return the file that declares a symbol.
-
-        Raises:
-            KeyError: none does.
-        """
-        service, _, method = symbol.rpartition(".")
-        try:
-            found = self._pool.FindServiceByName(service)
-        except KeyError:
-            file: FileDescriptor = self._pool.FindFileContainingSymbol(symbol)
-        else:
-            file = found.methods_by_name[method].containing_service.file
-        return file
-
-    def __getattr__(self, name: str) -> object:
-        found: object = getattr(self._pool, name)
-        return found
-
-
 def reflect(services: Collection[str]) -> BidiMethod:
     """Return the handler of ``ServerReflectionInfo`` of a listener that serves ``services``."""
     # The type stubs do not know of the servicer for asyncio.
     library: Any = reflection
-    servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
+    servicer = library.aio.ReflectionServicer(sorted(services))
 
     async def info(call: RpcCall) -> None:
         async for answer in servicer.ServerReflectionInfo(_requests(call), call.context):
@@ -106,11 +80,15 @@ def reflect(services: Collection[str]) -> BidiMethod:
 
 
 async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
-    """Yield the requests."""
+    """Yield the requests; one for a method, which protobuf finds no file of, as for its service."""
     while (request := await call.next_request(is_first=True)) is not None:
-        call.charge(len(request), counted=False)
+        call.charge_next(len(request))
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
         except DecodeError:
             raise malformed("the request is no ServerReflectionRequest: send one") from None
+        service, _, method = parsed.file_containing_symbol.rpartition(".")
+        with suppress(KeyError):
+            if method in Default().FindServiceByName(service).methods_by_name:
+                parsed.file_containing_symbol = service
         yield parsed

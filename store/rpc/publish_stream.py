@@ -2,8 +2,8 @@
 
 Rules of the stream: requests are judged in order, stored side by side (the writer puts what comes
 together into shared transactions) and answered in order, each when its batch is durable. At most
-`STREAM_WINDOW_REQUESTS` and `STREAM_WINDOW_BYTES` are under way; then the stream is not read. A
-request that fails ends the stream, after the answers to all before it.
+`STREAM_WINDOW_BYTES` of them have no answer that was taken; then the stream is not read. A request
+that fails ends the stream, after the answers to all before it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from store.serving.methods.publish import (
     publish_response,
     store,
 )
-from store.serving.queue import FairQueue, memory_queue
+from store.serving.queue import memory_queue
 
-STREAM_WINDOW_REQUESTS: Final = 32
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
-"""Requests of one ``PublishStream`` that are under way at one time: some are written together, and
-those that follow are judged meanwhile."""
+LEAST_REQUEST_BYTES: Final = STREAM_WINDOW_BYTES // 32
+"""Requests of one ``PublishStream`` that are under way at one time, and what one counts at least:
+some are written together, and those that follow are judged meanwhile."""
 
 
 async def publish_stream(call: RpcCall) -> None:
@@ -38,72 +38,62 @@ class _Stream:
 
     def __init__(self, call: RpcCall) -> None:
         self._call = call
-        self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
         self._window = memory_queue(STREAM_WINDOW_BYTES)
-        self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
 
     async def run(self) -> None:
-        reader = asyncio.create_task(self._read())
-        answer: asyncio.Task[bytes] | None = None
+        call, reader = self._call, asyncio.create_task(self._read())
+        next_answer: tuple[asyncio.Task[bytes], int] | None = None
         try:
-            while (answer := await self._answers.get()) is not None:
-                await self._call.send(await answer)
-                self._slots.release()
+            while (next_answer := await self._answers.get()) is not None:
+                await call.send(await next_answer[0])
+                self._window.release(call.connection, next_answer[1])
             await reader
         finally:
             reader.cancel()
             await asyncio.gather(reader, *self._cancel_answers(), return_exceptions=True)
             # The error of a task has this frame in its traceback: as long as the frame has the
             # task, none of them is freed, nor the request.
-            del reader, answer
+            del reader, next_answer
 
     def _cancel_answers(self) -> Iterator[asyncio.Task[bytes]]:
         while not self._answers.empty():
-            answer = self._answers.get_nowait()
-            if answer is not None:
-                answer.cancel()
-                yield answer
+            waiting = self._answers.get_nowait()
+            if waiting is not None:
+                waiting[0].cancel()
+                yield waiting[0]
 
     async def _read(self) -> None:
         call = self._call
         try:
             while True:
-                await self._slots.acquire()
                 with call.node.drain.endless():
-                    request = await self._call.next_request()
+                    request = await call.next_request()
                 if request is None:
                     return
-                call.charge(len(request), counted=False)
-                await self._accept(request)
+                call.charge_next(len(request))
+                size = max(len(request), LEAST_REQUEST_BYTES)
+                await self._window.acquire(call.connection, size)
+                self._answers.put_nowait((await self._accept(request), size))
+                del request
         finally:
             self._answers.put_nowait(None)
 
-    async def _accept(self, request: bytes) -> None:
-        size, connection = len(request), self._call.connection
-        taken: list[FairQueue] = []
-
-        def release() -> None:
-            while taken:
-                taken.pop().release(connection, size)
-
+    async def _accept(self, request: bytes) -> asyncio.Task[bytes]:
+        """Judge a request when there is memory for it, and begin to store it."""
+        call, memory, size = self._call, self._call.node.requests, len(request)
+        await memory.acquire(call.connection, size)
         try:
-            for queue in (self._window, self._call.node.in_flight):
-                await queue.acquire(connection, size)
-                taken.append(queue)
-            batch = await admit(self._call, request)
+            batch = await admit(call, request)
         except BaseException:
-            release()
+            memory.release(call.connection, size)
             raise
+        answer = asyncio.create_task(self._respond(batch))
+        # Not by the task itself, which may be cancelled before it begins.
+        answer.add_done_callback(lambda _: memory.release(call.connection, size))
+        return answer
 
-        async def respond(batch: PublishBatch) -> bytes:
-            try:
-                stored = await store(self._call, batch)
-            finally:
-                release()
-            found = await confirm(self._call, batch, stored)
-            return publish_response(batch.published, stored, found)
-
-        answer = asyncio.create_task(respond(batch))
-        # A task that is cancelled before it begins gives nothing back by itself.
-        answer.add_done_callback(lambda _: release())
-        self._answers.put_nowait(answer)
+    async def _respond(self, batch: PublishBatch) -> bytes:
+        stored = await store(self._call, batch)
+        confirmations = await confirm(self._call, batch, stored)
+        return publish_response(batch.published, stored, confirmations)

@@ -1,7 +1,7 @@
-"""A call of a client under way, over any protocol: admission, rights and charges.
+"""A call of a client under way, over any protocol.
 
-`Call.run` is the way of every call: its caller is identified and admitted by all quotas,
-`Call.charge` counts its request, its method runs, an error is sent, and the end is counted.
+`Call.run` is the way of every call: its caller is identified, and admitted by all quotas; its
+request is read and charged; its method runs, and responds; an error is sent; the end is counted.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self, TypeVar
+from typing import ClassVar, Final, Self
 
 from store.domain.access import Principal, Right
 from store.domain.quota import Account, CallKind
@@ -30,6 +30,7 @@ from store.serving.failure import (
     unready,
 )
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
+from store.serving.queue import FairQueue
 from store.serving.sockets import remote
 
 MAX_REQUEST_ID_CHARS: Final = 64
@@ -54,6 +55,7 @@ class Method:
     ``right``: what a caller needs; None admits every caller, without a look at tokens.
     ``peers``: peers may call it. ``peers_only``: clients may not. ``endless``: it goes on until one
     side ends it. ``always``: it is served although the node is not ready. ``timed``: it is a read.
+    A request above ``free_request_bytes`` takes of the memory for requests.
     """
 
     name: str
@@ -65,11 +67,11 @@ class Method:
     always: bool = False
     timed: bool = False
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
+    free_request_bytes: int = COUNTED_REQUEST_BYTES
 
 
 _NOTHING: Final = nullcontext()
 _NS_PER_S: Final = 1e9
-_R = TypeVar("_R")
 
 UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamMethod = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
@@ -110,6 +112,7 @@ class Call(ABC):
         self.access = node.access()
         self.is_admitted = self.is_abandoned = False
         self.counted: AnswerSender | None = None
+        self._reservations: list[tuple[FairQueue, str, int]] = []
 
     @abstractmethod
     def identify(self) -> Principal:
@@ -119,6 +122,10 @@ class Call(ABC):
             CallDeniedError: it is not known, or lacks the right.
             CallError: it does not say who it is as it should.
         """
+
+    @abstractmethod
+    async def read_request(self) -> bytes:
+        """Read the request; return nothing where the method reads its requests itself."""
 
     def translate(self, error: Exception) -> tuple[CallError, bool]:
         """Return the failure for any error, and True if the error was expected."""
@@ -135,8 +142,8 @@ class Call(ABC):
     def count(self, code: str, seconds: float) -> None:
         """Count the end of the call."""
 
-    async def run(self, answer: Callable[[Self], Awaitable[_R]]) -> _R | bytes | None:
-        """Admit the call, have it answered, and count its end.
+    async def run(self, respond: Callable[[Self, bytes], Awaitable[bytes | None]]) -> bytes | None:
+        """Serve the call by its method; return a response that the edge's library is to send.
 
         Raises:
             CancelledError: its caller has hung up.
@@ -154,7 +161,9 @@ class Call(ABC):
             if not method.always and (halted := self.node.health().halted) is not None:
                 raise unready(halted)
             with self.node.drain.endless() if method.endless else _NOTHING:
-                return await answer(self)
+                request = await self.read_request()
+                self.charge(len(request))
+                return await respond(self, request)
         except (asyncio.CancelledError, CallerGoneError):
             code = self.gone
             raise asyncio.CancelledError from None
@@ -170,6 +179,8 @@ class Call(ABC):
                 del failure
             return response
         finally:
+            for queue, owner, size in self._reservations:
+                queue.release(owner, size)
             if self.is_admitted:
                 self.account.end(method.kind)
             self.count(code, (self.node.monotonic_ns() - self.began_ns) / _NS_PER_S)
@@ -202,11 +213,11 @@ class Call(ABC):
             )
         self.access = access
 
-    def charge(self, size_bytes: int, *, counted: bool) -> None:
-        """Charge one request; ``counted``: the beginning of the call has counted it.
+    def charge(self, size_bytes: int) -> None:
+        """Charge a request that has come, and take its memory until the end of the call.
 
         Raises:
-            CallError: it is too large, `check_rights` fails, or the node serves no calls now.
+            CallError: it is too large, `check_rights` fails, or there is no memory.
             QuotaExceededError: too much was sent lately.
         """
         if self.access is not self.node.access():
@@ -215,14 +226,30 @@ class Call(ABC):
             raise over_limit(
                 f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
             )
-        now_ns = self.node.monotonic_ns()
-        if counted:
-            self.began_ns = now_ns
-        else:
-            self.account.requests.take(1, now_ns)
-        self.account.received.take(size_bytes, now_ns)
-        if not (counted or self.method.always) and (halted := self.node.health().halted):
+        self.began_ns = self.node.monotonic_ns()
+        self.account.received.take(size_bytes, self.began_ns)
+        if size_bytes > self.method.free_request_bytes:
+            self.reserve(self.node.requests, self.connection, size_bytes)
+
+    def reserve(self, queue: FairQueue, owner: str, size: int) -> None:
+        """Take units of a queue until the end of the call.
+
+        Raises:
+            CallError: there are none.
+        """
+        queue.take(owner, size)
+        self._reservations.append((queue, owner, size))
+
+    def charge_next(self, size_bytes: int) -> None:
+        """Charge a further request of a stream, without its memory.
+
+        Raises:
+            CallError, QuotaExceededError: as `charge` does, or the node serves no calls now.
+        """
+        self.account.requests.take(1, self.node.monotonic_ns())
+        if not self.method.always and (halted := self.node.health().halted):
             raise unready(halted)
+        self.charge(size_bytes)
 
     def report(
         self, log: Logger, failure: CallError, crash: Exception | None, **fields: object
@@ -247,23 +274,12 @@ class Call(ABC):
         One page is held: the next is read when the caller has taken the last.
         """
         sender = self.sender
-        with self.reserve(len(request)):
-            async with aclosing(handle(self, request)) as pages:
-                async for page in pages:
-                    chunk = encode(page)
-                    if chunk:
-                        async with sender.sending(len(chunk)):
-                            if self.access is not self.node.access():
-                                self.check_rights()
-                            await send(chunk)
-                    del page, chunk  # which would be held while the next one waits
-
-    def reserve(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Take memory for a large request of a read while it is served.
-
-        Raises:
-            CallError: on entry, there is none.
-        """
-        if self.method.timed and size_bytes > COUNTED_REQUEST_BYTES:
-            return self.node.large_reads.reserve(size_bytes, self.connection)
-        return nullcontext()
+        async with aclosing(handle(self, request)) as pages:
+            async for page in pages:
+                chunk = encode(page)
+                if chunk:
+                    async with sender.sending(len(chunk)):
+                        if self.access is not self.node.access():
+                            self.check_rights()
+                        await send(chunk)
+                del page, chunk  # which would be held while the next one waits

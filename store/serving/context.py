@@ -28,14 +28,11 @@ from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 MIB: Final = 1024 * 1024
 
-MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * MIB
-"""Requests of all publishers together that are decoded and not yet answered."""
+MAX_REQUESTS_BYTES: Final = 256 * MIB
+"""Requests that have come and are not answered: all of publishers, and large ones of others."""
 
 MAX_FOLLOWED_BYTES: Final = 128 * MIB
 """Topics of all followers; one caller may take half of it, some 60,000 topics."""
-
-MAX_LARGE_READ_BYTES: Final = 128 * MIB
-"""Requests of all reads together that are large enough to be counted."""
 
 MAX_UNSTORED_MESSAGES: Final = 65_536
 """Messages that could not be stored and may be published again when they are older than
@@ -97,8 +94,8 @@ class NodeContext:
     ``access``: the rules in force. ``health``: the node's present health.
     ``state``: the status without its health; may raise the errors of ``store.domain.ports``.
     Coverage is read for one caller at a time. ``arrivals``: the requests that have not come in
-    full, whose bounds a task of the node keeps to. ``in_flight``, ``large_reads``, ``followed``:
-    the memory of publishers' requests, of large requests of reads, and of followed topics.
+    full, whose bounds a task of the node keeps to. ``requests``, ``followed``: the memory of those
+    that have come, and of followed topics.
     ``unstored``: when messages that were in time and could not be stored were received, by their
     content digests.
     """
@@ -127,10 +124,7 @@ class NodeContext:
     unstored: BoundedDict[bytes, int] = field(
         default_factory=lambda: BoundedDict(MAX_UNSTORED_MESSAGES)
     )
-    in_flight: FairQueue = field(default_factory=lambda: memory_queue(MAX_IN_FLIGHT_PUBLISH_BYTES))
-    large_reads: FairQueue = field(
-        default_factory=lambda: memory_queue(MAX_LARGE_READ_BYTES, "large requests under way")
-    )
+    requests: FairQueue = field(default_factory=lambda: memory_queue(MAX_REQUESTS_BYTES))
     followed: FairQueue = field(
         default_factory=lambda: memory_queue(
             MAX_FOLLOWED_BYTES,

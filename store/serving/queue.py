@@ -3,7 +3,7 @@
 `FairQueue.acquire` waits. Of the calls that wait, the lightest is served first: the weight is what
 the connection of a call has taken and asked for, times a factor of its caller. The virtual time of
 the queue, which is the tag of the call that was served last, is added to it, so that a heavy call
-waits for a bounded number of lighter ones. `FairQueue.reserve` never waits.
+waits for a bounded number of lighter ones. `FairQueue.take` never waits.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -61,9 +60,8 @@ class FairQueue:
         """The number of units that are taken."""
         return self.limit - self.free
 
-    @contextmanager
-    def reserve(self, size: int, account: str) -> Iterator[None]:
-        """Take units for a while, without waiting; one account gets half at most.
+    def take(self, account: str, size: int) -> None:
+        """Take units without waiting, one account half at most; `release` must follow.
 
         Raises:
             CallError: there is no room, or calls wait already.
@@ -75,10 +73,6 @@ class FairQueue:
             raise self.full(self.limit, "this node")
         self.free -= size
         self.asked[account] += size
-        try:
-            yield
-        finally:
-            self.release(account, size)
 
     async def acquire(self, account: str, size: int, factor: int = 1) -> None:
         """Take units when it is the call's turn; `release` must follow.

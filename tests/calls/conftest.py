@@ -50,7 +50,7 @@ async def check_all_is_given_back(node: Node) -> None:
         while node.context.answers.senders or node.context.drain.blocks:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0)
     context = node.context
-    for budget in (context.answers, context.in_flight, context.large_reads, context.followed):
+    for budget in (context.answers, context.requests, context.followed):
         assert budget.used == 0
 
 

@@ -25,10 +25,18 @@ from storenode.wire.storenode.internal.v1 import publish_raw_pb2
 from storenode.wire.storenode.v1 import store_pb2
 
 PUBLISH: Final = Method(
-    "Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
+    "Publish",
+    Right.PUBLISH,
+    CallKind.CALL,
+    max_request_bytes=MAX_REQUEST_BYTES,
+    free_request_bytes=0,
 )
 PUBLISH_STREAM: Final = Method(
-    "PublishStream", Right.PUBLISH, CallKind.STREAM, max_request_bytes=MAX_REQUEST_BYTES
+    "PublishStream",
+    Right.PUBLISH,
+    CallKind.STREAM,
+    max_request_bytes=MAX_REQUEST_BYTES,
+    free_request_bytes=MAX_REQUEST_BYTES,  # each request waits for its memory
 )
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
@@ -45,12 +53,19 @@ ABANDONED_NS: Final = 1_000_000_000
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 _Result = store_pb2.PublishResult
+_ACCEPTED, _STORED = Verdict.ACCEPTED, _Result.STORED
+_OUTCOMES: Final = {
+    _ACCEPTED: _Result.DUPLICATE,
+    Verdict.DUPLICATE: _Result.DUPLICATE,
+    Verdict.EPHEMERAL: _Result.EPHEMERAL,
+    Verdict.REJECTED: _Result.REJECTED,
+}
+"""The outcome of a message that is not new."""
+
 _RESULT: Final = b"\x0a"
 _SHORT: Final = _RESULT + varint(HASH_BYTES + 4) + b"\x0a" + varint(HASH_BYTES)
-_OUTCOMES: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values()}
+_ENDS: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values()}
 """What is before and behind a hash in a result that has nothing else."""
-
-_UNASKED: Final = Confirmation(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +84,8 @@ class PublishBatch:
 
 async def publish(call: Call, request: bytes) -> bytes:
     """Serve ``Publish``."""
-    with call.node.in_flight.reserve(len(request), call.connection):
-        batch = await admit(call, request)
-        stored = await store(call, batch)
+    batch = await admit(call, request)
+    stored = await store(call, batch)
     confirmations = await confirm(call, batch, stored) if batch.min_confirms else ()
     return publish_response(batch.published, stored, confirmations)
 
@@ -190,28 +204,24 @@ def publish_response(
     ``stored`` says of each record of the batch whether it was new, ``confirmations`` how many
     stores confirmed it, where that was asked for.
     """
-    batch, results = published.batch, list[bytes]()
-    if not confirmations and len(batch.hashes) == len(published.verdicts) and all(stored):
-        # The usual request: everything in it is new.
-        return b"".join([_SHORT + digest + _OUTCOMES[_Result.STORED] for digest in batch.hashes])
-    columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
-    for index, (verdict, position, digest) in enumerate(columns):
-        found = _UNASKED
-        if verdict is Verdict.REJECTED:
-            outcome, found = _Result.REJECTED, Confirmation(0, published.refusals[index].sentence)
-        elif verdict is Verdict.EPHEMERAL:
-            outcome = _Result.EPHEMERAL
-        else:
-            is_new = verdict is Verdict.ACCEPTED and stored[position]
-            outcome = _Result.STORED if is_new else _Result.DUPLICATE
-            if confirmations:
-                found = confirmations[position]
-                outcome = _Result.UNCONFIRMED if found.reason else outcome
-        if digest and not (found.confirms or found.reason):
-            results.append(_SHORT + digest + _OUTCOMES[outcome])
-        else:
-            result = _Result(
-                message_hash=digest, outcome=outcome, reason=found.reason, confirms=found.confirms
-            )
-            results.append(delimited(_RESULT, result.SerializeToString()))
+    columns = zip(published.verdicts, published.positions, strict=True)
+    outcomes = [
+        _STORED if verdict is _ACCEPTED and stored[position] else _OUTCOMES[verdict]
+        for verdict, position in columns
+    ]
+    remarks = {index: Confirmation(0, each.sentence) for index, each in published.refusals.items()}
+    for index, position in enumerate(published.positions if confirmations else ()):
+        if position >= 0:
+            found = remarks[index] = confirmations[position]
+            outcomes[index] = _Result.UNCONFIRMED if found.reason else outcomes[index]
+    hashes = published.hashes
+    results = [_SHORT + each + _ENDS[end] for each, end in zip(hashes, outcomes, strict=True)]
+    for index, found in remarks.items():
+        result = _Result(
+            message_hash=hashes[index],
+            outcome=outcomes[index],
+            reason=found.reason,
+            confirms=found.confirms,
+        )
+        results[index] = delimited(_RESULT, result.SerializeToString())
     return b"".join(results)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from store.domain.access import Right
 from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, SdsPage
 from store.domain.query import (
     BAD_REQUEST,
+    NOT_FOUND,
     OK,
     TOO_MANY_REQUESTS,
     UNAVAILABLE,
     QueryError,
-    QueryInput,
-    after_cursor,
     causal_request,
     plan_query,
     sds_lookup,
@@ -94,11 +94,24 @@ async def query(call: Call, request: bytes) -> bytes:
                 BAD_REQUEST,
                 f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
             )
-        query = query_input(asked)
-        wanted = plan_query(query, call.client.topics, limits)
+        has = asked.HasField
+        wanted = plan_query(
+            call.client.topics,
+            limits,
+            include_data=asked.include_data,
+            pubsub_topic=asked.pubsub_topic if has("pubsub_topic") else None,
+            content_topics=asked.content_topics,
+            time_start=asked.time_start if has("time_start") else None,
+            time_end=asked.time_end if has("time_end") else None,
+            message_hashes=asked.message_hashes,
+            cursor=asked.pagination_cursor if has("pagination_cursor") else None,
+            forward=asked.pagination_forward,
+            limit=asked.pagination_limit,
+            nwaku_rules=asked.nwaku_rules,
+        )
         if not whole:
             raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-        page, known = await _read_page(call, query, wanted, with_coverage=asked.coverage)
+        page, known = await _read_page(call, asked, wanted)
         return b"".join(
             (
                 delimited(_FIELD_1, asked.request_id.encode()),
@@ -113,7 +126,7 @@ async def query(call: Call, request: bytes) -> bytes:
 
 
 async def _read_page(
-    call: Call, query: QueryInput, wanted: PageRequest, *, with_coverage: bool
+    call: Call, asked: waku_store_pb2.StoreQueryRequest, wanted: PageRequest
 ) -> tuple[QueryPage, AnswerCoverage | None]:
     """Read a page, and where it is wanted how complete it is.
 
@@ -128,13 +141,18 @@ async def _read_page(
     messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
     each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
     await call.sender.take(COPIES * each * messages)
-    if query.cursor is not None:
-        position = await reader.position(query.cursor, call.client.topics)
-        wanted = after_cursor(query, wanted, position)
+    if asked.HasField("pagination_cursor"):
+        position = await reader.position(asked.pagination_cursor, call.client.topics)
+        if position is None:
+            raise QueryError(
+                BAD_REQUEST if asked.nwaku_rules else NOT_FOUND,
+                "the cursor is not known to this node: begin again without one",
+            )
+        wanted = replace(wanted, after=position)
     if wanted.time_start_ns >= wanted.time_end_ns:
         return QueryPage(b"", 0, None), None
     report = None
-    if with_coverage:
+    if asked.coverage:
         span = wanted.time_start_ns, wanted.time_end_ns
         report = await open_report(call, *span, all_kept=wanted.hashes is not None)
     page = await reader.query(wanted)
@@ -186,10 +204,8 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         asked.include_data,
     )
     size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
-    with (
-        node.followed.reserve(size, call.client.name),
-        node.metrics.followers.track_inprogress(),
-    ):
+    call.reserve(node.followed, call.client.name, size)
+    with node.metrics.followers.track_inprogress():
         cursors, last = services.cursors, None
         async for page in services.feed.follow(wanted, call.sender):
             is_commit = page.live and page.count and page.cursor != last
@@ -263,23 +279,6 @@ def refuse_query(request: bytes, failure: CallError) -> bytes:
     is_busy = failure.code is Code.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if is_busy else UNAVAILABLE
     return query_failure(request_id, status, failure.sentence)
-
-
-def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
-    """Return the fields of a ``StoreQueryRequest`` that the rules are about."""
-    has = request.HasField
-    return QueryInput(
-        include_data=request.include_data,
-        pubsub_topic=request.pubsub_topic if has("pubsub_topic") else None,
-        content_topics=request.content_topics,
-        time_start=request.time_start if has("time_start") else None,
-        time_end=request.time_end if has("time_end") else None,
-        message_hashes=request.message_hashes,
-        cursor=request.pagination_cursor if has("pagination_cursor") else None,
-        forward=request.pagination_forward,
-        limit=request.pagination_limit if has("pagination_limit") else None,
-        nwaku_rules=request.nwaku_rules,
-    )
 
 
 def _cut(request_id: str) -> str:

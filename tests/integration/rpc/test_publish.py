@@ -6,6 +6,7 @@ import pytest
 
 from store.db.writer import DatabaseWriter
 from store.domain.ports import StoreUnavailableError
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.serving.methods.publish import RETRY_NS
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
@@ -69,7 +70,7 @@ async def test_a_stream_answers_every_request_in_order(node: Node) -> None:
         assert answer.results[0].message_hash == message_hash(
             PUBSUB, first.message.payload, CONTENT, None, first.message.timestamp
         )
-    assert node.context.in_flight.used == 0
+    assert node.context.requests.used == 0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ async def test_a_bad_request_ends_a_stream_after_the_answers_before_it(
         await within(call.read())
     assert [outcomes(answer) for answer in answers] == [[Result.STORED] * 3] * 5
     assert caught.value.code() is code
-    assert node.context.in_flight.used == 0
+    assert node.context.requests.used == 0
 
 
 async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -> None:
@@ -110,7 +111,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
     with pytest.raises(TimeoutError):
         await write()
     async with asyncio.timeout(90):
-        while node.context.in_flight.used:
+        while node.context.requests.used:
             await stored_hashes(node, bytes(32))
     assert rejected() < most
     call.cancel()
@@ -118,17 +119,20 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
 
 
 async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
-    budget = node.context.in_flight
-    with budget.reserve(budget.limit, "another"):
-        code, sentence = await failure(node.publish(item()))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert f"{budget.limit:,} bytes" in sentence
-        call = node.store.PublishStream()
-        await call.write(requests(1)[0])
-        waiting = asyncio.create_task(call.read())
-        code, _ = await failure(node.publish(item()))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert not waiting.done()
+    memory = node.context.requests
+    memory.take("another", memory.limit)
+    code, sentence = await failure(node.publish(item()))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"{memory.limit:,} bytes" in sentence
+    call = node.store.PublishStream()
+    await call.write(requests(1)[0])
+    waiting = asyncio.create_task(call.read())
+    code, _ = await failure(node.publish(item()))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    code, _ = await failure(node.stream(STORE + "GetSdsMessages", bytes(COUNTED_REQUEST_BYTES + 1)))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not waiting.done()
+    memory.release("another", memory.limit)
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()
@@ -142,7 +146,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
     await channel.close()
     assert outcomes(await node.publish(item())) == [Result.STORED]
     await node.server.stop(20)
-    assert node.context.in_flight.used == 0
+    assert node.context.requests.used == 0
 
 
 async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:

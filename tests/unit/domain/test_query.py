@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,10 +10,8 @@ from store.domain.query import (
     RESPONSE_RESERVE_BYTES,
     LimitError,
     QueryError,
-    QueryInput,
     RequestError,
     RequestLimits,
-    after_cursor,
     causal_request,
     filter_by,
     plan_query,
@@ -25,12 +23,13 @@ from storenode.message.limits import MAX_PAGE_MESSAGES, MAX_TIMESTAMP_NS
 EVERYTHING = TopicRights()
 LIMITS = RequestLimits()
 DIGEST = bytes(range(32))
-BY_TOPIC = QueryInput(pubsub_topic="/p", content_topics=["/c"])
-BY_HASH = QueryInput(message_hashes=[DIGEST])
+Fields = dict[str, Any]
+BY_TOPIC: Fields = {"pubsub_topic": "/p", "content_topics": ["/c"]}
+BY_HASH: Fields = {"message_hashes": [DIGEST]}
 
 
 def test_nothing_set_asks_for_the_newest_hundred() -> None:
-    request = plan_query(QueryInput(), EVERYTHING, LIMITS)
+    request = plan_query(EVERYTHING, LIMITS)
     assert (request.hashes, request.after, request.forward) == (None, None, False)
     assert (request.time_start_ns, request.time_end_ns) == (0, MAX_TIMESTAMP_NS)
     assert request.limit == 100
@@ -39,36 +38,26 @@ def test_nothing_set_asks_for_the_newest_hundred() -> None:
     assert request.time_start_ns < request.time_end_ns
 
 
-def test_a_cursor_needs_its_position() -> None:
-    query = QueryInput(cursor=DIGEST, forward=True)
-    request = plan_query(query, EVERYTHING, LIMITS)
-    assert after_cursor(query, request, (7, DIGEST)).after == (7, DIGEST)
-    for nwaku_rules, status in ((False, 404), (True, 400)):
-        with pytest.raises(QueryError) as caught:
-            after_cursor(replace(query, nwaku_rules=nwaku_rules), request, None)
-        assert caught.value.status == status
-
-
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        *((QueryInput(cursor=each), f"{len(each)} bytes") for each in (b"", b"s", DIGEST + b"x")),
-        (replace(BY_TOPIC, pubsub_topic=""), "pubsub_topic holds an empty topic"),
-        (replace(BY_TOPIC, content_topics=["/c", ""]), "content_topics holds an empty topic"),
-        (replace(BY_TOPIC, content_topics=["/c\0"]), "NUL"),
-        (replace(BY_TOPIC, pubsub_topic="/p\0"), "NUL"),
-        (replace(BY_HASH, time_start=0), "time_start"),
-        (replace(BY_HASH, time_end=0), "time_end"),
-        (replace(BY_HASH, time_start=1, time_end=2), "time_start"),
+        *(({"cursor": each}, f"{len(each)} bytes") for each in (b"", b"s", DIGEST + b"x")),
+        (BY_TOPIC | {"pubsub_topic": ""}, "pubsub_topic holds an empty topic"),
+        (BY_TOPIC | {"content_topics": ["/c", ""]}, "content_topics holds an empty topic"),
+        (BY_TOPIC | {"content_topics": ["/c\0"]}, "NUL"),
+        (BY_TOPIC | {"pubsub_topic": "/p\0"}, "NUL"),
+        (BY_HASH | {"time_start": 0}, "time_start"),
+        (BY_HASH | {"time_end": 0}, "time_end"),
+        (BY_HASH | {"time_start": 1, "time_end": 2}, "time_start"),
         *(
-            (QueryInput(message_hashes=[DIGEST, each]), f"{len(each)} bytes")
+            ({"message_hashes": [DIGEST, each]}, f"{len(each)} bytes")
             for each in (b"", b"\1" * 31, b"\1" * 33)
         ),
     ],
 )
-def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) -> None:
+def test_a_query_that_breaks_a_rule_is_refused(query: Fields, named: str) -> None:
     with pytest.raises(QueryError) as caught:
-        plan_query(query, EVERYTHING, LIMITS)
+        plan_query(EVERYTHING, LIMITS, **query)
     assert caught.value.status == 400
     assert named in caught.value.sentence
 
@@ -76,19 +65,19 @@ def test_a_query_that_breaks_a_rule_is_refused(query: QueryInput, named: str) ->
 @pytest.mark.parametrize(
     ("query", "differs"),
     [
-        (QueryInput(), {"limit": 20}),
-        (replace(BY_HASH, time_end=7), {"hashes": (DIGEST,), "time_end_ns": 7}),
-        (QueryInput(content_topics=["", "/c"]), {"filter": TopicFilter(None, ("/c",))}),
-        (QueryInput(content_topics=["", ""]), None),
-        (QueryInput(content_topics=["\0"], cursor=DIGEST), None),
-        (QueryInput(pubsub_topic=""), None),
-        (QueryInput(time_start=6, time_end=5), None),
+        ({}, {"limit": 20}),
+        (BY_HASH | {"time_end": 7}, {"hashes": (DIGEST,), "time_end_ns": 7}),
+        ({"content_topics": ["", "/c"]}, {"filter": TopicFilter(None, ("/c",))}),
+        ({"content_topics": ["", ""]}, None),
+        ({"content_topics": ["\0"], "cursor": DIGEST}, None),
+        ({"pubsub_topic": ""}, None),
+        ({"time_start": 6, "time_end": 5}, None),
     ],
 )
 def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
-    query: QueryInput, differs: dict[str, object] | None
+    query: Fields, differs: Fields | None
 ) -> None:
-    request = plan_query(replace(query, nwaku_rules=True), EVERYTHING, LIMITS)
+    request = plan_query(EVERYTHING, LIMITS, **query, nwaku_rules=True)
     assert (request.time_start_ns >= request.time_end_ns) is (differs is None)
     for name, value in (differs or {}).items():
         assert getattr(request, name) == value
@@ -105,36 +94,38 @@ def test_what_the_standard_leaves_open_is_read_as_nwaku_reads_it(
 )
 def test_times(start: int | None, end: int | None, expected: tuple[int, int], empty: bool) -> None:
     assert time_range(start, end) == expected
-    request = plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING, LIMITS)
+    request = plan_query(EVERYTHING, LIMITS, time_start=start, time_end=end)
     assert (request.time_start_ns >= request.time_end_ns) is empty
 
 
 topics = st.sampled_from(["", "/p", "/c", "/q\0", "x" * 2000])
-inputs = st.builds(
-    QueryInput,
-    include_data=st.booleans(),
-    pubsub_topic=st.none() | topics,
-    content_topics=st.lists(topics, max_size=3),
-    time_start=st.none() | st.integers(-(2**63), 2**63 - 1),
-    time_end=st.none() | st.integers(-(2**63), 2**63 - 1),
-    message_hashes=st.lists(st.binary(max_size=40) | st.just(DIGEST), max_size=3),
-    cursor=st.none() | st.binary(max_size=40) | st.just(DIGEST),
-    forward=st.booleans(),
-    limit=st.none() | st.integers(0, 2**64 - 1),
+inputs = st.fixed_dictionaries(
+    {},
+    optional={
+        "include_data": st.booleans(),
+        "pubsub_topic": topics,
+        "content_topics": st.lists(topics, max_size=3),
+        "time_start": st.integers(-(2**63), 2**63 - 1),
+        "time_end": st.integers(-(2**63), 2**63 - 1),
+        "message_hashes": st.lists(st.binary(max_size=40) | st.just(DIGEST), max_size=3),
+        "cursor": st.binary(max_size=40) | st.just(DIGEST),
+        "forward": st.booleans(),
+        "limit": st.integers(0, 2**64 - 1),
+    },
 )
 
 
 @given(inputs)
-def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput) -> None:
+def test_every_request_is_planned_within_the_limits_or_refused(query: Fields) -> None:
     try:
-        request = plan_query(query, EVERYTHING, LIMITS)
+        request = plan_query(EVERYTHING, LIMITS, **query)
     except QueryError as error:
         assert (error.status, len(error.sentence) < 200) == (400, True)  # noqa: PT017 - either way
         return
     assert 1 <= request.limit <= MAX_PAGE_MESSAGES
     assert 0 <= request.time_start_ns <= MAX_TIMESTAMP_NS
     assert 0 <= request.time_end_ns <= MAX_TIMESTAMP_NS
-    by_time = query.time_start is not None or query.time_end is not None
+    by_time = "time_start" in query or "time_end" in query
     assert request.hashes is None or not by_time
 
 
@@ -202,19 +193,18 @@ def test_the_limits_of_the_contract_are_the_defaults() -> None:
 )
 @pytest.mark.parametrize("cursor", [None, DIGEST])
 def test_other_limits_of_a_page(asked: int | None, given_out: int, cursor: bytes | None) -> None:
-    query = QueryInput(limit=asked, cursor=cursor)
-    assert plan_query(query, EVERYTHING, OTHERS).limit == given_out
+    assert plan_query(EVERYTHING, OTHERS, limit=asked, cursor=cursor).limit == given_out
 
 
 def test_other_limits_of_a_query() -> None:
     hashes = [bytes([n]) * 32 for n in range(3)]
-    plan_query(QueryInput(message_hashes=hashes[:2] * 9), EVERYTHING, OTHERS)
+    plan_query(EVERYTHING, OTHERS, message_hashes=hashes[:2] * 9)
     with pytest.raises(QueryError, match="message_hashes holds 3 hashes: at most 2"):
-        plan_query(QueryInput(message_hashes=hashes), EVERYTHING, OTHERS)
+        plan_query(EVERYTHING, OTHERS, message_hashes=hashes)
     topics = ["/a", "/b", "/c", "/d"]
-    plan_query(replace(BY_TOPIC, content_topics=topics[:3]), EVERYTHING, OTHERS)
+    plan_query(EVERYTHING, OTHERS, content_topics=topics[:3])
     with pytest.raises(QueryError, match="content_topics holds 4 topics: at most 3"):
-        plan_query(replace(BY_TOPIC, content_topics=topics), EVERYTHING, OTHERS)
+        plan_query(EVERYTHING, OTHERS, content_topics=topics)
     filter_by(None, topics[:3], EVERYTHING, OTHERS)
     with pytest.raises(LimitError, match="content_topics holds 4 topics: at most 3"):
         filter_by(None, topics, EVERYTHING, OTHERS)
@@ -248,8 +238,8 @@ def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
 
 def test_the_caller_s_rights_are_part_of_every_filter() -> None:
     rights = TopicRights(("/p",), ("/c",))
-    assert plan_query(BY_HASH, rights, LIMITS).filter.rights == rights
-    assert plan_query(BY_TOPIC, rights, LIMITS).filter.rights == rights
+    assert plan_query(rights, LIMITS, **BY_HASH).filter.rights == rights
+    assert plan_query(rights, LIMITS, **BY_TOPIC).filter.rights == rights
     assert filter_by(None, [], rights, LIMITS).rights == rights
 
 
@@ -259,8 +249,13 @@ def test_the_caller_s_rights_are_part_of_every_filter() -> None:
 def test_either_topic_filters_alone_and_beside_hashes(
     pubsub: str | None, contents: tuple[str, ...]
 ) -> None:
-    for query in (QueryInput(), BY_HASH):
-        asked = replace(query, pubsub_topic=pubsub, content_topics=contents)
-        request = plan_query(asked, EVERYTHING, LIMITS)
+    for hashes in ((), (DIGEST,)):
+        request = plan_query(
+            EVERYTHING,
+            LIMITS,
+            pubsub_topic=pubsub,
+            content_topics=contents,
+            message_hashes=hashes,
+        )
         assert request.filter == TopicFilter(pubsub, contents)
-        assert request.hashes == ((DIGEST,) if query is BY_HASH else None)
+        assert request.hashes == (hashes or None)

@@ -317,7 +317,7 @@ def partitions(target: Target) -> int:
 def sizes(target: Target) -> int:
     """Show where the bytes go, by table and index, in all and per message.
 
-    Reads sizes of files, the summaries, and a sample of the rows; nodes may go on meanwhile.
+    Reads sizes of files, and the summaries; nodes may go on meanwhile.
     """
     found = target.run(read_sizes)
     target.print(asdict(found), _size_lines(found))

@@ -35,14 +35,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from psycopg import errors as pg
+from numpy.typing import ArrayLike
 from psycopg import sql
 
 from reconcile.ids import ELEMENT_BYTES
@@ -50,8 +49,8 @@ from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import TimeBuckets
 from store.db.arrays import BinaryArray, bigint_column
 from store.db.connection import Connection, fetch_row, fetch_rows
+from store.db.feed import newest
 from store.db.locks import FOLDING, lock_unhurried
-from store.db.partitions import read_catalog
 from store.db.sds import find_missing
 from store.db.statements import FINE_TABLE, SCHEMA, SQL
 from store.domain.partitioning import (
@@ -61,7 +60,6 @@ from store.domain.partitioning import (
     UNBOUNDED_HIGH,
     UNBOUNDED_LOW,
     Bounds,
-    Cover,
 )
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 
@@ -105,11 +103,6 @@ def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     if not hashes:
         return b""
     words = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, HASH_WORDS)
-    start_ns = timestamps[0] - timestamps[0] % MINUTE_NS
-    if start_ns <= min(timestamps) <= max(timestamps) < start_ns + MINUTE_NS:
-        # As what is published together mostly is; to group it would cost three times as much.
-        xor: NDArray[np.uint64] = np.bitwise_xor.reduce(words, axis=0)
-        return _BEGINNING.pack(start_ns, len(hashes)) + xor.tobytes()
     times = np.array(timestamps, np.int64)
     minutes = TimeBuckets.total(MINUTE_NS, times, np.ones(len(times), np.int64), words)
     records = np.empty(len(minutes), RECORD)
@@ -276,12 +269,14 @@ async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
     return [start for (start,) in rows]
 
 
-async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
-    """Sum hours up and keep that; under FOLDING, in one snapshot, in which so much is folded."""
-    late = await added(connection, folded, UNBOUNDED_HIGH - 1, hours)
+async def seal_hours(connection: Connection, hours: Sequence[int]) -> None:
+    """Sum hours up and keep that; under FOLDING, in one snapshot.
+
+    What is not folded yet is in the sum too. It is in the commits after all others, so the sum is
+    known as soon as their number is folded.
+    """
     for start in hours:
-        everything = await sum_of_time(connection, start, start + HOUR_NS)
-        total = everything - late.get(start, LatticeSum())
+        total = await sum_of_time(connection, start, start + HOUR_NS)
         await write_sums(connection, {(HOURS, start): total})
 
 
@@ -318,7 +313,7 @@ async def seal(connection: Connection, now_ns: int) -> int:
         if messages >= MAX_SEALED_MESSAGES:
             break
         async with alone(connection):
-            await seal_hours(connection, [start], await folded_position(connection))
+            await seal_hours(connection, [start])
         messages += count
         sealed += 1
     days = await unknown_days(connection, Bounds(UNBOUNDED_LOW, end_ns - DAY_NS + 1))
@@ -455,29 +450,19 @@ async def resummarize(
     await connection.execute(_SETTINGS)
     days = messages = 0
     wide = _whole_days(bounds)
-    occupied = sorted({day for span in await _occupied(connection, wide) for day in _days(span)})
-    for each in sorted([*occupied, *Cover(occupied).gaps(wide.low, wide.high - 1)]):
-        found = await _rebuild(connection, each)
-        await find_missing(connection, each)
+    low = wide.low
+    while low < wide.high:
+        # The next day that has messages, with all that lies before it and has none.
+        given = (low, wide.high - 1)
+        ((first_ns,),) = await fetch_rows(connection, SQL.messages.read_first, given)
+        high = wide.high if first_ns is None else _whole_days(Bounds(first_ns, first_ns + 1)).high
+        found = await _rebuild(connection, Bounds(low, high))
+        await find_missing(connection, Bounds(low, high))
         messages += found
         days += found > 0
+        low = high
         progress(FINE_TABLE, messages)
     return Resummarized(days, messages)
-
-
-async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
-    found, cover = [], Cover([wide])
-    for partition in (await read_catalog(connection)).partitions:
-        if partition.table != FINE_TABLE or not cover.overlaps(partition.bounds):
-            continue
-        statement = sql.SQL(SQL.messages.read_ends).format(sql.Identifier(SCHEMA, partition.name))
-        try:
-            ((first, last),) = await fetch_rows(connection, statement, prepare=False)
-        except pg.UndefinedTable:
-            continue  # it was dropped just now, and its buckets with it
-        if first is not None and cover.overlaps(span := _whole_days(Bounds(first, last + 1))):
-            found.append(Bounds(max(span.low, wide.low), min(span.high, wide.high)))
-    return found
 
 
 def _whole_days(bounds: Bounds) -> Bounds:
@@ -486,20 +471,15 @@ def _whole_days(bounds: Bounds) -> Bounds:
     return Bounds(max(low, UNBOUNDED_LOW), min(high, UNBOUNDED_HIGH))
 
 
-def _days(span: Bounds) -> Iterator[Bounds]:
-    for low in range(span.low, span.high, DAY_NS):
-        yield Bounds(low, min(low + DAY_NS, span.high))
-
-
 async def _rebuild(connection: Connection, bounds: Bounds) -> int:
-    """Make the buckets of whole days anew; returns the number of messages in them."""
+    """Make the buckets of whole days anew; return the number of messages in them."""
     # Nodes that publish faster than this folds must not keep it from going on.
-    ((newest,),) = await fetch_rows(connection, SQL.commits.read_head)
-    await fold_until(connection, newest)
+    position, _ = await newest(connection)
+    await fold_until(connection, position)
     async with alone(connection):
         span = (bounds.low, bounds.high - 1)
-        folded = await folded_position(connection)
-        deltas = between(await unfolded(connection, folded), bounds.low, bounds.high)
+        deltas = await unfolded(connection, await folded_position(connection))
+        deltas = between(deltas, bounds.low, bounds.high)
         await delete_buckets(connection, [bounds])
         minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
         statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
@@ -508,7 +488,7 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
             given = {"low": span[0], "last": span[1], "level": level, "length": LEVELS_NS[level]}
             await connection.execute(SQL.buckets.insert_level, given)
         hours = [start for start, _ in await unknown_hours(connection, bounds)]
-        await seal_hours(connection, hours, folded)
+        await seal_hours(connection, hours)
         await seal_days(connection, await unknown_days(connection, bounds))
         ((messages,),) = await fetch_rows(connection, SQL.buckets.count_messages, span)
     return int(messages + deltas.counts.sum())

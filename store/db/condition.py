@@ -18,7 +18,7 @@ Concurrently").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
@@ -104,10 +104,6 @@ async def read_condition(connection: Connection, now_ns: int) -> StoreCondition:
 _MESSAGES: Final[LiteralString] = f"select {SQL.buckets.messages}"
 
 
-_SAMPLE_PAGES: Final = 2_000
-"""Pages of a table from which the widths of its columns are read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A kind of file of a table and all of its partitions.
@@ -122,15 +118,6 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """Mean width of a column as it is stored, null values counted as nothing, in a sample."""
-
-    table: str
-    column: str
-    mean_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sizes:
     """The disk space of a database. ``log_bytes`` is None where the role may not see the log.
 
@@ -141,7 +128,6 @@ class Sizes:
     messages: int
     total_bytes: int
     parts: tuple[Part, ...]
-    columns: tuple[Column, ...]
     catalog_bytes: int
     log_bytes: int | None
 
@@ -153,31 +139,13 @@ async def read_sizes(connection: Connection) -> Sizes:
         psycopg.Error: the database refused.
     """
     parts = tuple(Part(*row) for row in await fetch_rows(connection, SQL.partitions.read_files))
-    columns = tuple([each async for each in _columns(connection)])
     ((messages,),) = await fetch_rows(connection, _MESSAGES)
     sizes = await fetch_rows(connection, SQL.partitions.read_database_size)
     ((database_bytes, may_see_log),), log_bytes = sizes, None
     if may_see_log:
         ((log_bytes,),) = await fetch_rows(connection, SQL.partitions.read_log_size)
     total = sum(part.size_bytes for part in parts)
-    return Sizes(messages, total, parts, columns, max(database_bytes - total, 0), log_bytes)
-
-
-async def _columns(connection: Connection) -> AsyncIterator[Column]:
-    for table, names, pages in await fetch_rows(connection, SQL.partitions.read_columns):
-        percent = min(100.0, 100.0 * _SAMPLE_PAGES / max(pages or 0, 1))
-        statement = sql.SQL("select {} from {} tablesample system ({})").format(
-            sql.SQL(", ").join(
-                sql.SQL("avg(coalesce(pg_column_size({}), 0))::float8").format(sql.Identifier(name))
-                for name in names
-            ),
-            sql.Identifier(SCHEMA, table),
-            sql.Literal(percent),
-        )
-        (means,) = await fetch_rows(connection, statement)
-        for name, mean in zip(names, means, strict=True):
-            if mean is not None:
-                yield Column(table, name, mean)
+    return Sizes(messages, total, parts, max(database_bytes - total, 0), log_bytes)
 
 
 MIN_PAGES: Final = 32

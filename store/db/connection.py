@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import psycopg
 from psycopg import AsyncConnection, sql
 
 from store.db.arrays import register
@@ -55,3 +59,12 @@ async def fetch_row(
     """Return the first row that a statement selects; None if there is none."""
     cursor = await connection.execute(statement, parameters, binary=True)
     return await cursor.fetchone()
+
+
+def sever(connection: Connection) -> None:
+    """Let whatever a connection waits for fail at once; its user closes it."""
+    with (
+        contextlib.suppress(psycopg.Error, OSError),
+        socket.socket(fileno=os.dup(connection.fileno())) as shared,
+    ):
+        shared.shutdown(socket.SHUT_RDWR)

@@ -489,7 +489,7 @@ class DatabaseFeed:
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
-        cursor = await self._begin(request, outlet)
+        cursor = await self._begin(request)
         live = is_answered = False
         rows = _FIRST_ROWS
         while True:
@@ -508,7 +508,7 @@ class DatabaseFeed:
             room = await outlet.room(self._page_bytes)
             shape = PageShape(rows, room.size_bytes, request.include_data)
             page = await self._database.read_page(
-                partial(read_feed_page, wanted=request.filter, after=before, shape=shape), outlet
+                partial(read_feed_page, wanted=request.filter, after=before, shape=shape)
             )
             rows = max(2 * page.count, _FEWEST_ROWS) if page.count else rows
             room.fit(len(page.frames))
@@ -565,7 +565,7 @@ class DatabaseFeed:
             timer.cancel()
             self._hub.unsubscribe(subscriber)
 
-    async def _begin(self, request: FollowRequest, outlet: Outlet) -> FollowCursor:
+    async def _begin(self, request: FollowRequest) -> FollowCursor:
         cursor, store_id = request.cursor, self._database.store_id
 
         async def look(connection: Connection) -> FollowCursor:
@@ -580,7 +580,7 @@ class DatabaseFeed:
                 raise StoreUnavailableError(BEHIND) if is_ahead else CursorOutOfRangeError(LOST)
             return cursor
 
-        return await self._database.read_page(look, outlet)
+        return await self._database.read_page(look)
 
 
 def _rows_on(batch: RecordBatch, topics: set[bytes]) -> list[Row]:

@@ -75,17 +75,21 @@ def _track_parameters(rows: Sequence[Wanted]) -> dict[str, object]:
 
 
 class UnreadRows:
-    """The unread events of a database; ``count`` is how many this node last counted.
+    """The unread events of a database, and those that go with written batches.
 
-    Every method raises `StoreUnavailableError` when the database does not serve; to do again what
-    was done does no harm.
+    ``count``: how many this node last counted. ``unread_hashes``: messages that are unread, or will
+    be with the current transaction.
+
+    Every read and change raises `StoreUnavailableError` when the database does not serve; to do
+    again what was done does no harm.
     """
 
     def __init__(self, database: Database, max_confirms: int = 0) -> None:
-        """Use a database; this node wants ``max_confirms`` stores to confirm every message."""
+        """Use a database; ``max_confirms`` stores must confirm a new message of any source."""
         self._database = database
         self._max_confirms = max_confirms
         self.count = 0
+        self.unread_hashes = BoundedDict[bytes, None](MAX_TRACKED)
 
     async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
         """Return the newest unread events that have not expired, at most ``limit``."""
@@ -136,6 +140,46 @@ class UnreadRows:
         self.count = found.count
         return found
 
+    @contextmanager
+    def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
+        """Count what becomes unread with a transaction, unless the block fails.
+
+        Yields:
+            The parameters of the statement ``track``, which the block executes; None: no message
+            becomes unread.
+        """
+        wanted = list(self._wanted(parts))
+        if self.count + len(wanted) > MAX_UNREAD_EVENTS:
+            wanted = []
+        fresh = [row[0] for row in wanted if row[0] not in self.unread_hashes]
+        self.count += len(wanted)
+        needed = {row[0]: row[2] for row in wanted}
+        self.unread_hashes.update(dict.fromkeys(needed))
+        for part in parts:
+            part.needed = needed
+        try:
+            yield _track_parameters(sorted(wanted)) if wanted else None
+        except BaseException:
+            self.count -= len(wanted)
+            for digest in fresh:
+                self.unread_hashes.pop(digest, None)
+            raise
+
+    def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
+        usual = self._max_confirms
+        if not usual and not any(asked for part in parts for _, asked in part.shares):
+            return
+        needed: dict[bytes, Wanted] = {}
+        for part in parts:
+            new = set(part.new.hashes) if usual else ()
+            for batch, asked in part.confirmable():
+                columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
+                for ts, digest, content in columns:
+                    most = min(max(asked, usual if digest in new else 0), MAX_PEERS)
+                    if most > (needed[digest][2] if digest in needed else 0):
+                        needed[digest] = digest, ts, most, content
+        yield from needed.values()
+
     async def _change(self, statement: str, parameters: dict[str, object]) -> int:
         async def change(connection: Connection) -> int:
             return (await connection.execute(statement, parameters)).rowcount
@@ -157,59 +201,6 @@ def _portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
     return {"hash": fixed_bytes(hashes, HASH_BYTES)}
-
-
-class ConfirmationTracker:
-    """The unread events that go with written batches.
-
-    ``max_confirms`` stores must confirm a new message, whatever its source. ``unread_hashes``:
-    messages that are unread, or will be with the current transaction.
-    """
-
-    def __init__(self, unread: UnreadRows, max_confirms: int) -> None:
-        self._unread = unread
-        self._max_confirms = max_confirms
-        self.unread_hashes = BoundedDict[bytes, None](MAX_TRACKED)
-
-    @contextmanager
-    def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
-        """Count what becomes unread with a transaction, unless the block fails.
-
-        Yields:
-            The parameters of the statement ``track``, which the block executes; None: no message
-            becomes unread.
-        """
-        wanted = list(self._wanted(parts))
-        if self._unread.count + len(wanted) > MAX_UNREAD_EVENTS:
-            wanted = []
-        fresh = [row[0] for row in wanted if row[0] not in self.unread_hashes]
-        self._unread.count += len(wanted)
-        needed = {row[0]: row[2] for row in wanted}
-        self.unread_hashes.update(dict.fromkeys(needed))
-        for part in parts:
-            part.needed = needed
-        try:
-            yield _track_parameters(sorted(wanted)) if wanted else None
-        except BaseException:
-            self._unread.count -= len(wanted)
-            for digest in fresh:
-                self.unread_hashes.pop(digest, None)
-            raise
-
-    def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
-        usual = self._max_confirms
-        if not usual and not any(asked for part in parts for _, asked in part.shares):
-            return
-        needed: dict[bytes, Wanted] = {}
-        for part in parts:
-            new = set(part.new.hashes) if usual else ()
-            for batch, asked in part.confirmable():
-                columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
-                for ts, digest, content in columns:
-                    most = min(max(asked, usual if digest in new else 0), MAX_PEERS)
-                    if most > (needed[digest][2] if digest in needed else 0):
-                        needed[digest] = digest, ts, most, content
-        yield from needed.values()
 
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
@@ -239,16 +230,13 @@ class GossipReads:
         None stands for a message that is not held.
         """
         wanted = hashes[:MAX_LOADED_IDS]
-        found: dict[bytes, bytes | None] = {}
-        for digest in wanted:
-            if (body := self._body(digest)) is not None:
-                found[digest] = body
+        bodies = ((digest, self._body(digest)) for digest in wanted)
+        found: dict[bytes, bytes | None] = {
+            digest: body for digest, body in bodies if body is not None
+        }
         absent = [digest for digest in wanted if digest not in found]
-        left = max_bytes - sum(len(body or b"") for body in found.values())
-        if absent and left > 0:
-            found |= await self._read(absent, left)
-        if wanted and wanted[0] not in found:
-            found |= await self._read(wanted[:1], 1)
+        if absent:
+            found |= await self._read(absent, max_bytes)
         return _prefix(wanted, found, max_bytes)
 
     async def content_digests(self, hashes: Sequence[bytes]) -> list[bytes | None]:
@@ -296,10 +284,10 @@ class GossipReads:
         return Committed(hashes, events, content_digests=contents)
 
     async def _read(self, hashes: Sequence[bytes], max_bytes: int) -> dict[bytes, bytes | None]:
-        """Read some messages; what has no place in the given bytes is left out."""
-        ids = await self._locate(hashes)
-        located = {digest for _, digest in ids}
-        found: dict[bytes, bytes | None] = {each: None for each in hashes if each not in located}
+        """Read the first messages that fit, one at least; None: not held."""
+        times = {digest: ts for ts, digest in await self._locate(hashes)}
+        found: dict[bytes, bytes | None] = {each: None for each in hashes if each not in times}
+        ids = [(times[digest], digest) for digest in hashes if digest in times]
         bodies = await self._reader.load(SyncIds.of(ids), max_bytes) if ids else []
         return found | {digest: body for (_, digest), body in zip(ids, bodies, strict=False)}
 

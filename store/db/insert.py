@@ -310,7 +310,7 @@ def _claims(batch: RecordBatch) -> bytes:
 
 def notice_of(parts: Sequence[CommitPart]) -> str:
     """Return the payload of the notification of a transaction: the token of its first part."""
-    return str(parts[0].token) if parts else ""
+    return str(parts[0].token)
 
 
 async def assign_commit_position(connection: Connection, parts: Sequence[CommitPart]) -> None:

@@ -22,11 +22,13 @@ from store.db.buckets import fold, is_pending, seal
 from store.db.condition import analyze_stale, find_bloated, rebuild
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
+from store.db.feed import newest
 from store.db.locks import MAINTENANCE
 from store.db.partitions import ensure_ahead, read_catalog
 from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune
 from store.db.sds import follow_claims
 from store.db.statements import FINE_TABLE, SQL
+from store.domain.hub import START
 from store.domain.retention import (
     MAX_DOUBT_NS,
     Reading,
@@ -238,7 +240,7 @@ class Maintainer:
         reading = self._clock.read(clock_ns, steady_ns)
         if reading.doubted and not self._doubted:
             absent_ns = clock_ns - self._last_online_ns - (steady_ns - self._made_at_ns)
-            if starts and await fetch_row(connection, SQL.commits.is_empty) == (True,):
+            if starts and await newest(connection) == START:
                 absent_ns = 0  # no node has ever served this store
             name, problem = _doubt(reading, absent_ns if starts else None)
             self._is_waiting = name == "retention_waits"

@@ -10,7 +10,7 @@ Every statement names its bounds in time, so that partitions outside are left ou
 Frames are joined from columns in Python, which costs no more than in SQL.
 
 The table of hashes has the first bytes of a hash and its timestamp; the message there has the whole
-hash. Recent messages take one statement, older ones two.
+hash.
 
 A scan reads a page ahead of the one that its caller is still taking, and holds neither transaction
 nor connection in between. A read for a transfer returns a prefix of what it was asked for: as many
@@ -20,7 +20,6 @@ messages as fit.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +35,6 @@ from store.db.locks import cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.hub import TopicName
-from store.domain.partitioning import DAY_NS
 from store.domain.ports import (
     FramesPage,
     Outlet,
@@ -171,23 +169,15 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
 
 
 async def rows_of_hashes(
-    connection: Connection, hashes: Sequence[bytes], recent_ns: int, most: int
+    connection: Connection, hashes: Sequence[bytes], most: int
 ) -> tuple[list[Row], dict[bytes, bytes]]:
-    """Return the rows of messages by hash, in no order, and the topic key of each.
-
-    One statement reads those from ``recent_ns`` on, and a second one what is older.
-    """
-    given = {"keys": _hash_keys(hashes), "recent": recent_ns, "most": most}
-    found = await fetch_rows(connection, SQL.messages.read_by_hash, given)
-    wanted = set(hashes)
-    rows = [row[1:] for row in found if row[2] in wanted]
-    older = [row[:2] for row in found if row[1] < recent_ns]
-    if older:
-        given = position_parameters(_positions(older, hashes)) | {"most": most}
-        rows += await fetch_rows(connection, _TOPIC_ROWS_AT, given)
-    # What was pruned and stored again is found twice.
-    topics = {row[1]: row[4] for row in rows}
-    return list({row[1]: row[:4] for row in rows}.values()), topics
+    """Return the rows of stored messages by hash, in no order, and the topic key of each."""
+    positions = await locate(connection, hashes)
+    if not positions:
+        return [], {}
+    given = position_parameters(positions) | {"most": most}
+    rows = await fetch_rows(connection, _TOPIC_ROWS_AT, given)
+    return [row[:4] for row in rows], {row[1]: row[4] for row in rows}
 
 
 def hash_key(message_hash: bytes) -> int:
@@ -428,14 +418,6 @@ MAX_SOUGHT_IDS: Final = 16_384
 """IDs of one statement that only looks for them."""
 
 _FEWEST_ROWS: Final = 256
-_FEWEST_READ: Final = 1_000
-"""Messages that are read at a time behind the first page, however few are sent in one."""
-
-
-def recent_ns() -> int:
-    """Return from when on messages count as recent: the start of yesterday."""
-    now_ns = time.time_ns()
-    return now_ns - now_ns % DAY_NS - DAY_NS
 
 
 class DatabaseReader:
@@ -453,14 +435,15 @@ class DatabaseReader:
         wanted = TopicFilter(rights=rights)
 
         async def look(connection: Connection) -> SyncId | None:
-            key = (hash_key(message_hash),)
-            for (timestamp,) in await fetch_rows(connection, SQL.messages.locate_one, key):
-                topics = await _topics_beginning_like(connection, timestamp, message_hash)
-                allowed = await select_topics(connection, topics, wanted)
-                # Of a pruned message no topic is left that rights could be compared with.
-                if message_hash in allowed or (not topics and wanted.everything):
-                    return timestamp, message_hash
-            return None
+            positions = await locate(connection, [message_hash])
+            topics = await values_at(connection, "topic", positions)
+            if topics:
+                return positions[0] if await select_topics(connection, topics, wanted) else None
+            if not positions or not wanted.everything:
+                return None
+            # Pruned, so that no topic is left that rights could be compared with; or never stored.
+            ((horizon_ns,),) = await fetch_rows(connection, SQL.stores.read_horizon)
+            return next((each for each in positions if each[0] < horizon_ns), None)
 
         return await self._database.read(look)
 
@@ -491,7 +474,7 @@ class DatabaseReader:
     async def _read_hashes(self, connection: Connection, request: PageRequest) -> MessagePage:
         hashes = request.hashes or ()
         most = largest_of(self._page_bytes, max(1, len(hashes))) if request.include_data else 0
-        rows, topics = await rows_of_hashes(connection, hashes, recent_ns(), most)
+        rows, topics = await rows_of_hashes(connection, hashes, most)
         allowed = await select_topics(connection, topics, request.filter)
         forward, low_ns, high_ns = request.forward, request.time_start_ns, request.time_end_ns
         after = request.after or (BEFORE_ALL if forward else AFTER_ALL)
@@ -507,16 +490,12 @@ class DatabaseReader:
         return await page_of(connection, chosen, shape)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
-        """Yield every match in ascending order, a page at a time.
-
-        Small pages are cut from larger ones: to read each of them costs far more than to send it.
-        """
-        topics = await self._database.read_page(lambda it: resolve(it, request.filter), outlet)
+        """Yield every match in ascending order, a page at a time; the next one is read ahead."""
+        topics = await self._database.read_page(lambda it: resolve(it, request.filter))
         most, after = self._page_bytes, request.after or BEFORE_ALL
+        size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None
-        asked = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
-        size = asked
 
         def begin(room: Room) -> asyncio.Task[MessagePage]:
             # A small page is read by few rows, not cut from many.
@@ -524,8 +503,7 @@ class DatabaseReader:
             shape = PageShape(fitting, room.size_bytes, request.include_data)
             low_ns, high_ns = max(request.time_start_ns, after[0], 0), request.time_end_ns - 1
             window = PageWindow(low_ns, high_ns, after, forward=True)
-
-            work = self._database.read_page(lambda it: read_page(it, topics, window, shape), outlet)
+            work = self._database.read_page(lambda it: read_page(it, topics, window, shape))
             return asyncio.ensure_future(work)
 
         try:
@@ -537,14 +515,10 @@ class DatabaseReader:
                     return
                 taken.fit(sum(map(len, page.frames)))
                 after, ahead, room = page.positions[-1], None, outlet.spare_room(most)
-                size = max(asked, _FEWEST_READ)
                 if room is not None:
                     ahead = begin(room)
-                for start in range(0, len(page.frames), asked):
-                    end = min(start + asked, len(page.frames))
-                    places = page.positions[start:end]
-                    times = [at_ns for at_ns, _ in places]
-                    yield FramesPage(b"".join(page.frames[start:end]), times, places[-1])
+                times = [at_ns for at_ns, _ in page.positions]
+                yield FramesPage(b"".join(page.frames), times, page.positions[-1])
                 # Not to be held while the next one waits for room.
                 del page
                 taken.close()
@@ -563,17 +537,6 @@ class DatabaseReader:
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
         )
-
-
-async def _topics_beginning_like(
-    connection: Connection, timestamp: int, message_hash: bytes
-) -> dict[bytes, bytes]:
-    """Return the topics of the messages of a timestamp whose hashes begin alike, by hash."""
-    key = message_hash[:HASH_KEY_BYTES]
-    end = b"\xff" * (HASH_BYTES - HASH_KEY_BYTES)
-    return dict(
-        await fetch_rows(connection, SQL.messages.read_topics_between, (timestamp, key, key + end))
-    )
 
 
 class TransferReader:

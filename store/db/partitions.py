@@ -33,7 +33,6 @@ EXTEND_LOCK_TIMEOUT_MS: Final = 250
 _LIKE: Final = (
     "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES INCLUDING STORAGE"
 )
-_STORAGE: Final = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
 # no statistics, and gathering them from payloads would cost the most.
@@ -219,56 +218,24 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
 async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
     parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
-    if table == FINE_TABLE:
-        columns, stored = await _laid_out(connection)
-    else:
-        columns, stored = sql.SQL(_LIKE).format(parent), []
+    like = sql.SQL(_LIKE).format(parent)
     await _run(
         connection,
-        sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, columns, sql.SQL(_SETTINGS)),
+        sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, like, sql.SQL(_SETTINGS)),
     )
     tuned = [
-        *stored,
-        *(
-            sql.SQL(_UNIQUE).format(sql.Identifier(column), sql.Identifier(column))
-            for column in _UNIQUE_COLUMNS.get(table, ())
-        ),
-        *(
-            sql.SQL("ALTER COLUMN {} SET STATISTICS 0").format(sql.Identifier(column))
-            for column in _UNCOMPARED_COLUMNS.get(table, ())
-        ),
+        sql.SQL(_UNIQUE).format(sql.Identifier(column), sql.Identifier(column))
+        for column in _UNIQUE_COLUMNS.get(table, ())
+    ]
+    tuned += [
+        sql.SQL("ALTER COLUMN {} SET STATISTICS 0").format(sql.Identifier(column))
+        for column in _UNCOMPARED_COLUMNS.get(table, ())
     ]
     if tuned:
         await _run(
             connection, sql.SQL("ALTER TABLE {} {}").format(partition, sql.SQL(", ").join(tuned))
         )
     await attach(connection, table, name, bounds)
-
-
-async def _laid_out(connection: Connection) -> tuple[sql.Composed, list[sql.Composed]]:
-    # The columns of a partition of messages in the order of ``read_layout``, with the checks of the
-    # table: a partition must have all of them, also those that an operator has added.
-    table = (f"{SCHEMA}.{FINE_TABLE}",)
-    rows = await fetch_rows(connection, SQL.partitions.read_layout, table)
-    checks = await fetch_rows(connection, SQL.partitions.read_checks, table)
-    columns = [
-        sql.SQL("{} {} {}").format(
-            sql.Identifier(name), sql.SQL(kind), sql.SQL("NOT NULL" if required else "")
-        )
-        for name, kind, required, _ in rows
-    ]
-    columns += [
-        sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(name), sql.SQL(check))
-        for name, check in checks
-    ]
-    stored = [
-        sql.SQL("ALTER COLUMN {} SET STORAGE {}").format(
-            sql.Identifier(name), sql.SQL(_STORAGE[storage])
-        )
-        for name, _, _, storage in rows
-        if storage is not None
-    ]
-    return sql.SQL(", ").join(columns), stored
 
 
 async def attach(connection: Connection, table: str, name: str, bounds: Bounds) -> None:

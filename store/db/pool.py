@@ -4,20 +4,16 @@ Three pools, so that no kind of work starves another: ``write`` for publishing, 
 look-ups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
 borrows an idle one of another. A connection that breaks is replaced with backoff; what was asked
 of it is tried again by `Database.read`, or by the writer, which can tell whether that is safe.
-
-Where few calls may work at one time, callers take turns, and within a caller its connections do
-(`Turns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, conninfo, pq
@@ -33,15 +29,11 @@ from store.db.errors import (
 )
 from store.db.migrate import APPLICATION_NAME
 from store.db.statements import SQL
-from store.domain.ports import Outlet, StoreBusyError, StoreUnavailableError
+from store.domain.ports import StoreUnavailableError
 from storenode.common.backoff import Backoff
 
 if TYPE_CHECKING:
     from store.db.primary import PrimaryGuard
-
-MAX_WAITING_PAGES: Final = 40_000
-"""Pages of streams that wait to be read: as many as there may be streams, and half of one caller.
-"""
 
 _Result = TypeVar("_Result")
 _Given = TypeVarTuple("_Given")
@@ -152,52 +144,6 @@ class Pool:
         return len(self.idle) + self.lent
 
 
-class Turns:
-    """``places`` calls work at one time, ``of_caller`` of one caller at most; others wait.
-
-    A call passes a gate of its connection, one of its caller, and the common one, each in the order
-    of arrival. The first two let ``of_caller`` calls on: so a caller with many calls, or one of its
-    connections, has few in the next queue, and delays only itself. ``what`` names calls in errors.
-    At most ``most_waiting`` wait, half as many of one caller.
-    """
-
-    def __init__(self, what: str, *, places: int, of_caller: int, most_waiting: int) -> None:
-        self._what = what
-        self._of_caller = of_caller
-        self._most_waiting = most_waiting
-        self._common = asyncio.Semaphore(places)
-        # By caller, or caller and connection; its calls hold a gate while they wait or work.
-        self._gates = WeakValueDictionary[tuple[str, ...], asyncio.Semaphore]()
-        self._waiting: Counter[str] = Counter()  # by caller
-
-    @asynccontextmanager
-    async def turn(self, caller: str, connection: str) -> AsyncIterator[None]:
-        """Wait for the call's turn, and hold it in the block.
-
-        Raises:
-            StoreBusyError: too many calls wait already.
-        """
-        for waiting, most in (
-            (self._waiting[caller], self._most_waiting // 2),
-            (self._waiting.total(), self._most_waiting),
-        ):
-            if waiting >= most:
-                raise StoreBusyError(f"{most} {self._what} are waiting already; retry with backoff")
-        gates = self._gate(caller, connection), self._gate(caller), self._common
-        async with AsyncExitStack() as passed:
-            self._waiting[caller] += 1
-            try:
-                for gate in gates:
-                    await passed.enter_async_context(gate)
-            finally:
-                self._waiting[caller] -= 1
-                self._waiting += Counter()  # without those at 0
-            yield
-
-    def _gate(self, *owner: str) -> asyncio.Semaphore:
-        return self._gates.setdefault(owner, asyncio.Semaphore(self._of_caller))
-
-
 class Database:
     """The pools of one database."""
 
@@ -216,13 +162,7 @@ class Database:
         self.read_pool = Pool("read", settings.read_connections)
         self.bulk_pool = Pool("bulk", settings.bulk_connections)
         self.pools = (self.write_pool, self.read_pool, self.bulk_pool)
-        # Who opens a thousand scans waits for its own, and not everybody for them.
-        self._pages = Turns(
-            "pages",
-            places=settings.bulk_connections,
-            of_caller=settings.bulk_connections,
-            most_waiting=MAX_WAITING_PAGES,
-        )
+        self._pages = asyncio.Semaphore(settings.bulk_connections)
         self.store_id = b""
         self.cursor_key = b""
         """What cursors of ``Follow`` are encrypted with."""
@@ -341,16 +281,13 @@ class Database:
         except psycopg.Error as error:
             raise StoreUnavailableError(sentence(error)) from error
 
-    async def read_page(
-        self, work: Callable[[Connection], Awaitable[_Result]], outlet: Outlet
-    ) -> _Result:
-        """Read a page of a stream, callers by turns.
+    async def read_page(self, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
+        """Read a page of a stream, which waits for its turn as long as it takes.
 
         Raises:
             StoreUnavailableError: as `read`.
-            StoreBusyError: too many pages wait to be read.
         """
-        async with self._pages.turn(outlet.caller, outlet.connection):
+        async with self._pages:
             return await self.read(work, pool=self.bulk_pool)
 
     def unavailable(self, failure: Failure) -> StoreUnavailableError:

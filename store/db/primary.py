@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +30,7 @@ import psycopg
 from psycopg import AsyncConnection, conninfo
 from psycopg import errors as pg
 
-from store.db.connection import Connection, fetch_row, fetch_rows
+from store.db.connection import Connection, fetch_row, fetch_rows, sever
 from store.db.errors import HostRefusedError
 from store.db.feed import is_served, newest
 from store.db.statements import SQL
@@ -103,21 +101,6 @@ def refusal(server: DatabaseServer, seen: SeenState, *, holds: bool) -> str | No
     return LACKING.format(host=server.host, position=seen.place[0])
 
 
-def is_newer(
-    one: DatabaseServer, other: DatabaseServer, *, holds_its_head: bool, is_in_it: bool
-) -> bool:
-    """Return True if one server is certainly newer than another one.
-
-    ``holds_its_head``: one has the newest commit of the other. ``is_in_it``: and conversely.
-    """
-    if one.store_id != other.store_id:
-        return False
-    order = order_of_timelines(one, other)
-    if order:
-        return order > 0
-    return holds_its_head and not is_in_it
-
-
 PROBE_TIMEOUT_S: Final = 3.0
 MAX_HOSTS: Final = 32
 """More hosts than that in one URL are not looked at one by one."""
@@ -136,6 +119,11 @@ class Probe:
     server: DatabaseServer
     connection: Connection
     lacks: Place | None = None
+
+    async def is_refused_after(self, other: Probe) -> bool:
+        """Return True if this server must not be used by who has seen the state of the other."""
+        holds = await is_served(self.connection, other.server.place)
+        return refusal(self.server, other.server, holds=holds) is not None
 
 
 def hosts_of(url: str) -> list[dict[str, str]]:
@@ -334,7 +322,7 @@ class PrimaryGuard:
     def _cut_off(self) -> None:
         admitted, self._admitted = self._admitted, WeakSet()
         for connection in admitted:
-            _break(connection)
+            sever(connection)
 
     # Hosts
 
@@ -381,17 +369,10 @@ class PrimaryGuard:
 
     async def _fittest(self, fit: list[Probe]) -> Probe | None:
         for one in fit:
-            newer = [
-                is_newer(
-                    one.server,
-                    other.server,
-                    holds_its_head=await is_served(one.connection, other.server.place),
-                    is_in_it=await is_served(other.connection, one.server.place),
-                )
-                for other in fit
-                if other is not one
-            ]
-            if all(newer):
+            others = [other for other in fit if other is not one]
+            is_behind = [await one.is_refused_after(other) for other in others]
+            are_behind = [await other.is_refused_after(one) for other in others]
+            if all(are_behind) and not any(is_behind):
                 return one
         current = self._current.identity if self._current else None
         tied = [one for one in fit if one.server.identity == current]
@@ -447,12 +428,3 @@ def _beside(
     if other.server.store_id != probe.server.store_id:
         return OTHER_STORE.format(host=host)
     return (REPLACED if best else UNDECIDED).format(host=host, other=other.server.host)
-
-
-def _break(connection: Connection) -> None:
-    """Let whatever a connection waits for fail at once; its user closes it."""
-    with (
-        contextlib.suppress(psycopg.Error, OSError),
-        socket.socket(fileno=os.dup(connection.fileno())) as shared,
-    ):
-        shared.shutdown(socket.SHUT_RDWR)

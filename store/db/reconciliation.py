@@ -19,18 +19,15 @@ hashes into one value each, which takes a sixth of the time of a binary COPY.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
-from psycopg import errors as pg
 
 from reconcile.ids import SyncIds
 from reconcile.lattice import LatticeSum, most_summed
@@ -40,15 +37,13 @@ from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, Span
 from store.db.arrays import bigint_column, hash_column
 from store.db.buckets import (
     LEVELS_NS,
-    MAX_FOLD_COMMITS,
     added,
     coarser,
-    fold_until,
     of_rows,
     sum_of_time,
     unfolded,
 )
-from store.db.connection import Connection, fetch_row, fetch_rows
+from store.db.connection import Connection, fetch_row, fetch_rows, sever
 from store.db.errors import find_failure
 from store.db.feed import batch_parameters, is_served, newest
 from store.db.messages import values_at
@@ -220,13 +215,9 @@ MAX_TOP_BUCKETS: Final = 131_072
 """Hours with messages in them, 15 years of them: about 6 MiB. Where there are more, the longest
 buckets are days."""
 
-MAX_DELTA_COMMITS: Final = 4 * MAX_FOLD_COMMITS
-"""Commits whose deltas a view adds up by itself; where more are not folded, that is done first."""
-
 _EXPIRED: Final = (
     "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
 )
-_Result = TypeVar("_Result")
 _FINER_NS: Final = {HOUR_NS: (MINUTE_NS,), DAY_NS: (HOUR_NS, MINUTE_NS)}
 
 _BEGIN: Final = f"""
@@ -248,7 +239,7 @@ class SnapshotView:
         connection: Its transaction has the snapshot.
         minutes: The deltas that no bucket includes yet.
         folded: The position up to which buckets include them.
-        deadline_s: When the view ends, by the loop.
+        deadline_s: When the connection is severed, by the loop.
     """
 
     view: SummaryView
@@ -265,26 +256,29 @@ class SnapshotView:
         Raises:
             StoreUnavailableError: the database does not serve, or the view's time has passed.
         """
-        return await self._in_time(partial(self._load, needs))
+        with self._reading():
+            return await self._load(needs)
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `ColdView.lattices` does."""
         reader = LatticeReader(self.connection, self.folded, self.minutes)
-        return await self._in_time(partial(reader.read, spans))
+        with self._reading():
+            return await reader.read(spans)
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests; raises as `load`."""
-        return await self._in_time(partial(with_contents, self.connection, ids))
+        with self._reading():
+            return await with_contents(self.connection, ids)
 
-    async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        if asyncio.get_running_loop().time() >= self.deadline_s:
-            raise StoreUnavailableError(_EXPIRED)
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
             with translated_errors():
-                async with asyncio.timeout_at(self.deadline_s):
-                    return await work()
-        except TimeoutError:
-            raise StoreUnavailableError(_EXPIRED) from None
+                yield
+        except StoreUnavailableError:
+            if asyncio.get_running_loop().time() >= self.deadline_s:
+                raise StoreUnavailableError(_EXPIRED) from None
+            raise
 
     async def _load(self, needs: Needs) -> Loaded:
         match needs:
@@ -313,27 +307,6 @@ class SnapshotView:
         return TimeBuckets.join(needs.length_ns, [folded, new])
 
 
-@asynccontextmanager
-async def cold_view(database: Database) -> AsyncIterator[SnapshotView]:
-    """Open a view of what is held now, for `MAX_VIEW_S` at most.
-
-    Raises:
-        StoreUnavailableError: the database does not serve.
-    """
-    deadline_s = asyncio.get_running_loop().time() + MAX_VIEW_S
-    with translated_errors():
-        connection = await database.connect()
-    try:
-        with _closing_at(connection, deadline_s):
-            with translated_errors():
-                await _fold_much(connection)
-                view = await _open(connection, deadline_s)
-            yield view
-    finally:
-        # Cancelled or not, with a statement under way or not: closing ends the transaction.
-        await connection.close()
-
-
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Translate errors of the database in this block.
@@ -350,18 +323,6 @@ def translated_errors() -> Iterator[None]:
         raise StoreUnavailableError(failure.sentence) from error
 
 
-@contextmanager
-def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
-    """Close a connection at some time although no read is in progress."""
-    closing: list[asyncio.Task[None]] = []
-    loop = asyncio.get_running_loop()
-    timer = loop.call_at(deadline_s, lambda: closing.append(loop.create_task(connection.close())))
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     await connection.execute(_BEGIN, prepare=False)
     ((position, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
@@ -374,16 +335,6 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     top = TimeBuckets.join(length_ns, [folded, minutes])
     view, place = SummaryView(top, _FINER_NS[length_ns]), await newest(connection)
     return SnapshotView(view, place, horizon_ns, connection, minutes, position, deadline_s)
-
-
-async def _fold_much(connection: Connection) -> None:
-    """Fold when there is so much to fold that adding it up here would take too long."""
-    most = (MAX_DELTA_COMMITS + 1,)
-    if await fetch_row(connection, SQL.commits.count_unfolded, most) == most:
-        # Another node may be folding, or this is a standby; what is left to add up is only more
-        # work then.
-        with contextlib.suppress(pg.LockNotAvailable, pg.ReadOnlySqlTransaction):
-            await fold_until(connection)
 
 
 async def _read_buckets(
@@ -401,9 +352,24 @@ class DatabaseIds:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open_cold(self) -> AbstractAsyncContextManager[SnapshotView]:
-        """Open a view of everything that is stored now, in a transaction of its own."""
-        return cold_view(self._database)
+    @asynccontextmanager
+    async def open_cold(self) -> AsyncIterator[SnapshotView]:
+        """Open a view of what is stored now, in a transaction of its own, for `MAX_VIEW_S` at most.
+
+        Raises:
+            StoreUnavailableError: the database does not serve.
+        """
+        with translated_errors():
+            connection = await self._database.connect()
+        timer = asyncio.get_running_loop().call_later(MAX_VIEW_S, sever, connection)
+        try:
+            with translated_errors():
+                view = await _open(connection, timer.when())
+            yield view
+        finally:
+            timer.cancel()
+            # Cancelled or not, with a statement under way or not: closing ends the transaction.
+            await connection.close()
 
     async def newest(self, seen: Place) -> Newest:
         """Return the newest commit now, and whether the database still has one that was seen."""

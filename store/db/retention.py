@@ -30,6 +30,7 @@ from psycopg import sql
 
 from store.db.buckets import delete_buckets, fold_rest, fold_until
 from store.db.connection import Connection, fetch_rows
+from store.db.feed import newest
 from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
 from store.db.partitions import Catalog, begin, read_catalog
 from store.db.sds import follow_claims
@@ -74,28 +75,6 @@ class ArchiveState:
 
 class NotArchivedError(Exception):
     """A partition must stay; the text says why, and what to do."""
-
-
-async def require_archived(connection: Connection, partition: Partition) -> None:
-    """Make sure that every hour with messages of a partition is archived as it is now.
-
-    To be sure until the end of a transaction, no session may be able to write to the partition, and
-    everything must be folded.
-
-    Raises:
-        NotArchivedError: an hour is not.
-    """
-    bounds = partition.bounds
-    low = max(bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
-    given = {"low": low, "high": min(bounds.high, UNBOUNDED_HIGH - 1)}
-    ((hours, first_ns),) = await fetch_rows(connection, SQL.buckets.count_unarchived, given)
-    if hours:
-        moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
-        raise NotArchivedError(
-            f"partition {partition.name} stays, since it is not archived in full"
-            f" (hours not archived: {hours}, the first {moment:%Y-%m-%dT%H}:00Z):"
-            " run `storenode pipeline archive`"
-        )
 
 
 async def read_archive_state(connection: Connection, now_ns: int) -> ArchiveState:
@@ -164,12 +143,15 @@ async def prune(
     # The commits go with the first step that lets them.
     for step in plan.steps or (PruneStep((), horizon_ns),):
         behind = await _commits_behind(connection, commits, step.horizon_ns)
-        drops = [*step.drops, *(Drop(each, DropReason.FOLLOWS) for each in behind)]
+        drops: Sequence[Drop] = [*step.drops, *(Drop(each, DropReason.FOLLOWS) for each in behind)]
         if not drops:
             continue
-        work = _DropStep(connection, drops, step.horizon_ns, policy, lock_timeout_ms)
         try:
-            dropped += await (work.rehearse() if dry_run else work.run())
+            if dry_run:
+                await _require_archived(connection, drops, policy)
+            else:
+                drops = await _drop(connection, drops, step.horizon_ns, policy, lock_timeout_ms)
+            dropped += drops
         except NotArchivedError as error:
             problems.append(str(error))
             break
@@ -198,10 +180,10 @@ async def _commits_behind(
     Below a position that is visible none can appear any more, so a partition below the newest
     commit's is complete.
     """
-    ((newest,),) = await fetch_rows(connection, SQL.commits.read_newest_position)
+    reached, _ = await newest(connection)
     found: list[Partition] = []
     for each in commits:
-        if newest is None or each.bounds.high > newest:
+        if each.bounds.high > reached:
             break
         statement = sql.SQL("select exists (select from {} where max_ts >= {})").format(
             sql.Identifier(SCHEMA, each.name), sql.Literal(horizon_ns)
@@ -212,72 +194,81 @@ async def _commits_behind(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _DropStep:
-    """Partitions that go in one transaction."""
+async def _drop(
+    connection: Connection,
+    drops: Sequence[Drop],
+    horizon_ns: int,
+    policy: RetentionPolicy,
+    lock_timeout_ms: int,
+) -> Sequence[Drop]:
+    """Drop what another node has not dropped meanwhile, in one transaction, and return that.
 
-    connection: Connection
-    drops: Sequence[Drop]
-    horizon_ns: int
-    policy: RetentionPolicy
-    lock_timeout_ms: int
+    Summaries go in the same transaction, and all that is committed is folded in it, so that no
+    delta is left that is about what goes, or lies in a partition of commits that goes. The greater
+    part of that is done before any lock is taken.
 
-    async def rehearse(self) -> Sequence[Drop]:
-        """Return what would be dropped now; raises as `run`."""
-        await self._require_archived(self.drops)
-        return self.drops
-
-    async def run(self) -> Sequence[Drop]:
-        """Drop what another node has not dropped meanwhile, and return that.
-
-        Summaries go in the same transaction, and all that is committed is folded in it, so that no
-        delta is left that is about what goes, or lies in a partition of commits that goes. The
-        greater part of that is done before any lock is taken.
-
-        Raises:
-            NotArchivedError: what goes is not archived, or something came late just now.
-            psycopg.errors.LockNotAvailable: another session kept a lock.
-        """
-        connection = self.connection
-        await fold_until(connection)
-        # What goes is not missing to what has named it before.
-        await follow_claims(connection)
-        await self._require_archived(self.drops)
-        async with connection.transaction():
-            await set_lock_timeout(connection, self.lock_timeout_ms)
-            await connection.execute(SQL.partitions.lock, (FOLDING,))
-            await begin(connection, self.lock_timeout_ms)
-            catalog = await read_catalog(connection)
-            left = [
-                each
-                for each in self.drops
-                if catalog.find(each.partition.table, each.partition.bounds) is not None
-            ]
-            gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
-            if not self.policy.requires_archive:
-                await delete_buckets(connection, gone)
-            involved = {each.partition.table for each in left}
-            tables = [table for table in PARTITIONED_TABLES if table in involved]
-            names = [each.partition.name for each in left]
-            await lock_exclusively(connection, [*tables, *names], self.lock_timeout_ms)
-            # All writers to what goes have committed now, and no other can write to it.
-            await fold_rest(connection)
-            await self._require_archived(left)
+    Raises:
+        NotArchivedError: something came late just now.
+        psycopg.errors.LockNotAvailable: another session kept a lock.
+    """
+    await fold_until(connection)
+    # What goes is not missing to what has named it before.
+    await follow_claims(connection)
+    await _require_archived(connection, drops, policy)
+    async with connection.transaction():
+        await set_lock_timeout(connection, lock_timeout_ms)
+        await connection.execute(SQL.partitions.lock, (FOLDING,))
+        await begin(connection, lock_timeout_ms)
+        catalog = await read_catalog(connection)
+        left = [
+            each
+            for each in drops
+            if catalog.find(each.partition.table, each.partition.bounds) is not None
+        ]
+        gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
+        if not policy.requires_archive:
             await delete_buckets(connection, gone)
-            for name in names:
-                statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
-                await connection.execute(statement, prepare=False)
-            for bounds in gone:
-                await connection.execute(SQL.stores.drop_unread, (bounds.low, bounds.high))
-            await connection.execute(SQL.stores.raise_horizon, (self.horizon_ns,))
-        await connection.execute(SQL.sds.delete_dropped)
-        return left
+        involved = {each.partition.table for each in left}
+        tables = [table for table in PARTITIONED_TABLES if table in involved]
+        names = [each.partition.name for each in left]
+        await lock_exclusively(connection, [*tables, *names], lock_timeout_ms)
+        # All writers to what goes have committed now, and no other can write to it.
+        await fold_rest(connection)
+        await _require_archived(connection, left, policy)
+        await delete_buckets(connection, gone)
+        for name in names:
+            statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
+            await connection.execute(statement, prepare=False)
+        for bounds in gone:
+            await connection.execute(SQL.stores.drop_unread, (bounds.low, bounds.high))
+        await connection.execute(SQL.stores.raise_horizon, (horizon_ns,))
+    await connection.execute(SQL.sds.delete_dropped)
+    return left
 
-    async def _require_archived(self, drops: Iterable[Drop]) -> None:
-        if self.policy.requires_archive:
-            for each in drops:
-                if each.partition.table == FINE_TABLE:
-                    await require_archived(self.connection, each.partition)
+
+async def _require_archived(
+    connection: Connection, drops: Iterable[Drop], policy: RetentionPolicy
+) -> None:
+    """Make sure that what goes is archived as it is, if the policy requires that.
+
+    To be sure until the end of a transaction, no session may be able to write to the partitions,
+    and everything must be folded.
+
+    Raises:
+        NotArchivedError: an hour is not.
+    """
+    partitions = [each.partition for each in drops if each.partition.table == FINE_TABLE]
+    for each in partitions if policy.requires_archive else ():
+        low = max(each.bounds.low, UNBOUNDED_LOW + HOUR_NS) - HOUR_NS
+        given = {"low": low, "high": min(each.bounds.high, UNBOUNDED_HIGH - 1)}
+        ((hours, first_ns),) = await fetch_rows(connection, SQL.buckets.count_unarchived, given)
+        if hours:
+            moment = _EPOCH + timedelta(seconds=first_ns // NS_PER_S)
+            raise NotArchivedError(
+                f"partition {each.name} stays, since it is not archived in full"
+                f" (hours not archived: {hours}, the first {moment:%Y-%m-%dT%H}:00Z):"
+                " run `storenode pipeline archive`"
+            )
 
 
 # The brake

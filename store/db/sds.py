@@ -9,9 +9,9 @@ all rows when a filter applies. Where proven claimants are preferred, rows say w
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
 (`store.domain.claims`, `store.domain.causal`), in memory that is bounded per call; few calls are
-in this phase at a time, callers by turns (`store.db.pool.Turns`). Then the messages are sent, their
-frames read ahead, at the pace of the outlet, which counts the call's memory. No transaction
-outlives a read: a message that is pruned in between is reported as missing.
+in this phase at a time, callers by turns. Then the messages are sent, their frames read ahead, at
+the pace of the outlet, which counts the call's memory. No transaction outlives a read: a message
+that is pruned in between is reported as missing.
 
 The table ``missing_parents`` has parents that messages of a channel name and that are not stored.
 Publishers leave keys and timestamps of their SDS messages in their rows of ``commits``. One
@@ -31,11 +31,12 @@ Messages older than the horizon count nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import CLAIMING, lock_unhurried
 from store.db.messages import frames_at, locate, topic_conditions
-from store.db.pool import Database, Turns
+from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.causal import CausalWalk, WalkState
 from store.domain.claims import (
@@ -75,9 +76,6 @@ MAX_LOOKUPS: Final = 8
 MAX_LOOKUPS_OF_CALLER: Final = 6
 """Look-ups by ID at one time, while they search."""
 
-MAX_WAITING_CALLS: Final = 256
-"""Calls that wait for their turn, of each kind; further ones are refused."""
-
 FOUND_BYTES: Final = 300
 """Memory of a message that was found, until it is sent."""
 
@@ -89,20 +87,16 @@ _LIKELY_MESSAGE_BYTES: Final = 2 * 1024
 _AHEAD_BYTES: Final = 2 * 1024 * 1024
 """Frames that a call has read ahead at most, where messages are not larger than usual."""
 
-_FEWEST_READ: Final = 48
-_FIRST_READ: Final = 256
-_MOST_READ: Final = 2_048
-_PORTION_BYTES: Final = 1024 * 1024
-"""Messages that are read together, and their frames; a portion is read while one is sent."""
+_PORTION_MESSAGES: Final = 1_024
+"""Messages that are asked for together; as many as fill a page come, and the next ones are read
+while they are sent."""
 
 _MISSING_CHILDREN: Final = 48
-_MISSING_OVERHEAD_BYTES: Final = 16
+_OVERHEAD_BYTES: Final = 16
+"""Bytes of a missing entry in a page beside its ID and hint."""
 
 _Frames = list[bytes | None]
 """Frames of a portion, None where there is none."""
-
-_Entry = bytes | HistoryEntry
-"""An encoded message of a page, or what is missing."""
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
@@ -113,9 +107,6 @@ MAX_ANSWER_KEYS: Final = 4_096
 FURTHER_CLAIMANTS: Final = 1_024
 """Claims of one answer beyond one for each key, each with up to 14 KB of parents; what is left
 over is asked for again."""
-
-_MAX_CROWDED: Final = 256
-"""Keys of one statement that looks through many claimants of each."""
 
 _MAX_HINTED: Final = 48
 """Hints of one statement: about 7 MiB of payloads if all messages have the largest size."""
@@ -146,7 +137,6 @@ class ClaimReader:
         self._database = database
         self._entries = entries
         self._crowd = request.claimants + 1
-        self._is_filtered = not request.filter.everything
         conditions, named = topic_conditions(request.filter)
         topics = (
             " and exists (select from storenode.topics t where t.key = m.topic and "
@@ -160,15 +150,9 @@ class ClaimReader:
             "channel": request.channel_id,
             "parents": parents,
             "prefers": request.prefer_proven,
-            "horizon": None,
+            "filtered": not request.filter.everything,
             **named,
         }
-
-    async def prepare(self) -> None:
-        """Read the horizon; before the first `answer`."""
-        if not self._is_filtered:
-            rows = await self._database.rows(SQL.stores.read_horizon)
-            self._parameters["horizon"] = rows[0][0] if rows else 0
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:
         """Return the answer to one read of a look-up or walk."""
@@ -188,43 +172,10 @@ class ClaimReader:
 
     async def _claims(self, connection: Connection, query: ClaimQuery) -> dict[bytes, list[Claim]]:
         """Return the first claimants of as many keys as fit into an answer, in their order."""
-        keys = list(query.keys)
-        if query.ahead:
-            most = max(len(keys), min(len(keys) + query.ahead, MAX_ANSWER_KEYS))
-            rows = await self._rows(
-                connection, SQL.sds.reach_parents, {"keys": uuids(keys), "limit": most}
-            )
-            keys = list(dict.fromkeys([*keys, *(row[0] for row in rows)]))
-        limit = len(keys) + FURTHER_CLAIMANTS
-        # The index is searched in the order of keys; sorting them costs less here than there.
-        rows = await self._rows(
-            connection, SQL.sds.read_claims, {"keys": uuids(sorted(keys)), "limit": limit}
-        )
-        if len(rows) == limit:
-            return await self._first(connection, query.keys)
-        claims: dict[bytes, list[Claim]] = {key: [] for key in keys}
-        for row in rows:
-            if row[1] is not None:
-                claims[row[0]].append(row)
-        crowded: list[bytes] = []
-        for key, group in claims.items():
-            if len(group) > self._crowd:
-                crowded.append(key)
-            elif len(group) > 1:
-                group.sort(key=rank)
-        if crowded:
-            for key in crowded:
-                del claims[key]
-            claims |= await self._first(connection, crowded)
-        return claims
-
-    async def _first(
-        self, connection: Connection, keys: Sequence[bytes]
-    ) -> dict[bytes, list[Claim]]:
-        """Return the first claimants of as many keys as fit into an answer, of any number each."""
-        limit = self._crowd + FURTHER_CLAIMANTS
-        parameters = {"keys": uuids(keys[:_MAX_CROWDED]), "limit": limit}
-        rows = await self._rows(connection, SQL.sds.read_first, parameters)
+        most = max(len(query.keys), min(len(query.keys) + query.ahead, MAX_ANSWER_KEYS))
+        limit = most + self._crowd + FURTHER_CLAIMANTS
+        given = {"keys": uuids(query.keys), "most": most, "limit": limit}
+        rows = await self._rows(connection, SQL.sds.read_claims, given)
         claims: dict[bytes, list[Claim]] = {row[0]: [] for row in rows}
         for row in rows:
             if row[1] is not None:
@@ -232,14 +183,18 @@ class ClaimReader:
         if len(rows) == limit:  # the last may lack some
             del claims[rows[-1][0]]
         if self._parameters["prefers"]:
-            proven = await self._rows(
-                connection, SQL.sds.read_proven, {"keys": uuids(list(claims))}
-            )
-            for row in proven:
-                claims[row[0]].append(row)
-            for key, group in claims.items():
-                claims[key] = sorted(set(group), key=rank)[: self._crowd]
+            await self._add_proven(connection, claims)
         return claims
+
+    async def _add_proven(self, connection: Connection, claims: dict[bytes, list[Claim]]) -> None:
+        """Put proven claimants first, those that are not among the first of their key as well."""
+        crowded = [key for key, group in claims.items() if len(group) == self._crowd]
+        if crowded:
+            rows = await self._rows(connection, SQL.sds.read_proven, {"keys": uuids(crowded)})
+            for row in rows:
+                claims[row[0]].append(row)
+        for key, group in claims.items():
+            claims[key] = sorted(set(group), key=rank)[: self._crowd]
 
     async def _rows(
         self, connection: Connection, statement: str, parameters: dict[str, object]
@@ -321,24 +276,34 @@ def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
     }
 
 
+class Turns:
+    """Places for calls, of which one caller has ``of_caller`` at most.
+
+    Calls wait in the order of arrival, and those of a caller beyond its share for its own. What
+    waits is bounded by the memory that the outlets of calls reserve before.
+    """
+
+    def __init__(self, places: int, of_caller: int) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._of_caller = of_caller
+        self._shares = WeakValueDictionary[str, asyncio.Semaphore]()
+
+    @asynccontextmanager
+    async def turn(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it in the block."""
+        share = self._shares.setdefault(caller, asyncio.Semaphore(self._of_caller))
+        async with share, self._places:
+            yield
+
+
 class DatabaseSdsReader:
     """The reads by SDS message ID; see `store.domain.ports.SdsLookups`."""
 
     def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
         self._database = database
-        self._page_bytes = page_bytes  # of the entries of one page
-        self._walks = Turns(
-            "causal walks",
-            places=MAX_WALKS,
-            of_caller=MAX_WALKS_OF_CALLER,
-            most_waiting=MAX_WAITING_CALLS,
-        )
-        self._lookups = Turns(
-            "look-ups by SDS message ID",
-            places=MAX_LOOKUPS,
-            of_caller=MAX_LOOKUPS_OF_CALLER,
-            most_waiting=MAX_WAITING_CALLS,
-        )
+        self._page_bytes = min(page_bytes, HANDY_PAGE_BYTES)
+        self._walks = Turns(MAX_WALKS, MAX_WALKS_OF_CALLER)
+        self._lookups = Turns(MAX_LOOKUPS, MAX_LOOKUPS_OF_CALLER)
 
     async def doubtful(
         self, request: SdsLookup
@@ -347,20 +312,19 @@ class DatabaseSdsReader:
 
         Raises:
             StoreUnavailableError: the database does not serve.
-            StoreBusyError: too many calls are waiting already.
         """
-        async with self._lookups.turn("", ""):
+        async with self._lookups.turn(""):
             lookup = await self._look_up(request)
         return lookup.missing, lookup.unproven
 
     async def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncGenerator[SdsPage, None]:
         """Yield the claimants of each ID, and the entries that are missing; raise as `doubtful`."""
         room = await outlet.room(HANDY_PAGE_BYTES)
-        async with self._lookups.turn(outlet.caller, outlet.connection):
+        async with self._lookups.turn(outlet.caller or outlet.connection):
             lookup = await self._look_up(request)
         _fit(room, len(lookup.messages))
-        entries = self._entries(iter(lookup.messages), _portions(lookup.missing))
-        async with aclosing(self._pages(entries, truncated=lookup.truncated)) as pages:
+        found, missing = iter(lookup.messages), _each(lookup.missing)
+        async with aclosing(self._pages(found, missing, truncated=lookup.truncated)) as pages:
             async for page in pages:
                 yield page
 
@@ -370,67 +334,55 @@ class DatabaseSdsReader:
         """Yield the causal past of the heads, parents before children; raise as `doubtful`."""
         reader = ClaimReader(self._database, request, request.heads, parents=True)
         room = await outlet.room(HANDY_PAGE_BYTES)
-        async with self._walks.turn(outlet.caller, outlet.connection):
+        async with self._walks.turn(outlet.caller or outlet.connection):
             walk = await _walk(reader, request)
         _fit(room, len(walk.taken))
         ordered = map(walk.taken.__getitem__, walk.parents_first())
-        entries = self._entries(ordered, _read_missing(walk, reader, request.heads))
-        async with aclosing(self._pages(entries, truncated=walk.truncated)) as pages:
+        missing = _read_missing(walk, reader, request.heads)
+        async with aclosing(self._pages(ordered, missing, truncated=walk.truncated)) as pages:
             async for page in pages:
                 yield page
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request)
         reader = ClaimReader(self._database, request, lookup.entries, parents=False)
-        await reader.prepare()
         query = lookup.step()
         while query is not None:
             query = lookup.step(await reader.answer(query))
         return lookup
 
-    async def _entries(
-        self, wanted: Iterator[Claim], missing: AsyncIterator[Sequence[HistoryEntry]]
-    ) -> AsyncGenerator[Iterable[_Entry], None]:
-        """Yield entries in portions: messages in their order, and what is missing."""
-        async with aclosing(_read_portions(self._database, wanted)) as portions:
-            async for portion, frames in portions:
-                yield (
-                    HistoryEntry(found[3], found[2])
-                    if frame is None
-                    else sds_stored_message(found[3], found[2], frame)
-                    for found, frame in zip(portion, frames, strict=True)
-                )
-        async for some in missing:
-            yield some
-
     async def _pages(
-        self, entries: AsyncGenerator[Iterable[_Entry], None], *, truncated: bool
+        self, wanted: Iterator[Claim], missing: AsyncIterator[HistoryEntry], *, truncated: bool
     ) -> AsyncGenerator[SdsPage, None]:
-        """Yield entries in pages, as these fill up; the last says if the answer is truncated."""
-        most = min(self._page_bytes, HANDY_PAGE_BYTES)
-        parts, missing, size = list[bytes](), list[HistoryEntry](), 0
-        async with aclosing(entries):
-            async for portion in entries:
-                for entry in portion:
-                    added = len(entry) if isinstance(entry, bytes) else _missing_bytes(entry)
-                    if size and size + added > most:
-                        yield SdsPage(b"".join(parts), len(parts), tuple(missing), truncated=False)
-                        parts, missing, size = [], [], 0
-                    size += added
-                    if isinstance(entry, bytes):
-                        parts.append(entry)
-                    else:
-                        missing.append(entry)
-        if size or truncated:
-            yield SdsPage(b"".join(parts), len(parts), tuple(missing), truncated)
+        """Yield messages in their order, then what is missing; the last page says if truncated."""
+        lost, size = list[HistoryEntry](), 0
+        async with aclosing(_read_portions(self._database, wanted, self._page_bytes)) as portions:
+            async for portion, frames in portions:
+                found = [
+                    sds_stored_message(claim[3], claim[2], frame)
+                    for claim, frame in zip(portion, frames, strict=True)
+                    if frame is not None
+                ]
+                pruned = tuple(
+                    HistoryEntry(claim[3], claim[2])
+                    for claim, frame in zip(portion, frames, strict=True)
+                    if frame is None
+                )
+                yield SdsPage(b"".join(found), len(found), pruned, truncated=False)
+        async for entry in missing:
+            added = len(entry.message_id) + len(entry.retrieval_hint or b"") + _OVERHEAD_BYTES
+            if size + added > self._page_bytes and lost:
+                yield SdsPage(b"", 0, tuple(lost), truncated=False)
+                lost, size = [], 0
+            lost.append(entry)
+            size += added
+        if lost or truncated:
+            yield SdsPage(b"", 0, tuple(lost), truncated)
 
 
-def _missing_bytes(entry: HistoryEntry) -> int:
-    return len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
-
-
-async def _portions(entries: Sequence[HistoryEntry]) -> AsyncIterator[Sequence[HistoryEntry]]:
-    yield entries
+async def _each(entries: Sequence[HistoryEntry]) -> AsyncIterator[HistoryEntry]:
+    for entry in entries:
+        yield entry
 
 
 def _fit(room: Room, messages: int) -> None:
@@ -441,7 +393,6 @@ def _fit(room: Room, messages: int) -> None:
 
 async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
     """Run a walk; others get the processor between the steps."""
-    await reader.prepare()
     walk = CausalWalk(request)
     answer: ClaimAnswer | None = None
     while (effect := walk.step(answer)) is not WalkState.DONE:
@@ -455,47 +406,46 @@ async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
 
 async def _read_missing(
     walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
-) -> AsyncIterator[Sequence[HistoryEntry]]:
+) -> AsyncIterator[HistoryEntry]:
     """Yield the references for which the walk found nothing, as they were made."""
     origins = list(walk.missing.values())
-    yield [heads[origin.slot] for origin in origins if origin.is_head]
+    for origin in origins:
+        if origin.is_head:
+            yield heads[origin.slot]
     places: list[ParentPlace] = [
         (walk.taken[origin.node][:3], origin.slot) for origin in origins if not origin.is_head
     ]
     for start in range(0, len(places), _MISSING_CHILDREN):
         portion = places[start : start + _MISSING_CHILDREN]
         parents = await reader.parents_of(portion)
-        named = [(child[2], slot) for child, slot in portion]
-        yield [parents[place] for place in named if place in parents]
+        for child, slot in portion:
+            if (child[2], slot) in parents:
+                yield parents[child[2], slot]
 
 
 async def _read_portions(
-    database: Database, wanted: Iterator[Claim]
+    database: Database, wanted: Iterator[Claim], max_bytes: int
 ) -> AsyncGenerator[tuple[Sequence[Claim], _Frames], None]:
     """Yield messages in their order with their frames, read ahead; None for those not stored."""
-    size = _FIRST_READ
-    asked = list(islice(wanted, size))
-    if not asked:
-        return
 
     def read() -> asyncio.Task[_Frames]:
         positions = [(found[1], found[2]) for found in asked]
-        work = database.read(frames_at, positions, _PORTION_BYTES, pool=database.bulk_pool)
+        work = database.read(frames_at, positions, max_bytes, pool=database.bulk_pool)
         return asyncio.ensure_future(work)
 
-    reading = read()
+    asked = list(islice(wanted, _PORTION_MESSAGES))
+    ahead: asyncio.Task[_Frames] | None = None
     try:
         while asked:
-            frames = await reading
+            frames = await (ahead or read())
             portion, asked = asked[: len(frames)], asked[len(frames) :]
-            size = max(len(frames), _FEWEST_READ) if asked else min(2 * size, _MOST_READ)
-            asked += islice(wanted, max(size - len(asked), 0))
-            if asked:
-                reading = read()
+            asked += islice(wanted, len(frames))
+            ahead = read() if asked else None
             yield portion, frames
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
 
 
 MAX_COUNTED: Final = 100_000

@@ -33,7 +33,7 @@ from psycopg import errors as pg
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
 from store.db.feed import DatabaseFeed
-from store.db.gossip import ConfirmationTracker
+from store.db.gossip import UnreadRows
 from store.db.insert import (
     FEWEST_COPIED,
     AlreadyStoredError,
@@ -106,8 +106,7 @@ class _Group:
     """The number of messages that were found stored already; -1: none was looked for."""
 
     def __post_init__(self) -> None:
-        # The canary of the writer has no messages, and is part of no commit.
-        sources = {member.source for member in self.members if member.batch.hashes}
+        sources = {member.source for member in self.members}
         self.parts = []
         for source in sorted(sources):
             shares = [
@@ -136,9 +135,6 @@ class _Group:
                 new.difference_update(hashes)
                 if not member.answer.done():
                     member.answer.set_result(result)
-        for member in self.members:
-            if not member.answer.done():  # the canary, which is part of no commit
-                member.answer.set_result(StoreResult())
 
 
 def _distinct(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -161,7 +157,7 @@ class DatabaseWriter:
         partitions: PartitionMap,
         *,
         own: OwnCommits | None = None,
-        tracking: ConfirmationTracker | None = None,
+        unread: UnreadRows | None = None,
         feed: DatabaseFeed | None = None,
         is_disk_full: Callable[[], bool] = lambda: False,
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
@@ -173,7 +169,7 @@ class DatabaseWriter:
             database: The connections.
             partitions: The partitions, which are made where they are missing.
             own: Receives each commit, before anybody learns that it is durable.
-            tracking: Adds unread events.
+            unread: Adds unread events.
             feed: Receives each commit likewise, which it need not read then.
             is_disk_full: Returns True while the database's disk takes no more.
             on_stored: Receives the durable messages of each source, whole, and how many of them
@@ -186,7 +182,7 @@ class DatabaseWriter:
         self._on_stored = on_stored
         self._on_conflict = on_conflict
         self._own = own or OwnCommits()
-        self._tracking = tracking
+        self._unread = unread
         self._feed = feed
         self._partitions = partitions
         self._topics = KnownTopics()
@@ -238,22 +234,29 @@ class DatabaseWriter:
         if not batch.hashes:
             return StoreResult()
         self._require_writable()
+        self._require_open()
         return await self._enqueue(batch, source, min_confirms)
 
     async def commit_canary(self) -> None:
-        """Commit a record that is no message, through queue, worker and connection like a batch.
+        """Commit a record that is no message, by a connection for batches.
 
         Raises:
             psycopg.Error: the database did not take it.
             NotServingError: as `store`.
         """
-        await self._enqueue(RecordBatch(), Source.CLIENT, 0)
+        self._require_open()
+        async with self._database.connection(self._database.write_pool) as connection:
+            with waiting_for_standby(connection):
+                await commit_canary(connection)
+        self.committed_s = asyncio.get_running_loop().time()
 
-    async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
+    def _require_open(self) -> None:
         if self._stopped:
             raise StoreBusyError(_STOPPING)
         if self._is_disk_full():
             raise StoreUnavailableError(DISK_FULL.sentence)
+
+    async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -379,7 +382,7 @@ class DatabaseWriter:
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
-            if not group.parts or any(part.new.hashes for part in group.parts):
+            if any(part.new.hashes for part in group.parts):
                 self.committed_s = asyncio.get_running_loop().time()
             for part in group.parts:
                 self._on_stored(part.batch, part.source, len(part.new))
@@ -408,12 +411,11 @@ class DatabaseWriter:
 
     def _fail(self, group: _Group, error: Exception) -> None:
         failure = find_failure(error)
+        if failure is not None:
+            error = self._database.unavailable(failure)
         for member in group.members:
             if not member.answer.done():
-                known = None
-                if failure is not None and member.batch.hashes:  # the canary reports the error
-                    known = self._database.unavailable(failure)
-                member.answer.set_exception(known or error)
+                member.answer.set_exception(error)
 
     def _require_writable(self) -> None:
         """Raise `StoreUnavailableError` if the database is known to take no writes."""
@@ -444,8 +446,7 @@ class DatabaseWriter:
                 await self._refresh_partitions(error)
                 group.stored = -1
             except psycopg.Error as error:
-                if group.parts:
-                    self._require_writable()
+                self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 # What it wrote may be under way: then the next COPY waits for it, and fails.
@@ -460,10 +461,6 @@ class DatabaseWriter:
 
     async def _attempt(self, connection: Connection, group: _Group) -> None:
         hashes = group.hashes
-        if not hashes:
-            with waiting_for_standby(connection):
-                await commit_canary(connection)
-            return
         for part in group.parts:
             await self._partitions.ensure(connection, part.batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.
@@ -521,7 +518,7 @@ class DatabaseWriter:
     def _tracked(
         self, parts: Sequence[CommitPart]
     ) -> AbstractContextManager[dict[str, object] | None]:
-        return nullcontext() if self._tracking is None else self._tracking.tracked(parts)
+        return nullcontext() if self._unread is None else self._unread.tracked(parts)
 
     async def _finish(self, connection: Connection, group: _Group) -> None:
         """Write what goes with the messages; the commit comes right after."""

@@ -4,10 +4,10 @@ The monitor has a connection of its own, because the pools lend what may be brok
 busy database should still find a place for this question. Where it can have none, as when Postgres
 has no more to give, it asks on a connection of the pools: while they work, the node can serve.
 
-The write canary is a small commit by the way that a publish takes. It fails where publishing would:
-the writer's queue is full, no connection is free, a lock is held, the disk is full, a synchronous
-standby is away, the server is read-only. While messages are committed it has nothing to do, since
-each commit shows the same.
+The write canary is a small commit that takes the locks of a publish. It fails where publishing
+would: no connection is free, a lock is held, the disk is full, a synchronous standby is away, the
+server is read-only. While messages are committed it has nothing to do, since each commit shows the
+same.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from store.config.node import NodeConfig
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.errors import SchemaError
 from store.db.feed import DatabaseFeed, follow_cursors
-from store.db.gossip import ConfirmationTracker, GossipReads, UnreadRows
+from store.db.gossip import GossipReads, UnreadRows
 from store.db.maintainer import Maintainer
 from store.db.messages import DatabaseReader, TransferReader
 from store.db.partitions import PartitionMap
@@ -290,9 +290,8 @@ class NodeRuntime:
             await self.policy.settle_retention(database, metrics)
         max_confirms = config.max_confirms if config.gossip else 0
         self._own, commits = OwnCommits(), asyncio.Event()
-        self.unread = UnreadRows(database, max_confirms)
         # Also without gossip: other nodes on the database ask their peers to confirm.
-        self._tracking = ConfirmationTracker(self.unread, max_confirms)
+        self.unread = UnreadRows(database, max_confirms)
 
         def committed(rows: Sequence[CommitRow]) -> None:
             if rows:
@@ -311,7 +310,7 @@ class NodeRuntime:
             database,
             PartitionMap(time.time_ns, self.policy.retention_ns),
             own=self._own,
-            tracking=None if config.read_only else self._tracking,
+            unread=None if config.read_only else self.unread,
             feed=self.feed,
             is_disk_full=self._disk.is_full,
             on_stored=lambda _batch, source, new: metrics.messages_stored.labels(source).inc(new),
@@ -432,7 +431,7 @@ class NodeRuntime:
         if config.read_only:
             return
         if not config.gossip:
-            self._confirmations = SharedConfirmations(self.unread, self._tracking)
+            self._confirmations = SharedConfirmations(self.unread)
             return
         transport = GossipTransport(
             self._connector,
@@ -445,7 +444,7 @@ class NodeRuntime:
             database=DriverDatabase(
                 GossipReads(self.database, self._own.body),
                 self._own,
-                self._tracking,
+                self.unread,
                 self.unread,
                 partial(self.writer.store, source=Source.GOSSIP),
             ),
@@ -622,12 +621,12 @@ def _note_maintenance(metrics: Metrics, name: str, /, **fields: object) -> None:
 class SharedConfirmations(ConfirmationWaits):
     """The confirmations of a node without gossip: other nodes on its database may have peers."""
 
-    def __init__(self, unread: UnreadRows, tracking: ConfirmationTracker) -> None:
+    def __init__(self, unread: UnreadRows) -> None:
         self._unread = unread
         super().__init__(
             unread,
             reach=lambda: None,
-            unread_hashes=tracking.unread_hashes,
+            unread_hashes=unread.unread_hashes,
             # The gossip of the others reads from the table what is asked for.
             want=lambda *_given: None,
         )

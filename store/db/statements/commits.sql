@@ -1,7 +1,7 @@
 -- Statements about commits.
 
 -- read_newest --
--- The newest commit, the first from a position on, and one by its position.
+-- The newest commit.
 select position, token from storenode.commits order by position desc limit 1
 
 -- read_first_from --
@@ -39,21 +39,10 @@ order by position limit %(limit)b::bigint
 -- Commits that may have a topic of a selection.
  and (topics is null or topics && %(topics)b::uuid[])
 
--- count_unfolded --
--- The number of commits that are not folded, up to a limit.
-select count(*) from (
-    select from storenode.commits
-    where position > (select folded_position from storenode.store) limit %b::bigint
-) as few
-
 -- read_deltas --
 -- Deltas of commits after a position.
 select position, summary from storenode.commits where position > %b::bigint
 order by position limit %b::bigint
-
--- read_head --
--- The newest position; 0 where there is none.
-select coalesce(max(position), 0) from storenode.commits
 
 -- given --
 -- The parameters of commits, apart from their batches.
@@ -111,19 +100,11 @@ select exists (select from storenode.commits
 select (select coalesce(max(position), 0) from storenode.commits), claimed_position
 from storenode.store
 
--- is_empty --
--- True if nothing was ever committed, or all of it was dropped.
-select not exists (select from storenode.commits)
-
 -- read_newest_time --
 -- The time of the newest commit, or of the first upgrade, in nanoseconds.
 select (extract(epoch from greatest(created_at, (
     select committed_at from storenode.commits order by position desc limit 1
 ))) * 1000000)::bigint * 1000 from storenode.store
-
--- read_newest_position --
--- The newest position; null where there is none.
-select max(position) from storenode.commits
 
 -- check_sequences --
 -- Sequences that are behind the largest values in use.

@@ -38,20 +38,6 @@ cross join <messages.message_at>
 -- Where hashes are, those of pruned messages included; the table has their first bytes.
 select key, ts from storenode.hashes where key = any(%b::bigint[])
 
--- beyond_key --
--- What follows the first bytes of a hash, so that no hash that begins with them is greater.
-'\xffffffffffffffffffffffffffffffffffffffffffffffffff'::bytea
-
--- read_by_hash --
--- Messages by hash in one statement, as far as they are recent: others are only located, and the
--- statement that reads them is pruned once to their partitions, and not for each message.
-select k.key, k.ts, m.hash, <messages.body>, <messages.size>, m.topic
-from storenode.hashes k left join lateral (
-    select n.* from storenode.messages n
-    where n.ts = k.ts and n.ts >= %(recent)b::bigint
-      and n.hash >= int8send(k.key) and n.hash < int8send(k.key) || <messages.beyond_key> offset 0
-) m on true where k.key = any(%(keys)b::bigint[])
-
 -- read_topic_names --
 -- Names of topic keys.
 select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
@@ -67,15 +53,6 @@ select distinct t.key from {source} where {conditions}
 unnest(%(lows)s::text[]) as span(low)
 join storenode.topics t
   on t.{column} >= span.low and t.{column} <= span.low || repeat(chr(1114111), 256)
-
--- locate_one --
--- Where a hash may be.
-select distinct ts from storenode.hashes where key = %b::bigint
-
--- read_topics_between --
--- Hashes and topics of the messages of a timestamp whose hashes begin alike.
-select hash, topic from storenode.messages
-where ts = %b::bigint and hash between %b::bytea and %b::bytea
 
 -- page_by_time --
 -- A page in the order of time; with a filter of many topics, that of their keys.
@@ -270,9 +247,9 @@ select k.key, k.ts, not exists (
 ) and <messages.may_be_held>
 from k order by k.key, k.ts
 
--- read_ends --
--- The first and the last timestamp of a partition.
-select min(ts), max(ts) from {}
+-- read_first --
+-- The first timestamp in a range of time.
+select min(ts) from storenode.messages where ts >= %s::bigint and ts <= %s::bigint
 
 -- insert_messages --
 -- Messages and their rows of `hashes`, as far as they are new.

@@ -20,20 +20,6 @@ join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
 order by 1, 2
 
--- read_layout --
--- What has a fixed size comes first, widest alignment before narrower: in any other order bytes
--- between the columns stay empty. A partition need not have the order of its table.
-select a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-       case when a.attstorage <> t.typstorage then a.attstorage::text end
-from pg_attribute a join pg_type t on t.oid = a.atttypid
-where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
-order by t.typlen < 0, array_position('{d,i,s,c}', t.typalign), a.attnum
-
--- read_checks --
--- Checks of a table.
-select conname::text, pg_get_constraintdef(oid) from pg_constraint
-where conrelid = %s::regclass and contype = 'c'
-
 -- check_tables --
 -- Tables in the schema that are not of this program.
 select 'stray table', relname::text, relname::text from pg_class c
@@ -96,14 +82,6 @@ with leaf as (
 )
 select name, index, sum(bytes)::bigint from part group by name, index having sum(bytes) > 0
 order by sum(sum(bytes)) over (partition by name) desc, name, index <> '', sum(bytes) desc
-
--- read_columns --
--- Columns of the large tables, and the pages of these.
-select c.relname::text, array_agg(a.attname::text order by a.attnum),
-       (select sum(relpages) from pg_class p, pg_partition_tree(c.oid) t where p.oid = t.relid)
-from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-where c.relnamespace = 'storenode'::regnamespace and c.relname in ('messages', 'hashes', 'sds')
-group by c.oid, c.relname order by c.relname
 
 -- read_stale --
 -- Partitions whose statistics are out of date.

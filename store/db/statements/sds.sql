@@ -196,8 +196,9 @@ case when octet_length(array_send(s.parent_hints)) <= <sds.hash_array>
            from unnest(s.parent_hints) with ordinality h(hint, n)) end
 
 -- visible --
--- True if the message of a claim is stored and inside the filter; what is newer than the horizon is.
-(s.ts >= %(horizon)b::bigint or exists (
+-- True if the message of a claim is stored and inside the filter; what is newer than the horizon is
+-- stored.
+(not %(filtered)s::boolean and s.ts >= (select horizon_ns from storenode.store) or exists (
     select from storenode.messages m where m.ts = s.ts and m.hash = s.hash{topics} offset 0))
 
 -- claim --
@@ -207,8 +208,9 @@ s.hash, s.message_id,
        case when %(parents)s::boolean then <sds.hints> else ''::bytea end,
        s.proof and %(prefers)s::boolean
 
--- reach_parents --
--- Keys, and further ones that are reached from them by parents, some claims of each.
+-- read_claims --
+-- The first claimants of keys, and of further ones that are reached from them by parents, key by
+-- key; some claims of each are followed. One without claimants has a row without a timestamp.
 with recursive reached(key) as (
     select unnest(%(keys)b::uuid[])
     union
@@ -216,18 +218,8 @@ with recursive reached(key) as (
         select p.parent_keys from storenode.sds p where p.key = reached.key limit {crowd}
     ) s
 )
-select uuid_send(reached.key) from reached limit %(limit)b::bigint
-
--- read_claims --
--- Claimants of keys, in no order; those that are not visible have no timestamp, and count.
-select uuid_send(s.key), case when <sds.visible> then s.ts end, <sds.claim>
-from storenode.sds s
-where s.key = any(%(keys)b::uuid[]) and s.channel = %(channel)b::bytea limit %(limit)b::bigint
-
--- read_first --
--- The first claimants of keys that have many, key by key.
 select uuid_send(k.key), s.ts, <sds.claim>
-from unnest(%(keys)b::uuid[]) as k(key) left join lateral (
+from (select key from reached limit %(most)b::bigint) as k left join lateral (
     select * from (
         select s.* from storenode.sds s where s.key = k.key and s.channel = %(channel)b::bytea
         order by s.ts, s.hash limit {seen}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from store.db.feed import DatabaseFeed
-from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.gossip import UnreadRows
 from store.db.locks import COMMIT_ORDER
 from store.db.messages import DatabaseReader
 from store.db.partitions import PartitionMap
@@ -142,7 +142,7 @@ async def running(
         own=own,
         feed=feed,
         on_stored=lambda *each: stored.append(each),
-        tracking=ConfirmationTracker(UnreadRows(database), max_confirms) if max_confirms else None,
+        unread=UnreadRows(database, max_confirms) if max_confirms else None,
     )
     try:
         await writer.start()

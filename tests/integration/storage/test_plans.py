@@ -15,7 +15,6 @@ import pytest
 from psycopg import sql
 
 from store.db import feed as feed_module
-from store.db import messages as messages_module
 from store.db.connection import Connection
 from store.db.insert import insert_topics
 from store.db.messages import DatabaseReader, PageShape, resolve
@@ -269,19 +268,10 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 128, 900])
-@pytest.mark.parametrize(
-    ("rights", "recent_ns"),
-    [
-        (TopicRights(), 0),
-        (TopicRights(), NOW - DAY),
-        (TopicRights(), FOREVER),
-        (TopicRights(("/waku",), ("/app-0",)), NOW - DAY),
-    ],
-)
+@pytest.mark.parametrize("rights", [TopicRights(), TopicRights(("/waku",), ("/app-0",))])
 async def test_hashes_are_looked_for_in_few_partitions(
-    world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
+    world: World, count: int, rights: TopicRights
 ) -> None:
-    monkeypatch.setattr(messages_module, "recent_ns", lambda: recent_ns)
     asked = random.Random(count).sample(world.stored, count)
     hashes = tuple(each.hash for each in asked)
     found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))

@@ -19,7 +19,7 @@ from store.db.buckets import fold, fold_until, is_pending, resummarize, seal
 from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.connection import Connection
 from store.db.maintainer import Maintainer
-from store.db.reconciliation import cold_view
+from store.db.reconciliation import DatabaseIds
 from store.db.retention import PruneReport, prune
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
@@ -88,7 +88,7 @@ async def assert_readable(node: Node, rng: random.Random) -> None:
         {(first + rng.randrange(10 * DAY)) // unit * unit for _ in range(2 * rng.randint(1, 9))}
     )
     spans = list(zip(edges[::2], edges[1::2], strict=False))
-    async with cold_view(node.database) as view:
+    async with DatabaseIds(node.database).open_cold() as view:
         for asked in (spans, ALL_TIME):
             assert await view.lattices(asked) == await sums_of(node, asked)
 
@@ -249,25 +249,25 @@ async def test_a_view_does_not_say_what_would_take_too_long_or_is_contradicted(
     for count, right in ((4, None), (3, await sums_of(node, span))):
         damage = f"{forget}, count = %s where level = 1 and start_ns = %s"
         await connection.execute(damage.encode(), (count, hour))
-        async with cold_view(node.database) as view:
+        async with DatabaseIds(node.database).open_cold() as view:
             assert await view.lattices(span) == right
     assert await seal(connection, LATER) == 1
     monkeypatch.setattr(reconciliation, "most_summed", lambda: 9)
     await node.store(random_batch(rng, 9, SPREAD))
-    async with cold_view(node.database) as view:
+    async with DatabaseIds(node.database).open_cold() as view:
         sums = await view.lattices(ALL_TIME)
         assert sums == await sums_of(node, ALL_TIME)
         await node.store(random_batch(rng, 1, SPREAD))
         await fold_until(connection)
         assert await view.lattices(ALL_TIME) == sums
     await node.store(random_batch(rng, 10, SPREAD))
-    async with cold_view(node.database) as view:
+    async with DatabaseIds(node.database).open_cold() as view:
         assert await view.lattices(ALL_TIME) is None
         # Ends of ranges in the middle of hours are expanded, too.
         assert await view.lattices([(each, each + 2) for each in SPREAD[::-1]]) is None
         assert await view.lattices([(SPREAD[2], SPREAD[2] + 2)]) is not None
     await connection.execute(forget.encode())
-    async with cold_view(node.database) as view:
+    async with DatabaseIds(node.database).open_cold() as view:
         assert await view.lattices(ALL_TIME) is None
 
 

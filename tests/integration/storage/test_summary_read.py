@@ -17,7 +17,7 @@ from reconcile.view import NeedBuckets, NeedIds, Spans
 from store.db import buckets, reconciliation
 from store.db.buckets import fold_until
 from store.db.pool import Database
-from store.db.reconciliation import MAX_VIEW_S, SnapshotView, cold_view
+from store.db.reconciliation import MAX_VIEW_S, DatabaseIds, SnapshotView
 from store.db.retention import prune
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import StoreUnavailableError
@@ -68,35 +68,31 @@ async def test_buckets_and_what_is_not_folded_yet_are_one(
         await store(node, rng)
         if number in (2, 5):
             await fold_all(node)
-        async with cold_view(node.database) as cold:
+        async with DatabaseIds(node.database).open_cold() as cold:
             await check(cold, await stored_ids(node), rng)
             assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
             longest = cold.view.longest_ns
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
 
 
-async def test_what_cannot_be_folded_where_nothing_is_written_is_added_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reconciliation, "MAX_DELTA_COMMITS", 2)
+async def test_a_view_of_a_database_that_takes_no_writes_is_complete(node: Node) -> None:
     rng = random.Random(9)
     for _ in range(4):
         await store(node, rng)
     read_only = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "any"}
     reading = await Database.open(make_conninfo(node.database.url, **read_only), SETTINGS)
     try:
-        async with cold_view(reading) as cold:
+        async with DatabaseIds(reading).open_cold() as cold:
             await check(cold, await stored_ids(node), rng)
     finally:
         await reading.close()
-    assert await node.value("select folded_position from storenode.store") == 0
 
 
 async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> None:
     rng = random.Random(4)
     await node.store(random_batch(rng, 20, range(1, 10)))
     await store(node, rng)
-    async with cold_view(node.database) as cold:
+    async with DatabaseIds(node.database).open_cold() as cold:
         await check(cold, await stored_ids(node), rng)
         last_day = np.array([MAX_TIMESTAMP_NS - MAX_TIMESTAMP_NS % DAY_NS])
         buckets = await cold.load(NeedBuckets(HOUR_NS, last_day, DAY_NS))
@@ -107,13 +103,13 @@ async def test_retention_waits_for_a_view(node: Node) -> None:
     await store(node, random.Random(7), 60, 9 * DAY)
     two_days, oracle = RetentionPolicy(2 * DAY), await stored_ids(node)
     async with await node.database.connect() as connection:
-        async with cold_view(node.database) as cold:
+        async with DatabaseIds(node.database).open_cold() as cold:
             assert not (await prune(connection, two_days, NOW, lock_timeout_ms=50)).dropped
             await check(cold, oracle, random.Random(7))
         await node.no_transaction()
         report = await prune(connection, two_days, NOW)
         assert report.dropped
-        async with cold_view(node.database) as cold:
+        async with DatabaseIds(node.database).open_cold() as cold:
             assert cold.horizon_ns == report.horizon_ns
             await check(cold, await stored_ids(node), random.Random(7))
 
@@ -122,14 +118,14 @@ async def test_wrong_summaries_are_named(node: Node) -> None:
     await store(node, random.Random(9))
     await fold_all(node)
     await node.rows("update storenode.buckets set count = count + 1 where level = 1")
-    async with cold_view(node.database) as cold:
+    async with DatabaseIds(node.database).open_cold() as cold:
         with pytest.raises(SummaryMismatchError):
             await check(cold, await stored_ids(node), random.Random(9))
 
 
 async def test_a_broken_connection_says_that_the_database_does_not_serve(node: Node) -> None:
     await store(node, random.Random(8))
-    async with cold_view(node.database) as cold:
+    async with DatabaseIds(node.database).open_cold() as cold:
         assert await node.value(TERMINATE_OTHERS) != 0
         with pytest.raises(StoreUnavailableError):
             await cold.load(NeedIds(EVERYTHING, 10))
@@ -145,7 +141,7 @@ async def test_who_keeps_everybody_from_reading_is_not_waited_for_long(
     async with connection, connection.transaction():
         await connection.execute("lock table storenode.messages in access exclusive mode")
         with pytest.raises(StoreUnavailableError):
-            async with cold_view(node.database):
+            async with DatabaseIds(node.database).open_cold():
                 pass
 
 
@@ -163,7 +159,7 @@ def leap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 async def test_a_view_ends_when_its_time_has_passed(node: Node, leap: Callable[[], None]) -> None:
     await store(node, random.Random(9))
-    async with cold_view(node.database) as cold:
+    async with DatabaseIds(node.database).open_cold() as cold:
         leap()
         # Nothing is asked of the view; its transaction, with its locks, ends all the same.
         connection = await node.database.connect()
@@ -184,6 +180,6 @@ async def test_a_statement_ends_when_the_views_time_has_passed(
         return SyncIds.empty()
 
     monkeypatch.setattr(reconciliation, "ids_in", slow)
-    async with cold_view(node.database) as cold:
+    async with DatabaseIds(node.database).open_cold() as cold:
         with pytest.raises(StoreUnavailableError, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))

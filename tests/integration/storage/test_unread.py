@@ -11,7 +11,7 @@ import pytest
 from store.db import gossip as unread_module
 from store.db.check import check
 from store.db.feed import TOKEN_SPAN
-from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.gossip import UnreadRows
 from store.db.locks import NODES
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
@@ -39,16 +39,15 @@ class Publisher:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.table = UnreadRows(database)
-        self.tracking = tracking = ConfirmationTracker(self.table, 0)
         partitions = PartitionMap(lambda: NOW, 30 * DAY)
         self.own = OwnCommits()
-        self.writer = DatabaseWriter(database, partitions, own=self.own, tracking=tracking)
+        self.writer = DatabaseWriter(database, partitions, own=self.own, unread=self.table)
         self.reach: int | None = 2
         self.wanted: list[tuple[Sequence[bytes], int]] = []
         self.waits = ConfirmationWaits(
             self.table,
             reach=lambda: self.reach,
-            unread_hashes=tracking.unread_hashes,
+            unread_hashes=self.table.unread_hashes,
             want=lambda hashes, needed, _digests: self.wanted.append((hashes, needed)),
         )
 
@@ -127,7 +126,7 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
     publisher: Publisher,
 ) -> None:
     messages, database = batch(), publisher.database
-    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    waits = SharedConfirmations(publisher.table)
     stored = await publisher.store(messages, 1)
     async with await database.connect() as one, await database.connect() as another:
         for node in (one, another):
@@ -144,7 +143,7 @@ async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothin
     publisher: Publisher,
 ) -> None:
     messages = batch()
-    waits = SharedConfirmations(publisher.table, publisher.tracking)
+    waits = SharedConfirmations(publisher.table)
     stored = await publisher.store(messages, 1)
     found = await waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
     assert all("exchanges no read confirmations" in each.reason for each in found)

@@ -17,7 +17,7 @@ from store.db import insert as insert_module
 from store.db import writer as writer_module
 from store.db.arrays import split_uuids
 from store.db.check import check
-from store.db.gossip import ConfirmationTracker, UnreadRows
+from store.db.gossip import UnreadRows
 from store.db.insert import join
 from store.db.messages import frame_of, locate, rows_of_hashes
 from store.db.partitions import PartitionMap
@@ -382,7 +382,7 @@ async def test_what_was_dropped_and_comes_again_is_stored_again(
     positions = sorted(zip(first.timestamps, first.hashes, strict=True))
     async with await node.database.connect() as connection:
         assert sorted(await locate(connection, first.hashes)) == positions
-        rows, _ = await rows_of_hashes(connection, first.hashes, 0, 10**6)
+        rows, _ = await rows_of_hashes(connection, first.hashes, 10**6)
     assert sorted(row[:2] for row in rows) == positions
     for table in ("messages", "hashes", "sds", "topics"):
         await node.rows(DROP_TODAY.format(table))
@@ -571,7 +571,7 @@ async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
     writer = DatabaseWriter(
         node.database,
         PartitionMap(lambda: NOW, 30 * DAY),
-        tracking=ConfirmationTracker(unread, 0),
+        unread=unread,
         on_conflict=lambda source, conflict: reported.append((source, conflict)),
     )
     await writer.start()

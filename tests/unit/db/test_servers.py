@@ -13,7 +13,7 @@ from psycopg import errors as pg
 
 from store.db.errors import NoConnectionError, find_failure, is_login_refused
 from store.db.pool import complete_url
-from store.db.primary import DatabaseServer, hosts_of, is_newer, label, refusal, with_hosts
+from store.db.primary import DatabaseServer, hosts_of, label, refusal, with_hosts
 from store.db.statements import SQL
 
 
@@ -90,7 +90,6 @@ def test_a_server_is_judged_by_what_was_seen(
 def test_another_store_is_refused_whatever_its_timeline() -> None:
     other = replace(SERVER, store_id=b"t" * 16, timeline=9)
     assert "holds another store" in (refusal(other, SERVER, holds=True) or "")
-    assert not is_newer(other, SERVER, holds_its_head=True, is_in_it=False)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,8 @@ def test_the_higher_timeline_is_newer_and_then_who_holds_more(
     timeline: int, *, holds: bool, stored: bool, newer: bool
 ) -> None:
     one = replace(SERVER, timeline=timeline)
-    assert is_newer(one, SERVER, holds_its_head=holds, is_in_it=stored) == newer
+    is_behind = refusal(one, SERVER, holds=holds)
+    assert (refusal(SERVER, one, holds=stored) is not None and is_behind is None) == newer
 
 
 @pytest.mark.parametrize(

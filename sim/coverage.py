@@ -147,12 +147,12 @@ async def _ask_about(
     steps = await coverage.steps(bounds)
     for step in steps:
         for store in step.stores:
-            if store.equal_until_ns > step.start_ns:
+            if store.equal_until > step.time_start:
                 process.mark(Mark.COVERED)
-                span = step.start_ns, store.equal_until_ns
+                span = step.time_start, store.equal_until
                 database, stores = process.database, (store.store_id,)
                 process.judge.covered(
-                    database, stores, span, store.compared_ns, views.shown, whole=True
+                    database, stores, span, store.compared_at, views.shown, whole=True
                 )
 
 
@@ -165,10 +165,10 @@ async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
     found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
-    if found.until_ns > found.from_ns:
+    if found.complete_until > found.complete_from:
         process.mark(Mark.COVERED)
-        span, stores = (found.from_ns, found.until_ns), found.store_ids
-        process.judge.covered(database, stores, span, found.compared_ns, stored, whole=False)
+        span, stores = (found.complete_from, found.complete_until), found.store_ids
+        process.judge.covered(database, stores, span, found.compared_at, stored, whole=False)
 
 
 def _range(process: Process, rng: Rng) -> Span:

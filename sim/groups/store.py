@@ -20,8 +20,8 @@ from sim.messages import Message, message_of
 from sim.node import Node
 from sim.process import Process
 from store.domain.admission import Verdict
-from store.domain.causal import CausalWalk, WalkState
-from store.domain.claims import ClaimAnswer, ClaimQuery
+from store.domain.causal import CausalWalk
+from store.domain.claims import ClaimAnswer
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
 from storenode.message.rules import Policy
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, PublishResult, Route
@@ -184,10 +184,9 @@ class StoreNode(Node):
         )
         walk = CausalWalk(request)
         answer: ClaimAnswer | None = None
-        while (effect := walk.step(answer)) is not WalkState.DONE:
-            answer = None
-            if isinstance(effect, ClaimQuery):
-                answer = claims_for(self.database, effect, self._limits.sds_claimants)
+        while not walk.is_done:
+            query, most = walk.step(answer), self._limits.sds_claimants
+            answer = None if query is None else claims_for(self.database, query, most)
         return [walk.taken[number][2] for number in walk.parents_first()], walk.truncated
 
 

@@ -371,15 +371,15 @@ class _DatabaseCheck:
         for row in rows:
             ts, digest, topic, content_digest, head, payload, tail, has_hash, low, *names = row
             name = _name(ts, digest)
-            found = audit(
+            faults, topics = audit(
                 StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
             )
-            for fault in found.faults:
+            for fault in faults:
                 self._add(fault, FINE_TABLE, name)
             if not has_hash:
                 self._add(RowFault.NO_HASH_ROW, "hashes", name)
-            is_named = found.names is not None and RowFault.TOPIC not in found.faults
-            if is_named and low is not None and tuple(names) != found.names:
+            is_named = topics is not None and RowFault.TOPIC not in faults
+            if is_named and low is not None and tuple(names) != topics:
                 is_absent = names == [None, None]
                 fault = RowFault.NO_TOPIC_ROW if is_absent else RowFault.WRONG_TOPIC_ROW
                 self._add(fault, "topics", name)
@@ -391,10 +391,10 @@ class _DatabaseCheck:
     async def _compare_sds(self, wanted: dict[tuple[int, bytes], SdsRow]) -> None:
         if not wanted:
             return
-        keys = [row.key.hex() for row in wanted.values()]
+        keys = [row[0].hex() for row in wanted.values()]
         given = (keys, [ts for ts, _ in wanted], [digest for _, digest in wanted])
         rows = await self._rows(SQL.sds.check_rows, given)
-        found = {(ts, digest): _sds_row(columns) for ts, digest, *columns in rows}
+        found = {(ts, digest): _plain(columns) for ts, digest, *columns in rows}
         for key, row in wanted.items():
             if key not in found:
                 self._add(RowFault.NO_SDS_ROW, "sds", _name(*key))
@@ -411,7 +411,7 @@ class _DatabaseCheck:
             row = None if payload is None else sds_row(payload)
             if is_lost:
                 self._add(RowFault.LOST_SDS_MESSAGE, "sds", _name(ts, digest))
-            elif payload is not None and (row is None or row.key != key.bytes):
+            elif payload is not None and (row is None or row[0] != key.bytes):
                 self._add(RowFault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
 
     # Summaries
@@ -512,20 +512,11 @@ class _DatabaseCheck:
         return bool(rows) and bytes(rows[0][0]) != total.state_bytes()
 
 
-def _sds_row(columns: Sequence[Any]) -> SdsRow:
-    key, channel_key, channel, message_id, sender, lamport, keys, ids, hints, proof = columns
-    return SdsRow(
-        key.bytes,
-        channel_key.bytes,
-        channel,
-        message_id,
-        sender,
-        lamport,
-        tuple(each.bytes for each in keys),
-        tuple(ids),
-        tuple(hints),
-        proof,
-    )
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a column, or a row of them
+    """Return a column as `store.domain.audit.SdsRow` has it: keys as bytes, arrays as tuples."""
+    if isinstance(value, UUID):
+        return value.bytes
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _name(ts: int, digest: bytes) -> str:

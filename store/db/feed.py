@@ -256,7 +256,7 @@ def follow_cursors(database: Database) -> FollowCursors:
 
 
 class DatabaseFeed:
-    """`store.domain.ports.Feed` on Postgres."""
+    """The messages of the database in commit order."""
 
     def __init__(
         self,
@@ -484,7 +484,10 @@ class DatabaseFeed:
     async def follow(
         self, request: FollowRequest, outlet: Outlet
     ) -> AsyncGenerator[FollowPage, None]:
-        """Yield messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        """Yield the backlog from a cursor on, then live. The first page comes at once.
+
+        Raises `CursorOutOfRangeError`.
+        """
         # Where the tail stands says nothing about what is older: only who begins with what comes
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None

@@ -421,7 +421,7 @@ _FEWEST_ROWS: Final = 256
 
 
 class DatabaseReader:
-    """`store.domain.ports.Reader` on Postgres."""
+    """The reads by hash and by time."""
 
     def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
         """Read from a database; entries of a page have ``page_bytes`` at most."""
@@ -429,7 +429,7 @@ class DatabaseReader:
         self._page_bytes = page_bytes
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
-        """Return the position of a message by hash (see `store.domain.ports.Reader`)."""
+        """Return the position of a message, also for a while after it was pruned; None: unknown."""
         if len(message_hash) != HASH_BYTES:
             return None
         wanted = TopicFilter(rights=rights)
@@ -448,7 +448,7 @@ class DatabaseReader:
         return await self._database.read(look)
 
     async def query(self, request: PageRequest) -> QueryPage:
-        """Return one page of ``Query`` (see `store.domain.ports.Reader`)."""
+        """Return one page of ``Query``."""
         shape = PageShape(request.limit, self._page_bytes, request.include_data, looks_beyond=True)
 
         async def read(connection: Connection) -> MessagePage:

@@ -3,10 +3,10 @@
 Pure: rows come in, faults come out. `store.db.check` reads the rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from store.messages.record import FrameError, unframe
 from store.messages.transfer import DecodedMessage
@@ -52,40 +52,22 @@ class StoredMessage:
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SdsRow:
-    """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement.
+SdsRow = tuple[Any, ...]
+"""A row of ``sds`` behind (ts, hash): keys as bytes, arrays as tuples, Lamport time as two's
+complement."""
 
-    ``proof``: the ID proves the message.
+
+def audit(message: StoredMessage) -> tuple[Sequence[RowFault], tuple[str, str] | None]:
+    """Check a row of ``messages`` against itself; hash and digest are computed anew.
+
+    Returns:
+        Its faults, and its topics; None when the frame is damaged.
     """
-
-    key: bytes
-    channel_key: bytes
-    channel: bytes
-    message_id: bytes
-    sender: bytes
-    lamport: int | None
-    parent_keys: tuple[bytes, ...]
-    parent_ids: tuple[bytes, ...]
-    parent_hints: tuple[bytes | None, ...]
-    proof: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """The verdict on one message; ``names`` are its topics, None when the frame is damaged."""
-
-    faults: tuple[RowFault, ...]
-    names: tuple[str, str] | None
-
-
-def audit(message: StoredMessage) -> Audit:
-    """Check a row of ``messages`` against itself; hash and digest are computed anew."""
     try:
         item = unframe(message.head, message.payload, message.tail)
     except FrameError:
-        return Audit((RowFault.FRAME,), None)
-    return Audit(tuple(_faults(message, item)), (item.pubsub_topic, item.content_topic))
+        return (RowFault.FRAME,), None
+    return tuple(_faults(message, item)), (item.pubsub_topic, item.content_topic)
 
 
 def _faults(message: StoredMessage, item: DecodedMessage) -> Iterator[RowFault]:
@@ -108,15 +90,16 @@ def sds_row(payload: bytes) -> SdsRow | None:
     channel, lamport = metadata.channel_id, metadata.lamport
     if lamport is not None and lamport >= _LAMPORT_SIGN:
         lamport -= _LAMPORT_WRAP
-    return SdsRow(
-        key=sds_key(channel, metadata.message_id),
-        channel_key=channel_key(channel),
-        channel=channel,
-        message_id=metadata.message_id,
-        sender=metadata.sender_id,
-        lamport=lamport,
-        parent_keys=tuple(sds_key(channel, parent) for parent, _ in metadata.parents),
-        parent_ids=tuple(parent for parent, _ in metadata.parents),
-        parent_hints=tuple(hint for _, hint in metadata.parents),
-        proof=metadata.proven,
+    parents = [parent for parent, _ in metadata.parents]
+    return (
+        sds_key(channel, metadata.message_id),
+        channel_key(channel),
+        channel,
+        metadata.message_id,
+        metadata.sender_id,
+        lamport,
+        tuple(sds_key(channel, parent) for parent in parents),
+        tuple(parents),
+        tuple(hint for _, hint in metadata.parents),
+        metadata.proven,
     )

@@ -15,7 +15,7 @@ selected message (`store.domain.claims` defines what a reference selects). Rules
    comes before its parent.
 
 References are claims of publishers. Cycles end because nothing is taken twice, and memory ends at
-`MAX_WALK_BYTES` and `MAX_EDGES`: then the walk stops where it is, truncated.
+`MAX_WALK_BYTES`: then the walk stops where it is, truncated.
 
 Reads are few because they are large: all keys and hints that the frontier and what was read last
 need are asked for together, with further keys that the database reaches by parents. The number of
@@ -25,14 +25,11 @@ these grows with every read.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from enum import Enum
-from itertools import chain, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 from store.domain.claims import (
-    PARENT_BYTES,
     Child,
     Claim,
     ClaimAnswer,
@@ -58,15 +55,10 @@ MAX_READ_HINTS: Final = 512
 MAX_SEEN_REFERENCES: Final = 4_096
 """References that are looked at to plan one read, a few milliseconds."""
 
-MAX_WALK_BYTES: Final = 128 * 1024 * 1024
-"""Memory of one walk, estimated, without what is prefetched. 100,000 messages of SDS participants
-take about half of it; messages with hundreds of missing parents each exhaust it."""
-
-MAX_EDGES: Final = 16 * 1024 * 1024
-"""References that led to stored messages, at 4 bytes each: 160 for each of 100,000 messages."""
-
-MAX_PREFETCHED_BYTES: Final = 64 * 1024 * 1024
-"""After reads of so much memory, estimated, everything that was not used yet is dropped."""
+MAX_WALK_BYTES: Final = 256 * 1024 * 1024
+"""Memory of one walk, estimated: of all that was read, and of references that led to messages.
+100,000 messages of SDS participants take less than half of it; messages with hundreds of parents
+each exhaust it."""
 
 STEP_REFERENCES: Final = 4_096
 """References looked at in one step, a few milliseconds."""
@@ -74,8 +66,7 @@ STEP_REFERENCES: Final = 4_096
 STEP_KNOWN_IDS: Final = 4_096
 """Known IDs hashed in one step, a few milliseconds."""
 
-_NODE_BYTES: Final = 700
-_MISSING_BYTES: Final = 400
+_EDGE_BYTES: Final = 4
 
 HEADS: Final = -1
 """The number that stands for the request, where a message's number is expected."""
@@ -93,42 +84,41 @@ class Origin(NamedTuple):
         return self.node == HEADS
 
 
-class WalkState(Enum):
-    """An answer of a step that needs no read: others may work first, or the result is complete."""
-
-    PAUSED = 1
-    DONE = 2
-
-
 class CausalWalk:
-    """A ``GetCausalHistory`` request; ``step`` until it returns `WalkState.DONE`.
+    """A ``GetCausalHistory`` request; ``step`` until it ``is_done``.
 
-    ``taken`` has claims without their parents, in the order of taking; a message's number is its
-    index there. See the module's rules.
+    ``taken`` has claims in the order of taking, in the end without their parents; a message's
+    number is its index there. See the module's rules.
     """
 
     def __init__(self, request: CausalRequest) -> None:
         self.taken: list[Claim] = []
         self.missing: dict[bytes, Origin] = {}
         self.truncated = False
+        self.is_done = False
         self._request = request
         self._known: set[bytes] = set()
         self._claims = ClaimCache(request.claimants)
         self._latest: Sequence[Claim] = ()  # the last read
         self._numbers: dict[bytes, int] = {}  # message hash -> number
         self._found_by_hint: set[bytes] = set()  # keys without claimants
-        self._frontier: deque[Claim] = deque()  # what is taken and not expanded
-        self._frontier_bytes = 0  # of the keys of parents
         self._edges = array("i")
-        self._edge_ends = array("i")
+        self._edge_ends = array("i")  # of what is expanded; the rest of what is taken follows
         self._limit = request.max_messages  # 0 where the depth is exhausted
         self._ahead = FIRST_AHEAD
         self._steps = self._run()
-        next(self._steps)
 
-    def step(self, answer: ClaimAnswer | None = None) -> ClaimQuery | WalkState:
-        """Advance the walk, with the answer if one was asked for."""
-        return self._steps.send(answer)
+    def step(self, answer: ClaimAnswer | None = None) -> ClaimQuery | None:
+        """Advance the walk, with the answer to the last read.
+
+        Returns:
+            The next read; None: it needs none, and others may work first.
+        """
+        try:
+            return self._steps.send(answer)
+        except StopIteration:
+            self.is_done = True
+            return None
 
     def parents_first(self) -> Iterator[int]:
         """Return the numbers of what was taken, every parent before its children.
@@ -164,18 +154,17 @@ class CausalWalk:
         count = len(self.taken)
         assert count <= self._request.max_messages, "more is taken than the limit allows"
         assert len({claim[2] for claim in self.taken}) == count, "one is taken twice"
-        assert len(self._edge_ends) + len(self._frontier) == count, "the frontier is out of step"
+        assert len(self._edge_ends) <= count, "more is expanded than taken"
         assert all(0 <= edge < count for edge in self._edges), "an edge leads to nothing"
         for key in self.missing:
             assert not self._claims.sets.get(key), "the missing is found"
 
-    def _run(self) -> Generator[ClaimQuery | WalkState, ClaimAnswer | None, None]:
+    def _run(self) -> Generator[ClaimQuery | None, ClaimAnswer | None, None]:
         request = self._request
-        yield WalkState.PAUSED  # the start
         known = iter(request.known_ids)
         while portion := list(islice(known, STEP_KNOWN_IDS)):
             self._known.update(sds_key(request.channel_id, known_id) for known_id in portion)
-            yield WalkState.PAUSED
+            yield None
         found: list[Reference] = [
             (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
             for head in request.heads
@@ -183,34 +172,32 @@ class CausalWalk:
         node, depth, level_end, left = HEADS, -1, 0, STEP_REFERENCES
         while True:
             slot, before = 0, len(self.taken)
-            while (slot := self._resolve(node, found, slot)) < len(found) and not self._is_full():
+            while (slot := self._resolve(node, found, slot)) < len(found):
+                if node != HEADS and self._is_full():
+                    return self._finish()
                 reads_ahead = node != HEADS and not 0 < request.max_depth <= depth + 1
                 answer = yield self._plan_read(node, found, slot, reads_ahead=reads_ahead)
                 assert answer is not None, "a read was not answered"
                 self._claims.add(answer)
                 self._latest = answer.claims
-            if slot < len(found):
-                break
             if node == HEADS:
                 del self._edges[:]
             else:
                 self._edge_ends.append(len(self._edges))
-                self._frontier_bytes -= len(self._frontier.popleft()[4])
+                key, timestamp, digest, message_id, _, _, is_proven = self.taken[node]
+                self.taken[node] = key, timestamp, digest, message_id, b"", b"", is_proven
             left -= 1 + len(found) + len(self.taken) - before
-            if not self._frontier or (left <= 0 and self._is_full()):
-                break
-            if left <= 0:
-                yield WalkState.PAUSED
-                left = STEP_REFERENCES
             node += 1
+            if node == len(self.taken) or (left <= 0 and self._is_full()):
+                return self._finish()
+            if left <= 0:
+                yield None
+                left = STEP_REFERENCES
             if node == level_end:
                 depth, level_end = depth + 1, len(self.taken)
                 if 0 < request.max_depth <= depth:
                     self._limit = 0
-            claim = self._frontier[0]
-            found = references(claim[4], claim[5])
-        self._finish()
-        yield WalkState.DONE
+            found = references(*self.taken[node][4:6])
 
     def _resolve(self, node: int, found: Sequence[Reference], slot: int) -> int:
         """Resolve references from ``slot`` on; return the slot of the first that needs a read."""
@@ -252,32 +239,18 @@ class CausalWalk:
         if number >= self._limit:
             self.truncated = True
             return -1
-        key, timestamp, digest, message_id, parent_keys, _, is_proven = claim
-        bare = (key, timestamp, digest, message_id, b"", b"", is_proven)
-        self.taken.append(bare)
-        self._numbers[digest] = number
-        self._frontier.append(claim)
-        self._frontier_bytes += len(parent_keys)
-        group = self._claims.sets[key]
-        if claim in group:
-            group[group.index(claim)] = bare
+        self.taken.append(claim)
+        self._numbers[claim[2]] = number
         return number
 
     def _is_full(self) -> bool:
-        used = len(self.taken) * _NODE_BYTES + PARENT_BYTES * self._frontier_bytes
-        used += (len(self.missing) + len(self._found_by_hint)) * _MISSING_BYTES
-        return used > MAX_WALK_BYTES or len(self._edges) > MAX_EDGES
+        return self._claims.read_bytes + _EDGE_BYTES * len(self._edges) > MAX_WALK_BYTES
 
     def _plan_read(
         self, node: int, found: Sequence[Reference], slot: int, *, reads_ahead: bool
     ) -> ClaimQuery:
         """Return what the reference at ``slot`` needs, and others that follow."""
         claims = self._claims
-        # Only here, where the claimants themselves are asked for: what is dropped between those
-        # and a hint of theirs would be asked for again and again.
-        if found[slot][0] not in claims.sets and claims.read_bytes > MAX_PREFETCHED_BYTES:
-            claims.evict(self._is_needed)
-            self._latest = ()
         keys: dict[bytes, None] = {}
         hints: dict[tuple[bytes, bytes], HintQuery] = {}
         left = MAX_SEEN_REFERENCES
@@ -300,20 +273,12 @@ class CausalWalk:
         self, node: int, found: Sequence[Reference], slot: int
     ) -> Iterator[tuple[Child | None, int, Sequence[Reference]]]:
         """Yield the references that are not resolved yet, each with its child and first slot."""
-        is_head = node == HEADS
-        yield None if is_head else self._frontier[0][:3], slot, found
-        following: Iterator[Claim] = islice(self._frontier, 0 if is_head else 1, None)
+        yield None if node == HEADS else self.taken[node][:3], slot, found
+        following = self.taken[node + 1 :]
         if self._limit > len(self.taken) and not self._request.max_depth:
-            untaken = (claim for claim in self._latest if claim[2] not in self._numbers)
-            following = chain(following, untaken)
+            following += [claim for claim in self._latest if claim[2] not in self._numbers]
         for claim in following:
             yield claim[:3], 0, references(claim[4], claim[5])
-
-    def _is_needed(self, key: bytes, claims: Sequence[Claim]) -> bool:
-        """Return True if a set was used, so that a reference to it needs no read."""
-        if not claims:
-            return key in self.missing
-        return all(claim[2] in self._numbers for claim in claims)
 
     def _choose_ahead(self) -> int:
         """Return how many further keys the database should reach: twice as many each time."""
@@ -323,14 +288,13 @@ class CausalWalk:
 
     def _finish(self) -> None:
         """Drop what only the walk needs, and messages of which no parent was resolved."""
-        if dropped := len(self._frontier):
+        count = len(self._edge_ends)
+        if count < len(self.taken):
             self.truncated = True
-            del self.taken[-dropped:]
-            count = len(self.taken)
+            del self.taken[count:]
             self.missing = {
                 key: origin for key, origin in self.missing.items() if origin.node < count
             }
-        self._claims.evict(lambda *_: False)
+        self._claims = ClaimCache(0)
         self._numbers.clear()
-        self._frontier.clear()
         self._latest = ()

@@ -149,7 +149,7 @@ class ClaimCache:
         self.sets: dict[bytes, list[Claim]] = {}
         self.hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
         self.read_bytes = 0
-        """The estimated memory of what was added since the last `evict`."""
+        """The estimated memory of what was added."""
         self._claimants = claimants
 
     def add(self, answer: ClaimAnswer) -> None:
@@ -165,12 +165,6 @@ class ClaimCache:
         # As if all hints of parents were hashes.
         parents = PARENT_BYTES * sum(len(claim[4]) for claim in answer.claims)
         self.read_bytes += rows * CLAIM_BYTES + parents
-
-    def evict(self, is_needed: Callable[[bytes, Sequence[Claim]], bool]) -> None:
-        """Drop hints and the sets that are not needed; they must be read again."""
-        self.sets = {key: found for key, found in self.sets.items() if is_needed(key, found)}
-        self.hinted.clear()
-        self.read_bytes = 0
 
     def select(self, key: bytes, hint: bytes | None) -> Selection | None:
         """Return the messages that a reference selects; None if something must be read first."""

@@ -5,7 +5,7 @@
   the XOR of the messages that are stored here in the span.
 - *Believed.* `KnownCoverage` has statements beside the same figures as they are now. A statement of
   equality holds while they are the same, so nothing has to withdraw it.
-- *Answered.* ``GetCoverage`` returns `CoverageStep` records, other reads an `AnswerCoverage`.
+- *Answered.* ``GetCoverage`` returns `CoverageStep` messages, other reads an `AnswerCoverage`.
   Statements are read before the first message of an answer. Messages that are stored meanwhile make
   the answer more complete; lost or dropped ones are looked for after the last message.
 """
@@ -14,10 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from itertools import pairwise
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +25,8 @@ from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span, StoredIds
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
+from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
 
 BLOCK_NS: Final = 10 * MINUTE_NS
 MAX_SPANS: Final = 50_000
@@ -215,8 +215,7 @@ def updated(
 
     ``new`` ascends and touches. It replaces statements within it, and those that a difference
     contradicts; one that it overlaps only in part stays as true as it was. A comparison never
-    replaces a later one, unless that lies ahead of the clock. Days without messages become one
-    statement.
+    replaces a later one, unless that lies ahead of the clock.
     """
     later = [each for each in old if new[0].compared_ns < each.compared_ns <= now_ns]
     if later:
@@ -235,7 +234,7 @@ def updated(
             or overlapping(differing, each.span)
         )
     ]
-    return gone, _merge_empty_days(new)
+    return gone, list(new)
 
 
 def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) -> list[Statement]:
@@ -248,96 +247,6 @@ def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) ->
 def overlapping(statements: Iterable[Statement], span: Span) -> list[Statement]:
     """Return the statements that are about a part of a span."""
     return [each for each in statements if each.start_ns < span[1] and span[0] < each.end_ns]
-
-
-def _merge_empty_days(statements: Sequence[Statement]) -> list[Statement]:
-    made: list[Statement] = []
-    for each in statements:
-        last = made[-1] if made else each
-        if (
-            last.end_ns == each.start_ns
-            and not each.count
-            and each.equal
-            and not any(bound_ns % DAY_NS for bound_ns in (*last.span, *each.span))
-            and replace(last, start_ns=each.start_ns, end_ns=each.end_ns) == each
-        ):
-            made[-1] = replace(last, end_ns=each.end_ns)
-        else:
-            made.append(each)
-    return made
-
-
-class CoverageState(StrEnum):
-    """The result of a comparison of a step with another store."""
-
-    EQUAL = "equal"
-    DIFFERS = "differs"
-    UNCONFIRMED = "unconfirmed"
-
-
-@dataclass(frozen=True, slots=True)
-class StoreCoverage:
-    """A step, compared with another store.
-
-    ``equal_until_ns``: equal from the start of the step up to here. ``compared_ns``: as of when,
-    the earliest of the sessions that it took; 0: none that still holds. ``last_equal_ns``: the
-    same of all of the step, whether it still holds or not. ``stored_here``: where the two differ,
-    the number of the step's messages that were stored here when they were compared; None: the
-    comparisons were not of this step alone.
-    """
-
-    store_id: str
-    state: CoverageState
-    compared_ns: int = 0
-    equal_until_ns: int = 0
-    keyed: bool = False
-    missing_here: int = 0
-    missing_there: int = 0
-    last_equal_ns: int = 0
-    stored_here: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CoverageStep:
-    """The messages stored from ``start_ns`` to ``end_ns``, and the comparisons with other stores.
-
-    ``complete``: the whole step is above the horizon.
-    """
-
-    start_ns: int
-    end_ns: int
-    count: int
-    fingerprint: bytes
-    complete: bool
-    stores: tuple[StoreCoverage, ...]
-
-
-class AnswerState(StrEnum):
-    """The completeness of an answer."""
-
-    COMPLETE = "complete"
-    PARTIAL = "partial"
-    INCOMPLETE = "incomplete"
-    UNCONFIRMED = "unconfirmed"
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerCoverage:
-    """The completeness of an answer about ``span``.
-
-    COMPLETE or PARTIAL: each message from ``from_ns`` to ``until_ns`` that one of ``store_ids``
-    held at ``compared_ns`` was held when the answer was read. INCOMPLETE: they held messages that
-    were lacking here at ``compared_ns``. ``reason``: one sentence, empty for COMPLETE.
-    """
-
-    span: Span
-    state: AnswerState
-    reason: str = ""
-    store_ids: tuple[str, ...] = ()
-    compared_ns: int = 0
-    from_ns: int = 0
-    until_ns: int = 0
-    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,29 +271,28 @@ class KnownCoverage:
         about = overlapping(self.stated[store_id], step)
         differing = [each for each in about if not each.equal]
         if differing:
-            inside = all(step[0] <= each.start_ns and each.end_ns <= step[1] for each in about)
-            apart = all(left.end_ns <= right.start_ns for left, right in pairwise(about))
             return StoreCoverage(
-                store_id,
-                CoverageState.DIFFERS,
-                min(each.compared_ns for each in differing),
+                store_id=store_id,
+                state=StoreCoverage.DIFFERS,
+                compared_at=min(each.compared_ns for each in differing),
                 keyed=all(each.keyed for each in differing),
                 missing_here=sum(each.missing_here for each in differing),
                 missing_there=sum(each.missing_there for each in differing),
-                stored_here=sum(each.count for each in about) if inside and apart else None,
             )
-        run = next(_runs(step, filter(self._holds, about)), None)
-        if run is None or run.start_ns > step[0]:
-            run = _Run(0, 0, 0, keyed=False)
+        run = next(_runs(step, filter(self._holds, about)), _NO_RUN)
+        if run.start_ns > step[0]:
+            run = _NO_RUN
         is_equal = run.end_ns == step[1]
         once = run if is_equal else next(_runs(step, about), run)
         return StoreCoverage(
-            store_id,
-            CoverageState.EQUAL if is_equal else CoverageState.UNCONFIRMED,
-            run.compared_ns,
-            run.end_ns,
-            run.keyed,
-            last_equal_ns=once.compared_ns if (once.start_ns, once.end_ns) == step else 0,
+            store_id=store_id,
+            state=StoreCoverage.EQUAL if is_equal else StoreCoverage.UNCONFIRMED,
+            compared_at=run.compared_ns,
+            equal_until=run.end_ns,
+            keyed=run.keyed,
+            missing_here=0,
+            missing_there=0,
+            last_equal=once.compared_ns if (once.start_ns, once.end_ns) == step else 0,
         )
 
     def answer(self, span: Span, horizon_ns: int, *, lost: bool) -> AnswerCoverage:
@@ -394,18 +302,19 @@ class KnownCoverage:
         """
         part = max(span[0], horizon_ns), span[1]
         if lost or part[0] >= part[1]:
-            return AnswerCoverage(span, AnswerState.UNCONFIRMED, _LOST if lost else _DROPPED)
+            return unconfirmed(span, _LOST if lost else _DROPPED)
         lacking = {
             store_id: [each for each in overlapping(found, part) if each.missing_here]
             for store_id, found in self.stated.items()
         }
         if every := [each for found in lacking.values() for each in found]:
             return AnswerCoverage(
-                span,
-                AnswerState.INCOMPLETE,
-                _DIFFERS,
-                tuple(sorted(store_id for store_id, found in lacking.items() if found)),
-                min(each.compared_ns for each in every),
+                time_start=span[0],
+                time_end=span[1],
+                state=AnswerCoverage.INCOMPLETE,
+                reason=_DIFFERS,
+                store_ids=sorted(store_id for store_id, found in lacking.items() if found),
+                compared_at=min(each.compared_ns for each in every),
                 keyed=all(each.keyed for each in every),
             )
         return self._confirm(span, part)
@@ -419,19 +328,20 @@ class KnownCoverage:
                 longest[store_id] = run
         if not longest:
             by_xor = any(not each.keyed for found in self.stated.values() for each in found)
-            reason = _BY_XOR if by_xor else _UNKNOWN
-            return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
+            return unconfirmed(span, _BY_XOR if by_xor else _UNKNOWN)
         best = max(longest.values(), key=lambda run: run.rank)
         agreeing = {store_id: run for store_id, run in longest.items() if run.rank == best.rank}
         run_span = best.start_ns, best.end_ns
         reason = "" if run_span == span else (_DROPPED if run_span == part else _PARTLY)
         return AnswerCoverage(
-            span,
-            AnswerState.PARTIAL if reason else AnswerState.COMPLETE,
-            reason,
-            tuple(sorted(agreeing)),
-            min(run.compared_ns for run in agreeing.values()),
-            *run_span,
+            time_start=span[0],
+            time_end=span[1],
+            state=AnswerCoverage.PARTIAL if reason else AnswerCoverage.COMPLETE,
+            reason=reason,
+            store_ids=sorted(agreeing),
+            compared_at=min(run.compared_ns for run in agreeing.values()),
+            complete_from=best.start_ns,
+            complete_until=best.end_ns,
             keyed=True,
         )
 
@@ -440,8 +350,14 @@ class KnownCoverage:
         return said.equal and self.sums.get(said.span) == (said.count, said.fingerprint)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+def unconfirmed(span: Span, reason: str) -> AnswerCoverage:
+    """Return that nothing is known about an answer, for a reason in one sentence."""
+    return AnswerCoverage(
+        time_start=span[0], time_end=span[1], state=AnswerCoverage.UNCONFIRMED, reason=reason
+    )
+
+
+class _Run(NamedTuple):
     """A range without a gap over which another store is equal, as of ``compared_ns``."""
 
     start_ns: int
@@ -453,6 +369,9 @@ class _Run:
     def rank(self) -> tuple[int, int]:
         """The sort key: the longest, then the latest."""
         return self.end_ns - self.start_ns, self.end_ns
+
+
+_NO_RUN: Final = _Run(0, 0, 0, keyed=False)
 
 
 def _runs(step: Span, statements: Iterable[Statement]) -> Iterator[_Run]:
@@ -502,9 +421,15 @@ class Coverage:
     async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
         """Return the coverage of ascending, disjoint spans at one moment."""
         known = await self.known(bounds[0][0], bounds[-1][1], bounds)
-        above = known.horizon_ns
         return [
-            CoverageStep(*span, *known.sums[span], span[0] >= above, tuple(known.of(span)))
+            CoverageStep(
+                time_start=span[0],
+                time_end=span[1],
+                messages=known.sums[span][0],
+                fingerprint=known.sums[span][1],
+                before_horizon=span[0] < known.horizon_ns,
+                stores=known.of(span),
+            )
             for span in bounds
         ]
 
@@ -526,20 +451,6 @@ class Coverage:
         return not all(each.served for each in found), max(each.horizon_ns for each in found)
 
 
-class Intake(StrEnum):
-    """The activity of a store in a span.
-
-    ONLINE: a node took messages in all the time. RESUMED: where none did, the store fetched the
-    missed messages from a peer. OFFLINE: for a part, neither is recorded. NEVER: the record begins
-    later.
-    """
-
-    ONLINE = "online"
-    RESUMED = "resumed"
-    OFFLINE = "offline"
-    NEVER = "never"
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A time in which a node was online, or which its store has resumed."""
@@ -549,16 +460,19 @@ class Interval:
     resumed: bool
 
 
-def intake_of(span: Span, intervals: Iterable[Interval], now_ns: int) -> Intake:
+def intake_of(
+    span: Span, intervals: Iterable[Interval], now_ns: int
+) -> CoverageStep.Intake.ValueType:
     """Return the activity in a span that has begun, from all that touch it and the first."""
     ascending = sorted(intervals, key=lambda each: each.start_ns)
     if not ascending or span[1] <= ascending[0].start_ns:
-        return Intake.NEVER
+        return CoverageStep.NEVER
     start_ns, end_ns = span[0], max(span[0], min(span[1], now_ns - _SLACK_NS))
     online = [each for each in ascending if not each.resumed]
     if _is_covered_by(online, start_ns, end_ns):
-        return Intake.ONLINE
-    return Intake.RESUMED if _is_covered_by(ascending, start_ns, end_ns) else Intake.OFFLINE
+        return CoverageStep.ONLINE
+    is_covered = _is_covered_by(ascending, start_ns, end_ns)
+    return CoverageStep.RESUMED if is_covered else CoverageStep.OFFLINE
 
 
 def _is_covered_by(ascending: Iterable[Interval], start_ns: int, end_ns: int) -> bool:

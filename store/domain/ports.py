@@ -1,6 +1,5 @@
-"""The node's services as protocols and plain data, independent of gRPC and Postgres.
+"""Requests and results of the database, and protocols between rooms, without gRPC and Postgres.
 
-``store.rpc`` calls these, ``store.db`` implements them, ``store.runtime`` joins the two.
 Message bytes travel as *frames* (see ``messages.record``): field 1 of a page, holding one
 ``WakuMessageKeyValue``, spliced and never decoded.
 
@@ -9,14 +8,14 @@ Any method may raise `NotServingError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from reconcile.ids import SyncId
 from store.messages.conflicts import StoreResult
-from store.messages.cursor import FollowCursor, FollowCursors
+from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 
@@ -281,35 +280,6 @@ class Writer(Protocol):
         """
 
 
-class Reader(Protocol):
-    """Reads by hash and by time."""
-
-    async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
-        """Return the position of a message, also for a while after it was pruned; None: unknown."""
-
-    async def query(self, request: PageRequest) -> QueryPage:
-        """Return one page."""
-
-    def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
-        """Yield the matches in ascending order, by pages; no transaction outlives a page."""
-
-    async def summary(self) -> StoreSummary:
-        """Return what is held (the count may be a few seconds old)."""
-
-
-class Feed(Protocol):
-    """Messages in commit order."""
-
-    def follow(self, request: FollowRequest, outlet: Outlet) -> AsyncIterator[FollowPage]:
-        """Yield the backlog from a cursor on, then live. The first page comes at once.
-
-        Raises :class:`CursorOutOfRangeError`.
-        """
-
-    def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
-        """Send messages to the live followers of this node, at most once."""
-
-
 class SdsLookups(Protocol):
     """Reads by SDS message ID."""
 
@@ -317,27 +287,6 @@ class SdsLookups(Protocol):
         self, request: SdsLookup
     ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
         """Return missing entries, and those whose ID could be a proof and proves nothing here."""
-
-
-class SdsReader(SdsLookups, Protocol):
-    """Reads by SDS message ID, and by what a message follows from."""
-
-    def messages(self, request: SdsLookup, outlet: Outlet) -> AsyncIterator[SdsPage]:
-        """Yield claimants of each ID, ``request.claimants`` at most, and missing entries."""
-
-    def causal_history(self, request: CausalRequest, outlet: Outlet) -> AsyncIterator[SdsPage]:
-        """Yield the causal past of the heads, every parent before its children."""
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The collection of all that ``store.rpc`` needs from the rest of the node."""
-
-    writer: Writer
-    reader: Reader
-    feed: Feed
-    sds: SdsReader
-    cursors: FollowCursors
 
 
 @dataclass(frozen=True, slots=True)

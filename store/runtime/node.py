@@ -41,7 +41,6 @@ from store.domain.ports import (
     PUBLISHED,
     NotServingError,
     PeerAddress,
-    Services,
     Source,
     StoreUnavailableError,
 )
@@ -326,13 +325,7 @@ class NodeRuntime:
         stack.push_async_callback(self.feed.stop)
         index.start()
         stack.push_async_callback(index.stop)
-        self.services = Services(
-            self.writer,
-            DatabaseReader(database),
-            self.feed,
-            DatabaseSdsReader(database),
-            follow_cursors(database),
-        )
+        self.reader, self.sds = DatabaseReader(database), DatabaseSdsReader(database)
         self.reconcilable = IndexedReconcilable(ids, index)
         self._statements = StatementBuffer(DatabaseStatements(database))
         stack.push_async_callback(_finish, self._statements.flush)
@@ -356,7 +349,7 @@ class NodeRuntime:
     def _open_peers(self, stack: AsyncExitStack) -> None:
         """Make what reconciles with peers, and fetches from them."""
         config, metrics, identity = self.config, self.metrics, self.identity
-        policy, writer = self.policy.current, self.services.writer
+        policy, writer = self.policy.current, self.writer
         given = ((peer.address, peer.node_id or "") for peer in config.peer)
         peers = dict.fromkeys(PeerAddress(at.host, at.port, name) for at, name in given)
         self._peers = tuple(peers)
@@ -408,7 +401,7 @@ class NodeRuntime:
             ),
             caller,
             states,
-            fetch.Fetcher(work, self.services.sds),
+            fetch.Fetcher(work, self.sds),
             system_environment("store.sync.schedule", metrics),
         )
         stack.push_async_callback(self.synchronizer.stop)
@@ -464,7 +457,11 @@ class NodeRuntime:
         read_only = self.config.read_only
         return RpcContext(
             identity=self.identity,
-            services=self.services,
+            writer=self.writer,
+            reader=self.reader,
+            feed=self.feed,
+            sds=self.sds,
+            cursors=follow_cursors(self.database),
             policy=self.policy.current,
             access=lambda: self._tokens.access,
             now_ns=time.time_ns,

@@ -26,7 +26,7 @@ from store.db.condition import (
     read_condition,
     read_timeline,
 )
-from store.domain.coverage import Coverage, CoverageStep, aligned
+from store.domain.coverage import Coverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
 from store.domain.unread import GossipPeerState, UnreadSummary
@@ -39,6 +39,7 @@ from store.sync.schedule import PeerState
 from store.sync.session.report import SessionReport
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.v1 import admin_pb2
+from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
 
 if TYPE_CHECKING:
     from store.runtime.node import NodeRuntime
@@ -160,7 +161,7 @@ class NodeStatus:
 
     async def _read_summary(self) -> StoreSummary:
         node, metrics = self._node, self._metrics
-        summary = await node.services.reader.summary()
+        summary = await node.reader.summary()
         unread = await node.unread.summary()
         self._summary, self._unread, self._summary_s = summary, unread, time.monotonic()
         node.policy.set_horizon(summary.horizon_ns)
@@ -528,8 +529,7 @@ async def read_hour_coverage(reads: Coverage, now_ns: int) -> Fields:
     """Return by store the runs of hours of which the same is known.
 
     A run is its first hour, their number, the state, as of when, up to when it is equal, how many
-    messages were missing here and there, how many of each hour were held here then, where that is
-    known, and as of when it was last equal. Times are Unix seconds.
+    messages were missing here and there, and as of when it was last equal. Times are Unix seconds.
     """
     end_ns = now_ns // DAY_NS * DAY_NS + DAY_NS
     hours = list(aligned(end_ns - TIMELINE_DAYS * DAY_NS, end_ns, HOUR_NS))
@@ -556,13 +556,12 @@ def _known(step: CoverageStep, store_id: str) -> list[Any] | None:
     found = next((each for each in step.stores if each.store_id == store_id), None)
     if found is None:
         return None
-    partly = step.start_ns < found.equal_until_ns < step.end_ns
+    partly = step.time_start < found.equal_until < step.time_end
     return [
-        found.state.value,
-        found.compared_ns // NS_PER_S,
-        found.equal_until_ns // NS_PER_S if partly else 0,
+        StoreCoverage.State.Name(found.state).lower(),
+        found.compared_at // NS_PER_S,
+        found.equal_until // NS_PER_S if partly else 0,
         found.missing_here,
         found.missing_there,
-        found.stored_here,
-        found.last_equal_ns // NS_PER_S,
+        found.last_equal // NS_PER_S,
     ]

@@ -1,4 +1,4 @@
-"""The context of the node for client calls, besides its services; made by ``store.runtime``."""
+"""The context of the node for client calls; made by ``store.runtime``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from store.db.feed import DatabaseFeed
+from store.db.messages import DatabaseReader
+from store.db.sds import DatabaseSdsReader
 from store.domain.access import Access
 from store.domain.coverage import Coverage, Interval
-from store.domain.ports import Services
+from store.domain.ports import Writer
 from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations
 from store.domain.view import Span
+from store.messages.cursor import FollowCursors
 from store.observe.clocks import ClockComparison
 from store.observe.metrics import Metrics
 from store.observe.problems import Problem
@@ -101,7 +105,11 @@ class NodeContext:
     """
 
     identity: NodeIdentity
-    services: Services
+    writer: Writer
+    reader: DatabaseReader
+    feed: DatabaseFeed
+    sds: DatabaseSdsReader
+    cursors: FollowCursors
     policy: Callable[[], Policy]
     access: Callable[[], Access]
     now_ns: Callable[[], int]

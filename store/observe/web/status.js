@@ -258,9 +258,9 @@ function knownOf(data, start, length) {
   for (const { store_id: id, runs } of data.coverage.stores) {
     const peer = data.peers.find((each) => each.store_id === id);
     const name = (peer && (peer.node_id || peer.address)) || `store ${id.slice(0, 8)}`;
-    for (const [first, number, state, compared, until, here, there, then, last] of runs) {
+    for (const [first, number, state, compared, until, here, there, last] of runs) {
       for (let place = first + offset; place < first + offset + number; place += 1) {
-        if (known[place]) known[place].push({ name, state, compared, until, here, there, then, last });
+        if (known[place]) known[place].push({ name, state, compared, until, here, there, last });
       }
     }
   }
@@ -272,10 +272,8 @@ function markOf(known, over) {
   return known.some((each) => each.state === "equal") || !over ? "" : " unsure";
 }
 
-// Both counts are those of the comparison: what came since is in the count of the hour alone.
-function countsOf({ here, there, then }) {
-  if (then === null) return `${count(here)} missing here, ${count(there)} missing there`;
-  return `${count(then)} here, ${count(then + here - there)} there`;
+function countsOf({ here, there }) {
+  return `${count(here)} missing here, ${count(there)} missing there`;
 }
 
 function unconfirmedWords(known) {

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from store.domain.coverage import (
-    AnswerCoverage,
-    AnswerState,
-    Coverage,
-    CoverageStep,
-    Intake,
-    KnownCoverage,
-    StoreCoverage,
-    aligned,
-    intake_of,
-)
+from store.domain.coverage import Coverage, KnownCoverage, aligned, intake_of, unconfirmed
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, PageRequest, QueryPage
 from store.domain.query import LimitError, RequestError, channel_of, time_range
@@ -55,11 +45,13 @@ async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
             missing: Sequence[int | None] = [None] * len(bounds)
             if channel is not None:
                 missing = await node.missing_parents(channel, bounds)
-        answer = [
-            _step(step, intake_of(span, intervals, node.now_ns()), lacking, counted=counted)
-            for step, span, lacking in zip(found, bounds, missing, strict=True)
-        ]
-        yield store_pb2.CoveragePage(steps=answer).SerializeToString()
+        for step, span, lacking in zip(found, bounds, missing, strict=True):
+            step.intake = intake_of(span, intervals, node.now_ns())
+            if lacking is not None:
+                step.missing_parents = lacking
+            if not counted:
+                _clear_counts(step)
+        yield store_pb2.CoveragePage(steps=found).SerializeToString()
 
 
 def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
@@ -88,32 +80,13 @@ def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
     return aligned(start_ns, end_ns, step_ns)
 
 
-def _step(
-    step: CoverageStep, intake: Intake, missing_parents: int | None, *, counted: bool
-) -> store_pb2.CoverageStep:
-    return store_pb2.CoverageStep(
-        time_start=step.start_ns,
-        time_end=step.end_ns,
-        messages=step.count if counted else None,
-        fingerprint=step.fingerprint if counted else b"",
-        before_horizon=not step.complete,
-        intake=store_pb2.CoverageStep.Intake.Value(intake.name),
-        stores=[_store(each, counted=counted) for each in step.stores],
-        missing_parents=missing_parents,
-    )
-
-
-def _store(store: StoreCoverage, *, counted: bool) -> store_pb2.StoreCoverage:
-    return store_pb2.StoreCoverage(
-        store_id=store.store_id,
-        state=store_pb2.StoreCoverage.State.Value(store.state.name),
-        compared_at=store.compared_ns,
-        equal_until=store.equal_until_ns,
-        keyed=store.keyed,
-        missing_here=store.missing_here if counted else None,
-        missing_there=store.missing_there if counted else None,
-        last_equal=store.last_equal_ns,
-    )
+def _clear_counts(step: store_pb2.CoverageStep) -> None:
+    """Remove what is about messages outside the filter of the call."""
+    step.ClearField("messages")
+    step.ClearField("fingerprint")
+    for store in step.stores:
+        store.ClearField("missing_here")
+        store.ClearField("missing_there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +120,8 @@ class AnswerReport:
         if start_ns >= end_ns:
             return None
         if isinstance(known, str):
-            found = AnswerCoverage((start_ns, end_ns), AnswerState.UNCONFIRMED, known)
-        else:
-            found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
-        return coverage_pb2.AnswerCoverage(
-            state=coverage_pb2.AnswerCoverage.State.Value(found.state.name),
-            reason=found.reason,
-            store_ids=found.store_ids,
-            compared_at=found.compared_ns,
-            complete_from=found.from_ns,
-            complete_until=found.until_ns,
-            keyed=found.keyed,
-            time_start=start_ns,
-            time_end=end_ns,
-        )
+            return unconfirmed((start_ns, end_ns), known)
+        return known.answer((start_ns, end_ns), horizon_ns, lost=lost)
 
 
 async def open_report(

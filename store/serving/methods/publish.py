@@ -142,9 +142,7 @@ async def store(call: Call, batch: PublishBatch) -> StoreResult:
     metrics.publishes_in_flight.inc()
     try:
         if published.batch.hashes:
-            stored = await call.node.services.writer.store(
-                published.batch, batch.source, batch.min_confirms
-            )
+            stored = await call.node.writer.store(published.batch, batch.source, batch.min_confirms)
     except BaseException as error:
         # Also where the caller has given up: it tries again when its message may be too old.
         for digest in published.batch.content_digests:
@@ -160,7 +158,7 @@ async def store(call: Call, batch: PublishBatch) -> StoreResult:
         metrics.publishes_in_flight.dec()
     if published.ephemerals:
         # After the commit: a batch that fails is sent again as a whole.
-        call.node.services.feed.announce_ephemeral(published.ephemerals)
+        call.node.feed.announce_ephemeral(published.ephemerals)
     published.refuse_conflicts(stored)
     counts = published.count(stored)
     metrics.count_intake(batch.source.value, counts.duplicate, counts.rejected)

@@ -136,7 +136,7 @@ async def _read_page(
         QueryError: the cursor is not known.
         CallError: there is no room.
     """
-    reader = call.node.services.reader
+    reader = call.node.reader
     # Counted exactly when it is there.
     messages = wanted.limit if wanted.hashes is None else min(wanted.limit, len(wanted.hashes))
     each = LIKELY_MESSAGE_BYTES if wanted.include_data else LIKELY_PRESENCE_BYTES
@@ -185,7 +185,7 @@ async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     if asked.coverage:
         begin_ns = start_ns if after is None else max(start_ns, after.timestamp)
         report = await open_report(call, begin_ns, end_ns)
-    async for page in call.node.services.reader.scan(wanted, call.sender):
+    async for page in call.node.reader.scan(wanted, call.sender):
         timestamps = page.timestamps if with_timestamps else ()
         yield scan_page(page.frames, ScanCursor(*page.last).encode(), timestamps)
         del page  # which would be held while the next one waits
@@ -196,18 +196,18 @@ async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
 async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``Follow``; the topics are counted as long as the call follows."""
     asked = decode(store_pb2.FollowRequest, request)
-    node, services = call.node, call.node.services
+    node = call.node
     wanted = FollowRequest(
         topic_filter(asked.filter, call.client.topics, node.limits),
-        services.cursors.open(asked.cursor) if asked.cursor else None,
+        node.cursors.open(asked.cursor) if asked.cursor else None,
         asked.from_beginning,
         asked.include_data,
     )
     size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
     call.reserve(node.followed, call.client.name, size)
     with node.metrics.followers.track_inprogress():
-        cursors, last = services.cursors, None
-        async for page in services.feed.follow(wanted, call.sender):
+        cursors, last = node.cursors, None
+        async for page in node.feed.follow(wanted, call.sender):
             is_commit = page.live and page.count and page.cursor != last
             last = page.cursor
             sealed = (cursors.seal_shared if is_commit else cursors.seal)(last)
@@ -227,7 +227,7 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
         prefer_proven=lookup.prefer_proven,
     )
     report = await _open_full_report(call) if lookup.coverage else None
-    async for page in call.node.services.sds.messages(wanted, call.sender):
+    async for page in call.node.sds.messages(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
         yield store_pb2.SdsMessagesPage(coverage=await report.finish()).SerializeToString()
@@ -248,7 +248,7 @@ async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, No
         prefer_proven=walk.prefer_proven,
     )
     report = await _open_full_report(call) if walk.coverage else None
-    async for page in call.node.services.sds.causal_history(wanted, call.sender):
+    async for page in call.node.sds.causal_history(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
         yield store_pb2.CausalHistoryPage(coverage=await report.finish()).SerializeToString()

@@ -19,7 +19,7 @@ from store.db.reconciliation import DatabaseIds
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.hub import OwnCommits
-from store.domain.ports import PeerAddress, Services, Source
+from store.domain.ports import PeerAddress, Source
 from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
 from store.rpc.identity import PeerRules
@@ -96,7 +96,6 @@ class PeerNode:
     name: str
     url: str
     listener: Listener
-    services: Services
     reads: TransferReader
     context: RpcContext
     exchange: Exchange
@@ -116,7 +115,7 @@ class PeerNode:
         admission = Admission(Policy(max_drift_ns=None), time.time_ns(), Source.RESTORE)
         admission.admit(encoded(messages))
         assert not admission.admitted.refusals, admission.admitted.refusals
-        await self.services.writer.store(admission.admitted.batch, Source.RESTORE)
+        await self.context.writer.store(admission.admitted.batch, Source.RESTORE)
 
     async def hashes(self) -> set[bytes]:
         """Return what the database holds."""
@@ -169,7 +168,7 @@ async def peer_node(
         reconcilable = CountedViews(ids, HotIndex(ids, OwnCommits(), environment))
         work = TransferWork(
             reads,
-            services.writer,
+            context.writer,
             lambda: rules.policy,
             observer,
             environment,
@@ -206,7 +205,6 @@ async def peer_node(
             name,
             database_url,
             listener,
-            services,
             reads,
             context,
             exchange,

@@ -68,7 +68,7 @@ def resuming(
         ResumeConfig(peers=peers, slack_ns=0),
         FetchWork(
             node.caller,
-            node.services.writer,
+            node.context.writer,
             lambda: node.rules.policy,
             system_environment("test", node.context.metrics),
         ),

@@ -11,7 +11,6 @@ from typing import Final
 import psycopg
 import pytest
 
-from store.domain.coverage import AnswerState
 from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.report import SyncEnding, SyncRole, Window
 from storenode.client import AsyncClient
@@ -147,7 +146,7 @@ async def test_a_node_that_drains_lets_a_transfer_end(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await second.hold([item(number, size=20_000) for number in range(600)])
-    store = first.services.writer.store
+    store = first.context.writer.store
     stopping: list[asyncio.Task[None]] = []
 
     async def store_while_it_stops(*args: object) -> object:
@@ -155,7 +154,7 @@ async def test_a_node_that_drains_lets_a_transfer_end(
             stopping.append(asyncio.create_task(second.listener.stop(30)))
         return await store(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(first.services.writer, "store", store_while_it_stops)
+    monkeypatch.setattr(first.context.writer, "store", store_while_it_stops)
     outcome = await first.synchronize(second)
     assert outcome.in_sync, outcome
     assert len(await first.hashes()) == 600
@@ -312,6 +311,6 @@ async def test_an_answer_is_not_complete_if_its_commits_are_lost_meanwhile(
         await connection.execute("update storenode.store set horizon_ns = %s", (HOUR + 5,))
     lost, horizon_ns = await coverage.lost_since([place])
     assert (lost, horizon_ns) == (True, HOUR + 5)
-    assert known.answer((HOUR, END), 0, lost=False).state is AnswerState.COMPLETE
-    assert known.answer((HOUR, END), 0, lost=lost).state is AnswerState.UNCONFIRMED
-    assert known.answer((HOUR, END), horizon_ns, lost=False).from_ns == horizon_ns
+    assert known.answer((HOUR, END), 0, lost=False).state == AnswerCoverage.COMPLETE
+    assert known.answer((HOUR, END), 0, lost=lost).state == AnswerCoverage.UNCONFIRMED
+    assert known.answer((HOUR, END), horizon_ns, lost=False).complete_from == horizon_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,6 @@ from store.db.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage
 from store.domain.hub import OwnCommits
-from store.domain.ports import Services
 from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmation
@@ -98,7 +97,6 @@ class Node:
     """A node that serves on 127.0.0.1."""
 
     address: str
-    services: Services
     context: RpcContext
     rules: Rules
     channel: Any
@@ -183,7 +181,7 @@ async def serve(
             address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
         )
         stack.push_async_callback(channel.close, None)
-        node = Node(address, services, context, rules, channel, server)
+        node = Node(address, context, rules, channel, server)
         if http:
             over_http = bind(
                 ListenerAddress("--http-listen", "127.0.0.1", 0),
@@ -200,8 +198,8 @@ async def serve(
 
 async def opened(
     stack: AsyncExitStack, url: str, metrics: Metrics, page_bytes: int = DEFAULT_PAGE_BYTES
-) -> tuple[Database, Services]:
-    """Open a database and a node's services on it; the stack closes them."""
+) -> tuple[Database, dict[str, Any]]:
+    """Open a database, and what a context has to read and write it; the stack closes them."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
     feed = DatabaseFeed(database, page_bytes=page_bytes)
@@ -217,7 +215,8 @@ async def opened(
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, page_bytes)
     sds, cursors = DatabaseSdsReader(database, page_bytes), follow_cursors(database)
-    return database, Services(writer, reader, feed, sds, cursors)
+    reads = {"reader": reader, "feed": feed, "sds": sds, "cursors": cursors}
+    return database, {"writer": writer, **reads}
 
 
 async def confirm_nothing(hashes: Sequence[bytes], *asked: Any) -> list[Confirmation]:  # noqa: ANN401
@@ -228,7 +227,7 @@ async def confirm_nothing(hashes: Sequence[bytes], *asked: Any) -> list[Confirma
 def context_of(
     identity: NodeIdentity,
     database: Database,
-    services: Services,
+    services: Mapping[str, Any],
     rules: Rules,
     metrics: Metrics,
 ) -> RpcContext:
@@ -238,7 +237,7 @@ def context_of(
     statements = StatementBuffer(DatabaseStatements(database))
 
     async def state() -> NodeStatus:
-        summary = await services.reader.summary()
+        summary = await services["reader"].summary()
         return NodeStatus(
             version=identity.version,
             node_id=identity.node_id,
@@ -251,7 +250,7 @@ def context_of(
 
     return RpcContext(
         identity=identity,
-        services=services,
+        **services,
         coverage=Coverage(IndexedReconcilable(ids, index).open_view, statements, ids),
         intake=DatabaseOnlineTimes(database).overlapping,
         missing_parents=partial(count_missing_parents, database),

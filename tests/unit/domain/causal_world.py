@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sim.claims import BYTEA, UUID, encode_array
-from store.domain.causal import CausalWalk, WalkState
+from store.domain.causal import CausalWalk
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
 from storenode.message.limits import MAX_SDS_CLAIMANTS
@@ -160,10 +160,12 @@ def walk(world: World, wanted: CausalRequest) -> CausalWalk:
     """Run a walk to its end and check its invariants at every step."""
     running = CausalWalk(world.complete(wanted))
     answer: ClaimAnswer | None = None
-    while (effect := running.step(answer)) is not WalkState.DONE:
+    while True:
+        query = running.step(answer)
+        if running.is_done:
+            return running
         running.check()
-        answer = world.answer(effect, wanted.heads) if isinstance(effect, ClaimQuery) else None
-    return running
+        answer = None if query is None else world.answer(query, wanted.heads)
 
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:

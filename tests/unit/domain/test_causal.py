@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from store.domain import causal
 from store.domain.causal import MOST_AHEAD, CausalWalk
-from store.domain.claims import references
+from store.domain.claims import CLAIM_BYTES, PARENT_BYTES, references
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.proofs import ID_BYTES
 from tests.unit.domain.causal_world import (
@@ -95,13 +95,12 @@ limits = st.fixed_dictionaries(
 
 
 @settings(max_examples=150)
-@given(worlds(), st.lists(parents_of, max_size=4), limits, st.sampled_from([0, 1, 1 << 30]))
+@given(worlds(), st.lists(parents_of, max_size=4), limits)
 def test_a_walk_takes_what_the_rules_say(
-    world: World, heads: list[Parent], limited: dict[str, object], prefetched_bytes: int
+    world: World, heads: list[Parent], limited: dict[str, object]
 ) -> None:
     wanted = request(heads, **limited)
-    with patch.object(causal, "MAX_PREFETCHED_BYTES", prefetched_bytes):
-        walked = walk(world, wanted)
+    walked = walk(world, wanted)
     expected = naive_walk(world, wanted)
     assert taken_by(walked) == expected.taken
     assert missing_of(walked, world, heads) == expected.missing
@@ -109,17 +108,12 @@ def test_a_walk_takes_what_the_rules_say(
     assert_parents_first(walked, expected.edges)
 
 
-@given(
-    worlds(),
-    st.lists(parents_of, min_size=1, max_size=4),
-    st.tuples(st.just("MAX_WALK_BYTES"), st.integers(0, 20_000))
-    | st.tuples(st.just("MAX_EDGES"), st.integers(0, 20)),
-)
+@given(worlds(), st.lists(parents_of, min_size=1, max_size=4), st.integers(0, 20_000))
 def test_a_walk_out_of_memory_keeps_what_is_nearest(
-    world: World, heads: list[Parent], limit: tuple[str, int]
+    world: World, heads: list[Parent], most_bytes: int
 ) -> None:
     wanted = request(heads)
-    with patch.object(causal, *limit):
+    with patch.object(causal, "MAX_WALK_BYTES", most_bytes):
         walked = walk(world, wanted)
     expected = naive_walk(world, wanted)
     count = len(walked.taken)
@@ -141,10 +135,13 @@ def test_edges_are_bounded_where_nothing_is_read_between_them() -> None:
         for number in range(400)
     ]
     heads = [(b"%d" % (100 + number), None) for number in range(400)]
-    with patch.object(causal, "MAX_EDGES", 4_500), patch.object(causal, "STEP_REFERENCES", 500):
+    whole = walk(World([*oldest, *newer]), request(heads))
+    assert (whole.truncated, len(whole._edges)) == (False, 8_000)
+    most_bytes = (len(newer) + len(oldest)) * 2 * CLAIM_BYTES + 400 * 20 * 16 * PARENT_BYTES
+    with patch.multiple(causal, MAX_WALK_BYTES=most_bytes + 4 * 4_500, STEP_REFERENCES=500):
         walked = walk(World([*oldest, *newer]), request(heads))
     assert walked.truncated
-    assert 4_500 < len(walked._edges) <= 4_500 + 500 + 20
+    assert len(walked._edges) < 8_000
     assert len(list(walked.parents_first())) == len(walked.taken)
 
 

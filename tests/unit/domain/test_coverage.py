@@ -14,15 +14,12 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.view import Measured, Spans
 from store.domain.coverage import (
     BLOCK_NS,
-    AnswerCoverage,
-    AnswerState,
     Comparison,
-    CoverageState,
-    Intake,
     Interval,
     KnownCoverage,
     Statement,
     Sums,
+    eras,
     intake_of,
     measure_spans,
     replaced,
@@ -32,6 +29,8 @@ from store.domain.coverage import (
 )
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
+from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
 from tests.support.naive_view import NaiveView, fingerprint
 
 TODAY: Final = 20_000 * DAY_NS
@@ -59,7 +58,9 @@ def known_of(stored: list[SyncId], kept: list[Statement]) -> KnownCoverage:
     return KnownCoverage({"b": kept}, sums_of(stored, [each.span for each in kept]), [(1, 1)])
 
 
-def verdict(stored: list[SyncId], kept: list[Statement], start_ns: int) -> CoverageState:
+def verdict(
+    stored: list[SyncId], kept: list[Statement], start_ns: int
+) -> StoreCoverage.State.ValueType:
     return known_of(stored, kept).of((start_ns, start_ns + HOUR_NS))[0].state
 
 
@@ -103,8 +104,8 @@ def test_a_transferred_message_counts_as_stored() -> None:
     here, there = message(TODAY + 1, 1), message(TODAY + 2, 2)
     found = replace(EQUAL, to_send=SyncIds.of([here]), to_receive=SyncIds.of([there]))
     made = statements([here], TODAY, TODAY + HOUR_NS, found)
-    assert verdict([here, there], made, TODAY) is CoverageState.EQUAL
-    assert verdict([here], made, TODAY) is CoverageState.UNCONFIRMED
+    assert verdict([here, there], made, TODAY) == StoreCoverage.EQUAL
+    assert verdict([here], made, TODAY) == StoreCoverage.UNCONFIRMED
 
 
 def test_a_conflict_differs_although_all_else_was_transferred() -> None:
@@ -113,8 +114,8 @@ def test_a_conflict_differs_although_all_else_was_transferred() -> None:
     found = replace(EQUAL, to_receive=SyncIds.of([there]), conflicts=conflicts)
     made = statements([here], TODAY, TODAY + 2 * HOUR_NS, found)
     assert [(each.missing_here, each.missing_there) for each in made] == [(1, 1), (0, 0)]
-    assert verdict([here, there], made, TODAY) is CoverageState.DIFFERS
-    assert verdict([here, there], made, TODAY + HOUR_NS) is CoverageState.EQUAL
+    assert verdict([here, there], made, TODAY) == StoreCoverage.DIFFERS
+    assert verdict([here, there], made, TODAY + HOUR_NS) == StoreCoverage.EQUAL
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -122,19 +123,9 @@ def test_a_late_or_a_lost_message_withdraws_equality(late: bool) -> None:
     stored = [message(TODAY + number, number) for number in range(1, 5)]
     made = statements(stored, TODAY, TODAY + 2 * HOUR_NS, EQUAL)
     changed = [*stored, message(TODAY + 9, 9)] if late else stored[1:]
-    assert verdict(stored, made, TODAY) is CoverageState.EQUAL
-    assert verdict(changed, made, TODAY) is CoverageState.UNCONFIRMED
-    assert verdict(changed, made, TODAY + HOUR_NS) is CoverageState.EQUAL
-
-
-def test_the_counts_of_a_difference_are_those_of_its_comparison() -> None:
-    stored = [message(TODAY + number * BLOCK_NS, number) for number in range(1, 5)]
-    lacks = replace(EQUAL, to_receive=SyncIds.of([message(TODAY + 1, 9)]), resolved=False)
-    made = statements(stored, TODAY, TODAY + HOUR_NS, lacks)
-    known = known_of([*stored, message(TODAY + 2, 10)], made)
-    for end_ns, stored_here in ((TODAY + HOUR_NS, 4), (TODAY + BLOCK_NS, None)):
-        (found,) = known.of((TODAY, end_ns))
-        assert (found.state, found.stored_here) == (CoverageState.DIFFERS, stored_here)
+    assert verdict(stored, made, TODAY) == StoreCoverage.EQUAL
+    assert verdict(changed, made, TODAY) == StoreCoverage.UNCONFIRMED
+    assert verdict(changed, made, TODAY + HOUR_NS) == StoreCoverage.EQUAL
 
 
 def test_an_earlier_comparison_replaces_no_later_one() -> None:
@@ -156,8 +147,8 @@ def test_sessions_of_the_last_hour_cover_every_hour() -> None:
         earlier = [each for each in stored if each[0] < now_ns]
         made = statements(earlier, now_ns - HOUR_NS, now_ns, found, now_ns)
         kept = replaced(kept, made, now_ns)
-    assert verdict(stored, kept, TODAY) is CoverageState.EQUAL
-    assert verdict(stored, kept, TODAY + HOUR_NS) is CoverageState.EQUAL
+    assert verdict(stored, kept, TODAY) == StoreCoverage.EQUAL
+    assert verdict(stored, kept, TODAY + HOUR_NS) == StoreCoverage.EQUAL
     assert len(kept) <= 30
 
 
@@ -171,17 +162,19 @@ def test_a_statement_of_which_a_session_covers_a_part_stays_until_it_differs() -
     assert updated(day, differs, NOW + 1) == (day, differs)
 
 
-def test_days_without_messages_are_one_statement() -> None:
-    made = replaced([], statements([], 0, TODAY, EQUAL), NOW)
-    assert made[0].end_ns - made[0].start_ns > 19_000 * DAY_NS
-    assert len(made) < 60
+def test_a_long_time_without_messages_is_a_few_spans() -> None:
+    every = eras(0, TODAY, NOW, EQUAL)
+    assert all(left[1] == right[0] for left, right in pairwise(every))
+    found = spans(0, TODAY, NOW, EQUAL, [(every[0][0], every[-1][1])])
+    assert found[0][1] - found[0][0] > 19_000 * DAY_NS
+    assert len(found) < 100
 
 
 def test_a_part_of_a_step_is_not_the_step() -> None:
     known = known_of([], statements([], TODAY, TODAY + 30 * MINUTE_NS, EQUAL))
     (found,) = known.of((TODAY, TODAY + HOUR_NS))
-    assert found.state is CoverageState.UNCONFIRMED
-    assert found.equal_until_ns == TODAY + 30 * MINUTE_NS
+    assert found.state == StoreCoverage.UNCONFIRMED
+    assert found.equal_until == TODAY + 30 * MINUTE_NS
 
 
 Sides = tuple[set[SyncId], set[SyncId]]
@@ -222,16 +215,16 @@ def test_a_step_is_equal_and_an_answer_complete_only_if_it_is_so(seed: int) -> N
         for hour in range(6):
             step = TODAY + hour * HOUR_NS, TODAY + (hour + 1) * HOUR_NS
             (step_found,) = known.of(step)
-            if step_found.state is CoverageState.EQUAL:
-                assert _then(moments, step_found.compared_ns, step) <= sides[0]
-            if step_found.last_equal_ns:
-                assert _then(moments, step_found.last_equal_ns, step, of_either=True) <= sides[1]
+            if step_found.state == StoreCoverage.EQUAL:
+                assert _then(moments, step_found.compared_at, step) <= sides[0]
+            if step_found.last_equal:
+                assert _then(moments, step_found.last_equal, step, of_either=True) <= sides[1]
         asked = TODAY + rng.randrange(3 * HOUR_NS), TODAY + rng.randrange(3, 7) * HOUR_NS
         answer = known.answer(asked, TODAY + rng.randrange(2) * HOUR_NS, lost=False)
-        part = answer.from_ns, answer.until_ns
-        assert (answer.state is AnswerState.COMPLETE) == (part == asked)
-        if answer.state in {AnswerState.COMPLETE, AnswerState.PARTIAL}:
-            assert _then(moments, answer.compared_ns, part) <= sides[0]
+        part = answer.complete_from, answer.complete_until
+        assert (answer.state == AnswerCoverage.COMPLETE) == (part == asked)
+        if answer.state in {AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL}:
+            assert _then(moments, answer.compared_at, part) <= sides[0]
 
 
 def _within(ids: set[SyncId], start_ns: int, end_ns: int) -> set[SyncId]:
@@ -274,47 +267,54 @@ def hours(first: int, last: int) -> Span:
 
 def test_complete_needs_every_part_and_names_who_agrees_on_all_of_it() -> None:
     found = answer(known(b=EVERY, c=[replace(EVERY[0], compared_ns=3), *EVERY[1:]], d=EVERY[:20]))
-    assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b", "c"))
-    assert (found.compared_ns, found.reason) == (3, "")
-    assert (found.from_ns, found.until_ns) == DAY
+    assert (found.state, [*found.store_ids]) == (AnswerCoverage.COMPLETE, ["b", "c"])
+    assert (found.compared_at, found.reason) == (3, "")
+    assert (found.complete_from, found.complete_until) == DAY
 
 
 def test_a_late_message_leaves_the_longest_part_without_it() -> None:
     before = known(b=EVERY)
     found = answer(replace(before, sums={**before.sums, hours(5, 6): (6, PRINT)}))
-    assert found.state is AnswerState.PARTIAL
-    assert (found.from_ns, found.until_ns) == hours(6, 24)
+    assert found.state == AnswerCoverage.PARTIAL
+    assert (found.complete_from, found.complete_until) == hours(6, 24)
     assert "rest of this time" in found.reason
 
 
 def test_part_of_an_hour_is_asked_for() -> None:
     within = HOUR_NS + 1, 2 * HOUR_NS - 1
     found = answer(known(b=[statement(1)]), within)
-    assert (found.state, found.from_ns, found.until_ns) == (AnswerState.COMPLETE, *within)
+    assert (found.state, found.complete_from, found.complete_until) == (
+        AnswerCoverage.COMPLETE,
+        *within,
+    )
 
 
 def test_what_this_store_lacked_outweighs_what_others_confirm() -> None:
     found = answer(known(b=EVERY, c=[statement(3, here=2, compared_ns=9)]))
-    assert (found.state, found.store_ids, found.compared_ns) == (AnswerState.INCOMPLETE, ("c",), 9)
+    assert (found.state, found.compared_at) == (AnswerCoverage.INCOMPLETE, 9)
+    assert found.store_ids == ["c"]
     # What the other store lacked makes no answer of this one incomplete.
     found = answer(known(b=EVERY, c=[statement(3, there=2)]))
-    assert (found.state, found.store_ids) == (AnswerState.COMPLETE, ("b",))
+    assert (found.state, [*found.store_ids]) == (AnswerCoverage.COMPLETE, ["b"])
 
 
 def test_what_was_compared_by_xor_alone_is_never_complete() -> None:
     by_xor = [replace(each, keyed=False) for each in EVERY]
     found = answer(known(b=by_xor))
-    assert (found.state, "by XOR only" in found.reason) == (AnswerState.UNCONFIRMED, True)
+    assert (found.state, "by XOR only" in found.reason) == (AnswerCoverage.UNCONFIRMED, True)
     found = answer(known(b=[*EVERY[:12], *by_xor[12:]]))
-    assert (found.state, found.from_ns, found.until_ns) == (AnswerState.PARTIAL, *hours(0, 12))
+    assert (found.state, found.complete_from, found.complete_until) == (
+        AnswerCoverage.PARTIAL,
+        *hours(0, 12),
+    )
     assert found.keyed
 
 
 def test_below_the_horizon_nothing_is_complete() -> None:
-    for hours_ago, state in ((4, AnswerState.PARTIAL), (24, AnswerState.UNCONFIRMED)):
+    for hours_ago, state in ((4, AnswerCoverage.PARTIAL), (24, AnswerCoverage.UNCONFIRMED)):
         found = answer(known(b=EVERY), horizon_ns=hours_ago * HOUR_NS)
         assert (found.state, "horizon" in found.reason) == (state, True)
-        assert state is AnswerState.UNCONFIRMED or found.from_ns == 4 * HOUR_NS
+        assert state == AnswerCoverage.UNCONFIRMED or found.complete_from == 4 * HOUR_NS
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_nothing_is_claimed_without_a_statement_or_after_a_loss(
     *, stores: dict[str, list[Statement]], lost: bool, reason: str
 ) -> None:
     found = known(**stores).answer(hours(0, 1), 0, lost=lost)
-    assert found.state is AnswerState.UNCONFIRMED
+    assert found.state == AnswerCoverage.UNCONFIRMED
     assert reason in found.reason
     assert not found.store_ids
 
@@ -344,21 +344,21 @@ RECORD: Final = [
 @pytest.mark.parametrize(
     ("span", "expected"),
     [
-        (hours(0, 1), Intake.NEVER),
-        (hours(1, 2), Intake.ONLINE),
-        (hours(3, 4), Intake.RESUMED),
-        ((2 * HOUR_NS, 4 * HOUR_NS), Intake.RESUMED),
-        (hours(4, 5), Intake.OFFLINE),
-        (hours(5, 6), Intake.ONLINE),
-        ((0, 2 * HOUR_NS), Intake.OFFLINE),
+        (hours(0, 1), CoverageStep.NEVER),
+        (hours(1, 2), CoverageStep.ONLINE),
+        (hours(3, 4), CoverageStep.RESUMED),
+        ((2 * HOUR_NS, 4 * HOUR_NS), CoverageStep.RESUMED),
+        (hours(4, 5), CoverageStep.OFFLINE),
+        (hours(5, 6), CoverageStep.ONLINE),
+        ((0, 2 * HOUR_NS), CoverageStep.OFFLINE),
         # The record may be some seconds behind.
-        ((9 * HOUR_NS, 11 * HOUR_NS), Intake.ONLINE),
+        ((9 * HOUR_NS, 11 * HOUR_NS), CoverageStep.ONLINE),
     ],
 )
-def test_a_span_is_what_all_of_it_is_recorded_as(span: Span, expected: Intake) -> None:
-    assert intake_of(span, RECORD[::-1], TEN) is expected
+def test_a_span_is_what_all_of_it_is_recorded_as(
+    span: Span, expected: CoverageStep.Intake.ValueType
+) -> None:
+    assert intake_of(span, RECORD[::-1], TEN) == expected
 
-
-def test_nothing_recorded_is_never() -> None:
-    assert intake_of(hours(5, 6), [], TEN) is Intake.NEVER
-    assert intake_of(hours(9, 10), RECORD[:3], TEN) is Intake.OFFLINE
+    assert intake_of(span, [], TEN) == CoverageStep.NEVER
+    assert intake_of(hours(9, 10), RECORD[:3], TEN) == CoverageStep.OFFLINE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,19 +22,14 @@ def test_a_leap_is_not_believed_and_is_over_when_the_clock_is_set_right() -> Non
     assert clock.read(right, 2 * HOUR_NS) == Reading(right)
 
 
-def test_after_a_day_even_a_large_leap_is_believed() -> None:
-    clock = RetentionClock(NOW, 0)
-    assert clock.read(NOW + YEAR_NS, 0).doubted
-    assert clock.read(NOW + YEAR_NS + MAX_DOUBT_NS - 1, MAX_DOUBT_NS - 1).doubted
-    then = NOW + YEAR_NS + MAX_DOUBT_NS
-    assert clock.read(then, MAX_DOUBT_NS) == Reading(then)
-
-
-def test_a_small_leap_is_believed_after_as_long_as_it_leapt_over() -> None:
-    clock = RetentionClock(NOW, 0)
-    assert clock.read(NOW + HOUR_NS, 0).doubted
-    assert clock.read(NOW + 2 * HOUR_NS - 1, HOUR_NS - 1).doubted
-    assert not clock.read(NOW + 2 * HOUR_NS, HOUR_NS).doubted
+@pytest.mark.parametrize(("leap_ns", "doubt_ns"), [(YEAR_NS, MAX_DOUBT_NS), (HOUR_NS, HOUR_NS)])
+def test_a_leap_is_believed_after_as_long_as_it_leapt_over_or_a_day(
+    leap_ns: int, doubt_ns: int
+) -> None:
+    clock, leapt = RetentionClock(NOW, 0), NOW + leap_ns
+    assert clock.read(leapt, 0).doubted
+    assert clock.read(leapt + doubt_ns - 1, doubt_ns - 1).doubted
+    assert clock.read(leapt + doubt_ns, doubt_ns) == Reading(leapt + doubt_ns)
 
 
 def test_a_clock_that_is_set_back_is_believed() -> None:

@@ -284,6 +284,18 @@ class NodeConfig:
         return self.tls_cert is not None
 
     @property
+    def listeners(self) -> dict[str, Address]:
+        """The addresses to listen on, by their options."""
+        given = {
+            "--listen": self.listen,
+            "--peer-listen": self.peer_listen,
+            "--admin-listen": self.admin_listen,
+            "--metrics-listen": self.metrics_listen,
+            "--http-listen": self.http_listen,
+        }
+        return {option: address for option, address in given.items() if address is not None}
+
+    @property
     def http_hosts(self) -> frozenset[str]:
         """Names by which --http-listen may be called, ``*`` for any.
 
@@ -361,16 +373,8 @@ class NodeConfig:
 
     def _problems_of_addresses(self) -> Iterator[str]:
         known: dict[tuple[str, int], str] = {}
-        for name, address in (
-            ("listen", self.listen),
-            ("peer", self.peer_listen),
-            ("admin", self.admin_listen),
-            ("metrics", self.metrics_listen),
-            ("http", self.http_listen),
-        ):
-            if address is None:
-                continue
-            flag = "--listen" if name == "listen" else f"--{name}-listen"
+        for flag, address in self.listeners.items():
+            name = flag.removeprefix("--").removesuffix("-listen")
             speaks_tls = self.tls and name != "metrics"
             if not (address.loopback or speaks_tls or name in self.insecure):
                 way = (

@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End requests, then connections that do not end by themselves."""
         await super().shutdown(sockets)
-        for each in self.server_state.connections:
+        for each in list(self.server_state.connections):
             each.transport.abort()
 
     def end(self, grace_s: float) -> None:

@@ -31,17 +31,10 @@ Listeners: TypeAlias = Mapping[str, Union[Listener, "HttpListener"]]
 
 def listener_addresses(config: NodeConfig) -> Mapping[str, ListenerAddress]:
     """Return the addresses of all listeners, by their options."""
-    given = {
-        "--listen": config.listen,
-        "--peer-listen": config.peer_listen if config.separate_peer_listener else None,
-        "--admin-listen": config.admin_listen,
-        "--metrics-listen": config.metrics_listen,
-        "--http-listen": config.http_listen,
-    }
     return {
         option: ListenerAddress(option, address.host, address.port)
-        for option, address in given.items()
-        if address is not None
+        for option, address in config.listeners.items()
+        if option != "--peer-listen" or config.separate_peer_listener
     }
 
 

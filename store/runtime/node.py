@@ -359,7 +359,7 @@ class NodeRuntime:
             insecure="peer" in config.insecure,
             clocks=self.clocks,
         )
-        states = PeerStates(
+        states = self.peer_states = PeerStates(
             self._peers,
             metrics,
             time.time_ns,
@@ -407,7 +407,7 @@ class NodeRuntime:
         stack.push_async_callback(self.synchronizer.stop)
         # Without a schedule nothing else fetches what a short stop has missed.
         shortest_ns = fetch.SHORTEST_GAP_NS if config.sync_interval else 0
-        self._resumer = fetch.Resumer(
+        self.resumer = fetch.Resumer(
             fetch.ResumeConfig(
                 peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns
             ),
@@ -416,7 +416,6 @@ class NodeRuntime:
             proceed=self.synchronizer.start,
             failed=states.failed,
         )
-        self.synchronizer.peers, self.synchronizer.resume = states.states, self._resumer.state
 
     def _open_gossip(self, stack: AsyncExitStack) -> None:
         """Begin to exchange messages live."""
@@ -526,7 +525,7 @@ class NodeRuntime:
             self._recorder.begin()
             stack.push_async_callback(_finish, self._recorder.note)
             work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
-            work |= {"online": self._recorder.run, "resume": self._resumer.run}
+            work |= {"online": self._recorder.run, "resume": self.resumer.run}
             if not config.gossip:
                 every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
         stack.push_async_callback(tasks.stop)

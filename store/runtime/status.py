@@ -242,7 +242,7 @@ class NodeStatus:
         gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in live))
         for peer, since_ns in () if node.gossip is None else node.gossip.absences():
             self._metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
-        known = {each.node_id for each in node.synchronizer.peers()}
+        known = {each.node_id for each in node.peer_states.states()}
         known |= {each.node_id for each in live if each.connected}
         silent = {name: at_s for name, at_s in node.callers.items() if name not in known}
         for name in self._silent.keys() - silent.keys():
@@ -276,7 +276,7 @@ class NodeStatus:
     async def state(self) -> admin_pb2.NodeStatus:
         """Return the answer of ``GetStatus``, but for the health of the node."""
         node, metrics = self._node, self._metrics
-        identity, resume = node.identity, node.synchronizer.resume()
+        identity, resume = node.identity, node.resumer.state()
         is_up = bool(total(metrics.database_up))
         summary = await self.read_summary() if is_up else self._summary
         condition = await self.condition.get(PATIENCE_S if is_up else 0)
@@ -307,7 +307,7 @@ class NodeStatus:
             newest_timestamp=summary.newest_timestamp_ns,
             index_entries=node.reconcilable.index.entries,
             index_start=node.reconcilable.index.floor_ns,
-            peers=map(peer_status, node.synchronizer.peers()),
+            peers=map(peer_status, node.peer_states.states()),
             resume=None if resume is None else filled(admin_pb2.ResumeStatus, resume),
             gossip=gossip,
             conflicts=int(total(metrics.conflicts)),
@@ -385,7 +385,7 @@ class NodeStatus:
                 "oldest_unread_s": summary and _seconds(self._unread.oldest_ns),
                 "waiting": summary and self._unread.waiting,
             }
-        if (resume := node.synchronizer.resume()) is not None:
+        if (resume := node.resumer.state()) is not None:
             fields["resume"] = _fields(
                 resume, "running", "reached", "messages", "stored", "error"
             ) | {"start": _seconds(resume.time_start_ns), "end": _seconds(resume.time_end_ns)}
@@ -420,7 +420,7 @@ class NodeStatus:
 
     def _peers(self) -> list[Fields]:
         """Return the configured peers, then those that only call."""
-        configured, last_call_s = self._node.synchronizer.peers(), self._node.callers
+        configured, last_call_s = self._node.peer_states.states(), self._node.callers
         live = {each.node_id: _live(each) for each in self._live_peers()}
         others = (live.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
         return [

@@ -27,13 +27,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, SdsLookup, StoreBusyError
-from store.sync.fetch import FetchDone, Fetcher, ResumeState
+from store.sync.fetch import FetchDone, Fetcher
 from store.sync.limits import MAX_SESSIONS
 from store.sync.peers import PeerCaller
 from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
@@ -153,10 +152,6 @@ class Synchronizer:
     """The sessions that this node begins, by its schedule or for operators.
 
     All on the event loop's thread; the environment's randomness is the only source of chance.
-
-    Attributes:
-        peers: returns the state of the configured peers.
-        resume: returns the state of the resume; None when there was no gap.
     """
 
     def __init__(
@@ -179,8 +174,6 @@ class Synchronizer:
         self._sessions: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
-        self.peers: Callable[[], list[PeerState]] = list
-        self.resume: Callable[[], ResumeState | None] = lambda: None
         self._due: list[_Due] = []
         if config.interval_ns and config.peers:
             self._due.append(_Due(is_wide=False, interval_ns=config.interval_ns))

@@ -257,25 +257,31 @@ def hashes_less(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np
     return result
 
 
+def order_of(ids: SyncIds) -> Ints:
+    """Return the places of IDs in ascending order; equal ones keep theirs."""
+    order = ids.timestamps.argsort(kind="stable")
+    times = ids.timestamps[order]
+    after = np.flatnonzero(times[1:] == times[:-1]) + 1
+    if len(after):
+        tied = np.zeros(len(ids), np.bool_)
+        tied[after] = tied[after - 1] = True
+        members = np.flatnonzero(tied)
+        words = ids.hashes[order[members]].view(_ORDERED_WORD)
+        keys = (*(words[:, word] for word in reversed(range(HASH_WORDS))), times[members])
+        order[members] = order[members][np.lexsort(keys)]
+    return np.asarray(order, np.int64)
+
+
 def ordered(ids: SyncIds) -> SyncIds:
     """Return the IDs strictly ascending, each once; `ids` itself if it is that already."""
     timestamps = ids.timestamps
-    if bool(np.any(timestamps[1:] < timestamps[:-1])):
-        ids = ids[timestamps.argsort(kind="stable")]
-    same_time = ids.timestamps[1:] == ids.timestamps[:-1]
-    after = np.flatnonzero(same_time) + 1
-    if not len(after) or bool(np.all(hashes_less(ids.hashes[after - 1], ids.hashes[after]))):
+    after = np.flatnonzero(timestamps[1:] <= timestamps[:-1]) + 1
+    if bool(np.all(less(ids[after - 1], ids[after]))):
         return ids
-    tied = np.zeros(len(ids), np.bool_)
-    tied[after] = tied[after - 1] = True
-    members = np.flatnonzero(tied)
-    words = ids.hashes[members].view(_ORDERED_WORD)
-    keys = (*(words[:, word] for word in reversed(range(HASH_WORDS))), ids.timestamps[members])
-    order = np.arange(len(ids))
-    order[members] = members[np.lexsort(keys)]
-    ids = ids[order]
+    ids = ids[order_of(ids)]
     repeated = np.zeros(len(ids), np.bool_)
-    repeated[1:] = same_time & ~rows_differ(ids.words[1:], ids.words[:-1])
+    repeated[1:] = ids.timestamps[1:] == ids.timestamps[:-1]
+    repeated[1:] &= ~rows_differ(ids.words[1:], ids.words[:-1])
     return ids[~repeated] if bool(repeated.any()) else ids
 
 
@@ -315,13 +321,15 @@ def match(local: SyncIds, remote: SyncIds) -> Match:
 
 def _match_by_sorting(local: SyncIds, remote: SyncIds) -> Match:
     both = SyncIds.join([local, remote])
-    words = both.hashes.view(">u8")
-    is_remote = np.arange(len(both)) >= len(local)
-    keys = (is_remote, words[:, 3], words[:, 2], words[:, 1], words[:, 0], both.timestamps)
-    order = np.lexsort(keys)
-    sorted_remote = is_remote[order]
-    same = np.zeros(len(order), np.bool_)
-    same[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
-    same[1:] &= (words[order[1:]] == words[order[:-1]]).all(axis=1)
-    found = same[sorted_remote]
-    return Match(np.cumsum(~sorted_remote)[sorted_remote] - found, found)
+    order = order_of(both)
+    is_remote = order >= len(local)
+    found = np.zeros(len(order), np.bool_)
+    found[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
+    found[1:] &= ~rows_differ(both.words[order[1:]], both.words[order[:-1]])
+    found = found[is_remote]
+    return Match(np.cumsum(~is_remote)[is_remote] - found, found)
+
+
+def rank(ids: SyncIds, bound: SyncId) -> int:
+    """Count the ascending IDs that are before a bound."""
+    return int(match(ids, SyncIds.of_bounds([bound])).places[0])

@@ -35,15 +35,15 @@ from reconcile.codec import (
     Payload,
     RangeKind,
     Ranges,
+    bridge,
     decode,
     encode,
     encode_head,
-    reach,
 )
 from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Loading, Spans, View, no_fingerprints
+from reconcile.view import Loading, View, chain_spans, no_fingerprints
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
@@ -181,21 +181,21 @@ class ReconcileSession:
         if upper <= lower:
             return SessionStep(result=self._end())
         self._territory = lower, upper
-        skips = reach(LOWEST, lower) if lower > LOWEST else []
-        ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
-        parts = (reach(start, end) for start, end in zip([lower, *ends], ends, strict=False))
-        bounds = SyncIds.of_bounds([lower, *(bound for part in parts for bound in part)])
-        measured = yield from view.measure(Spans(bounds[:-1], bounds[1:]))
+        ends = [lower, *(cut for cut in config.cuts if lower < cut < upper), upper]
+        starts = [LOWEST, *ends[:-1]]
+        if lower == LOWEST:
+            starts, ends = starts[1:], ends[1:]
+        rows, bounds = bridge(SyncIds.of_bounds(starts), SyncIds.of_bounds(ends))
+        spans = chain_spans(SyncIds.of_bounds([LOWEST]), np.zeros(1, np.int64), bounds)
+        skips = int(np.count_nonzero(rows == 0)) if lower > LOWEST else 0
+        measured = yield from view.measure(spans[skips:])
         self._own_count = int(measured.counts.sum())
         self._large = self._own_count >= config.tuning.large_count
-        kinds = [RangeKind.SKIP] * len(skips) + [RangeKind.FINGERPRINT] * len(measured.counts)
-        # A Skip that takes one step ends where the first fingerprint begins.
-        ends_at = bounds if skips else bounds[1:]
-        if len(skips) > 1:
-            ends_at = SyncIds.join([SyncIds.of_bounds(skips[:-1]), bounds])
-        prints = np.concatenate((no_fingerprints(len(skips)), measured.fingerprints))
-        ranges = Ranges.plain(ends_at, np.array(kinds, np.uint8), prints)
-        return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
+        kinds = np.full(len(bounds), RangeKind.FINGERPRINT)
+        kinds[:skips] = RangeKind.SKIP
+        prints = np.concatenate((no_fingerprints(skips), measured.fingerprints))
+        payload = Payload(config.cluster, config.shards, Ranges.of_prints(spans, prints, kinds))
+        return SessionStep(self._send(encode(payload)))
 
     def receive(self, given: PayloadFrame, view: View) -> Loading[SessionStep]:
         """Read a frame of the peer, and compute the answer from the view.

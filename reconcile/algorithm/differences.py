@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.algorithm.answer import AnswerPieces, piece_keys
-from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, Words, less, match
+from reconcile.codec import Ranges
+from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, less, match, rows_differ
 from reconcile.view import Items, Spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
@@ -86,30 +86,40 @@ def differences(local: Items, remote: Items) -> Differences:
     )
 
 
-def narrow_sets(found: Differences, local: Items, spans: Spans, sources: Ints) -> AnswerPieces:
+def narrow_sets(found: Differences, local: Items, spans: Spans) -> Ranges:
     """Return reconciled sets that show these differences to the peer.
 
     Args:
         found: the differences to show.
         local: the own IDs in the spans.
         spans: the spans of the sets.
-        sources: the question that each set belongs to.
     """
     begins = np.ones(len(found), np.bool_)
     begins[1:] = found.merged[1:] != found.merged[:-1] + 1
     begins[1:] |= found.sets[1:] != found.sets[:-1]
     starts = np.flatnonzero(begins)
     lasts = np.append(starts[1:], len(found))[: len(starts)] - 1
-    lower, upper = _run_bounds(found, starts, lasts, local, spans)
+    bounds = _run_bounds(found, starts, lasts, local, spans)
     run = np.cumsum(begins) - 1
     counts = np.bincount(run[found.ours], minlength=len(starts))
-    keys = piece_keys(sources[found.sets[starts]], starts)
-    return AnswerPieces.of_sets(keys, Spans(lower, upper), counts, found.ids[found.ours], True)
+    return Ranges.of_sets(bounds, counts, found.ids[found.ours], reconciled=True)
 
 
-def _run_bounds(
-    found: Differences, starts: Ints, lasts: Ints, local: Items, spans: Spans
-) -> tuple[SyncIds, SyncIds]:
+def show_deduced(ids: SyncIds, local: Items, spans: Spans) -> Ranges:
+    """Return reconciled sets that show single IDs of ours to the peer, one in each span.
+
+    Args:
+        ids: ``(n,)`` the IDs.
+        local: the own IDs in the spans, of which one in each has the hash.
+        spans: ``(n,)``.
+    """
+    sets, wanted = np.arange(len(ids)), ids.words.repeat(np.diff(local.offsets), 0)
+    places = (~rows_differ(local.ids.words, wanted)).nonzero()[0]
+    found = Differences(ids, np.ones(len(ids), np.bool_), sets, places, places)
+    return narrow_sets(found, local, spans)
+
+
+def _run_bounds(found: Differences, starts: Ints, lasts: Ints, local: Items, spans: Spans) -> Spans:
     """Return bounds around each run that leave out its neighbours."""
     sets = found.sets[starts]
     first, last = found.ids[starts], found.ids[lasts]
@@ -126,11 +136,11 @@ def _run_bounds(
         # One byte more than what is shared tells neighbours apart. A lower bound as long as what
         # the upper one shares with its item lets the upper one follow directly.
         lengths = np.where(starts == lasts, np.maximum(to_previous + 1, to_next), to_previous + 1)
-        lower = SyncIds(first.timestamps, cut(first.hashes, lengths))
+        lower = SyncIds(first.timestamps, _cut(first.hashes, lengths))
         tied = np.flatnonzero(tied_after)
         upper.timestamps[tied] = last.timestamps[tied]
-        upper.hashes[tied] = cut(local.ids[after[tied]].hashes, to_next[tied] + 1)
-    return innermost(lower, upper, spans[sets])
+        upper.hashes[tied] = _cut(local.ids[after[tied]].hashes, to_next[tied] + 1)
+    return _innermost(lower, upper, spans[sets])
 
 
 def _times(local: Items, places: Ints) -> Ints:
@@ -157,15 +167,20 @@ def _shared_bytes(local: Items, places: Ints, others: SyncIds, tied: Bools) -> I
     return shared
 
 
-def cut(hashes: NDArray[np.uint8], lengths: Ints) -> NDArray[np.uint8]:
+def _cut(hashes: NDArray[np.uint8], lengths: Ints) -> NDArray[np.uint8]:
     """Return the leading bytes of hashes, then zeros."""
     return np.where(lengths[:, None] > _PLACES, hashes, HASH_DTYPE(0))
 
 
-def innermost(lower: SyncIds, upper: SyncIds, spans: Spans) -> tuple[SyncIds, SyncIds]:
+def moments(ids: SyncIds, spans: Spans) -> Spans:
+    """Return the part of each span that is in the nanosecond of an ID."""
+    return _innermost(*_whole_time(ids, ids), spans)
+
+
+def _innermost(lower: SyncIds, upper: SyncIds, spans: Spans) -> Spans:
     """Limit bounds to their spans."""
     below, above = less(lower, spans.lower), less(spans.upper, upper)
-    return _replaced(lower, spans.lower, below), _replaced(upper, spans.upper, above)
+    return Spans(_replaced(lower, spans.lower, below), _replaced(upper, spans.upper, above))
 
 
 def _replaced(bounds: SyncIds, others: SyncIds, where: Bools) -> SyncIds:
@@ -175,35 +190,6 @@ def _replaced(bounds: SyncIds, others: SyncIds, where: Bools) -> SyncIds:
         np.where(where, others.timestamps, bounds.timestamps),
         np.where(where[:, None], others.hashes, bounds.hashes),
     )
-
-
-def around(found: SyncIds, counts: Ints, spans: Spans) -> Spans:
-    """Return spans around single IDs, narrow enough to have few others.
-
-    Args:
-        found: (n,) the IDs.
-        counts: (n,) how many IDs are in each one's nanosecond, about; with 1 the span is the
-            whole nanosecond.
-        spans: (n,) what not to reach beyond.
-    """
-    lower, upper = _whole_time(found, found)
-    rows = np.flatnonzero(counts > 1)
-    if len(rows):
-        lengths = np.ceil(np.log2(counts[rows] * 4.0) / 8).astype(np.uint64)
-        step = np.uint64(1) << (np.uint64(64) - np.uint64(8) * lengths)
-        low = leading_words(found.hashes[rows]) & ~(step - np.uint64(1))
-        high = low + step
-        lower.hashes[rows, :8] = low.astype(">u8").view(np.uint8).reshape(-1, 8)
-        inside = high != 0  # else the prefix was the last of its nanosecond
-        upper.timestamps[rows[inside]] = found.timestamps[rows[inside]]
-        upper.hashes[rows[inside], :8] = high[inside].astype(">u8").view(np.uint8).reshape(-1, 8)
-    return Spans(*innermost(lower, upper, spans))
-
-
-def leading_words(hashes: NDArray[np.uint8]) -> Words:
-    """Return the first eight bytes of hashes as numbers that order as the hashes do."""
-    first = np.ascontiguousarray(hashes[:, :8]).view(">u8").ravel()
-    return first.astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)

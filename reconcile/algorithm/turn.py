@@ -5,9 +5,9 @@ A turn reads in up to four steps, each of them for many ranges at once:
 1. count and fingerprint of every range that was asked about;
 2. the items of the sets, and, where a fingerprint differs, whether one ID of ours is all the
    difference (the deduction);
-3. parts of what is to be split, items of what is to be sent as a set;
-4. finer parts that show how dense the differences are, and the neighbours of a deduced ID where
-   many share its nanosecond.
+3. parts of what is to be split, items of what is to be sent as a set, and the IDs of a deduced
+   ID's nanosecond;
+4. finer parts that show how dense the differences are.
 
 Every answer keeps to the limits of a payload. Where it would not, the later questions are answered
 by the fingerprints of their own ranges: nothing is decided about them, nothing is started over,
@@ -16,33 +16,27 @@ and they come back with the next payload. A first question that is too large by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from reconcile.algorithm.answer import (
-    GAUGE_PARTS,
-    AnswerPieces,
-    assemble,
-    choose_gauges,
-    part_pieces,
-    piece_keys,
-)
+from reconcile.algorithm.answer import GAUGE_PARTS, assemble, choose_gauges, part_pieces
 from reconcile.algorithm.differences import (
     Differences,
-    around,
     differences,
     limit_differences,
+    moments,
     narrow_sets,
+    show_deduced,
     with_stop,
 )
 from reconcile.algorithm.plan import SplitPlan, Tuning, estimate
-from reconcile.algorithm.questions import Questions, cut_questions
-from reconcile.codec import Payload, encode
+from reconcile.algorithm.questions import Questions
+from reconcile.codec import Payload, Ranges, encode
 from reconcile.errors import PayloadLimitError
-from reconcile.ids import Bools, Ints, SyncIds, rows_differ, rows_filled, total
+from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
-from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
+from reconcile.view import Items, Loading, Measured, SpanParts, View, no_fingerprints
 
 FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""
@@ -96,32 +90,16 @@ class Reply:
     own_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """The IDs that were deduced to be all that the peer lacks in their ranges."""
-
-    sources: Ints
-    ids: SyncIds
-
-
 _NO_INTS = np.empty(0, np.int64)
 _NO_BOOLS = np.empty(0, np.bool_)
-_NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
-_NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty())
-_NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    """A choice among questions: split, into how many parts; send items; leave for later."""
+class _Named:
+    """The IDs that were deduced to be all that the peer lacks in their questions."""
 
-    split: Ints
-    parts: Ints
-    as_set: Ints
-    later: Ints
-
-
-_NOTHING_TO_DO = _Choice(_NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS)
+    rows: Ints
+    ids: SyncIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +111,10 @@ class _Draft:
         settled: questions in which the peer has shown all differences: they need no answer.
     """
 
-    pieces: list[AnswerPieces]
+    pieces: list[Ranges]
     found: Differences
-    found_sources: Ints
     decided: Bools
-    named: _Named
+    named: SyncIds
     settled: Ints
 
 
@@ -148,7 +125,7 @@ class Turn:
         self._asked = asked
         self._view = view
         self._rules = rules
-        self._measured = _NOTHING_MEASURED
+        self._measured = Measured(_NO_INTS, no_fingerprints(0))
         self._differs = self._filled = self._probed = _NO_BOOLS
         self._open = _NO_INTS
         self._plan = SplitPlan(rules.tuning, rules.ordinal, False, None)
@@ -198,11 +175,8 @@ class Turn:
         upper = self._asked.spans.upper
         pieces = np.ones(len(upper), np.int64)
         pieces[first] = len(found.upper)
-        self._asked = cut_questions(
-            self._asked,
-            np.arange(len(upper)).repeat(pieces),
-            SyncIds.join([upper[:first], found.upper, upper[first + 1 :]]),
-        )
+        bounds = SyncIds.join([upper[:first], found.upper, upper[first + 1 :]])
+        self._asked = self._asked.cut(np.arange(len(upper)).repeat(pieces), bounds)
         yield from self._measure()
 
     def _compare(self) -> None:
@@ -211,11 +185,13 @@ class Turn:
         # A range that was cut counts as equal too when the peer's fingerprint of all of it is ours
         # of what is left: then the peer has nothing in the rest. So two nodes whose horizons differ
         # by moments, and that hold nothing there, need no second look.
-        self._differs = rows_differ(measured.fingerprints, asked.fingerprints) & ~asked.is_set
+        self._differs = (
+            rows_differ(measured.fingerprints, asked.ranges.fingerprints) & ~asked.is_set
+        )
         self._open = (self._differs | asked.is_set).nonzero()[0]
         if not len(self._open):
             return
-        self._filled = rows_filled(asked.fingerprints)
+        self._filled = rows_filled(asked.ranges.fingerprints)
         known = None
         if rules.ordinal > 2 and asked.known.any():
             known = estimate(measured.counts[asked.known], self._differs[asked.known])
@@ -237,33 +213,34 @@ class Turn:
     def _draft(self, forced: int) -> Loading[_Draft]:
         """Make an answer to everything, whether or not it fits."""
         asked = self._asked
-        sources = self._comparable()
-        set_spans = asked.spans[sources]
-        found, local = _NOTHING_FOUND, None
-        if len(sources):
-            local = yield from self._view.items(set_spans)
-            found = differences(local, asked.sets(sources))
+        compared = self._comparable()
+        spans, sets = asked.spans[compared], asked.ranges.take(compared)
+        local = yield from self._view.items(spans)
+        offsets = np.concatenate(([0], np.cumsum(sets.counts)))
+        found = differences(local, Items(offsets, sets.items))
         named = yield from self._deduce(forced)
-        reconciled = asked.reconciled[sources]
-        decided, left = ~reconciled.take(found.sets), self._rules.differences_left
+        decided, left = ~sets.reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
             cap = limit_differences(found, decided, left)
-            if local is not None:
-                local = with_stop(local, found, cap.stop)
+            local = with_stop(local, found, cap.stop)
             found, decided = found.select(cap.chosen), decided[cap.chosen]
             rest = left - len(found)
-            named = _Named(named.sources[:rest], named.ids[:rest])
-            deferred = sources.take(cap.deferred)
-        choice = self._choice(self._unsettled(named.sources, sources), forced)
-        if len(deferred):
-            choice = replace(choice, later=np.union1d(choice.later, deferred))
-        pieces = yield from self._pieces(choice, named)
-        if len(found) and local is not None:
-            shown = found if decided.all() else found.select(decided)
-            pieces.append(narrow_sets(shown, local, set_spans, sources))
-        settled = sources[reconciled]
-        return _Draft(pieces, found, sources.take(found.sets), decided, named, settled)
+            named = _Named(named.rows[:rest], named.ids[:rest])
+            deferred = compared.take(cap.deferred)
+        unsettled = self._differs | asked.is_set
+        unsettled[named.rows] = unsettled[compared] = False
+        rows = unsettled.nonzero()[0]
+        parts = self._parts(rows, forced)
+        later = np.union1d(rows[parts == 1], deferred)
+        pieces = [self._echo(later), narrow_sets(found.select(decided), local, spans)]
+        if len(named.ids):
+            within = moments(named.ids, asked.spans[named.rows])
+            around = yield from self._view.items(within)
+            pieces.append(show_deduced(named.ids, around, within))
+        pieces.append((yield from self._items(rows[parts == 0])))
+        pieces += yield from self._split(rows[parts > 1], parts[parts > 1])
+        return _Draft(pieces, found, decided, named.ids, compared[sets.reconciled])
 
     def _comparable(self) -> Ints:
         """Return the sets that can be compared in this turn: the first ones that can be read.
@@ -274,7 +251,7 @@ class Turn:
         counts = self._measured.counts.take(at)
         if total(counts) <= self._readable:
             return at
-        order = np.argsort(~self._asked.reconciled[at], kind="stable")
+        order = np.argsort(~self._asked.ranges.reconciled[at], kind="stable")
         return np.sort(at[order[np.cumsum(counts[order]) <= self._readable]])
 
     def _deduce(self, forced: int) -> Loading[_Named]:
@@ -286,34 +263,25 @@ class Turn:
         at = at.take(((counts > 0) & self._plan.worth_probing(counts)).nonzero()[0])
         self._probed = np.zeros(len(self._asked), np.bool_)
         self._probed[at] = True
-        if not len(at):
-            return _NOTHING_NAMED
-        apart = self._measured.fingerprints.take(at, 0) ^ self._asked.fingerprints.take(at, 0)
+        prints = self._asked.ranges.fingerprints.take(at, 0)
+        apart = self._measured.fingerprints.take(at, 0) ^ prints
         found = yield from self._view.probe(self._asked.spans[at], apart)
         hits = found.hit.nonzero()[0]
         return _Named(at.take(hits), found.found[hits])
 
-    def _unsettled(self, named: Ints, compared: Ints) -> Ints:
-        """Return the questions that need fingerprints or an unreconciled set for an answer."""
-        unsettled = self._differs | self._asked.is_set
-        unsettled[named] = unsettled[compared] = False
-        return unsettled.nonzero()[0]
-
-    def _choice(self, unsettled: Ints, forced: int) -> _Choice:
-        """Choose how to answer questions that are not settled."""
-        if not len(unsettled):
-            return _NOTHING_TO_DO
+    def _parts(self, rows: Ints, forced: int) -> Ints:
+        """Choose into how many parts to split questions; 0: send the items, 1: leave for later."""
         asked, limits = self._asked, self._rules.limits.payload
-        sizes = self._measured.counts.take(unsettled)
-        parts = self._plan.parts(sizes, self._probed.take(unsettled))
+        sizes = self._measured.counts.take(rows)
+        parts = self._plan.parts(sizes, self._probed.take(rows))
         parts[sizes <= 1] = 0
         # The peer has no ID where its fingerprint is zero.
-        parts[(asked.known & ~self._filled)[unsettled]] = 0
+        parts[(asked.known & ~self._filled)[rows]] = 0
         items = total(sizes)
         if items > limits.max_elements:
             parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
-        parts[asked.is_set.take(unsettled)] = 1
-        if forced and unsettled[0] == self._open[0]:
+        parts[asked.is_set.take(rows)] = 1
+        if forced and len(rows) and rows[0] == self._open[0]:
             parts[0] = forced
         parts = np.minimum(parts, max(2, limits.max_ranges // 4))
         if items > limits.max_elements or total(parts) > limits.max_ranges // 2:
@@ -321,62 +289,32 @@ class Turn:
             over |= np.cumsum(parts) > limits.max_ranges // 2
             over[0] = False
             parts[over] = 1
-        split = (parts > 1).nonzero()[0]
-        return _Choice(
-            unsettled.take(split),
-            parts.take(split),
-            unsettled.take((parts == 0).nonzero()[0]),
-            unsettled.take((parts == 1).nonzero()[0]),
-        )
+        return parts
 
-    def _pieces(self, choice: _Choice, named: _Named) -> Loading[list[AnswerPieces]]:
-        """Read and make the chosen pieces."""
-        pieces = [self._echo(choice.later)]
-        if len(choice.as_set):
-            spans = self._asked.spans[choice.as_set]
-            items = yield from self._view.items(spans)
-            pieces.append(_sets_of(choice.as_set, spans, items, reconciled=False))
-        if len(named.ids):
-            pieces += yield from self._show(named)
-        if len(choice.split):
-            pieces += yield from self._split(choice.split, choice.parts)
-        return pieces
+    def _items(self, rows: Ints) -> Loading[Ranges]:
+        """Return the sets of all IDs in some questions."""
+        spans = self._asked.spans[rows]
+        items = yield from self._view.items(spans)
+        return Ranges.of_sets(spans, np.diff(items.offsets), items.ids, reconciled=False)
 
-    def _show(self, named: _Named) -> Loading[list[AnswerPieces]]:
-        """Show deduced IDs, each in its nanosecond, or in a part of it if others are there too."""
-        homes = self._asked.spans[named.sources]
-        moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
-        counts = (yield from self._view.measure(moments)).counts
-        alone, crowded = (counts <= 1).nonzero()[0], (counts > 1).nonzero()[0]
-        singles = Items(np.arange(len(alone) + 1), named.ids[alone])
-        sets = [_sets_of(named.sources.take(alone), moments[alone], singles, reconciled=True)]
-        if len(crowded):
-            sources = named.sources.take(crowded)
-            narrow = around(named.ids[crowded], counts.take(crowded), self._asked.spans[sources])
-            items = yield from self._view.items(narrow)
-            sets.append(_sets_of(sources, narrow, items, reconciled=True))
-        return sets
-
-    def _split(self, sources: Ints, wanted: Ints) -> Loading[list[AnswerPieces]]:
+    def _split(self, rows: Ints, wanted: Ints) -> Loading[list[Ranges]]:
         """Return fingerprints of parts, some of them in finer parts to gauge the differences."""
-        spans = self._asked.spans[sources]
+        spans = self._asked.spans[rows]
         parts = yield from self._view.split(spans, wanted)
         cut = parts.spans(spans.lower)
-        gauges = choose_gauges(parts, self._gauges) if self._gauges else _NO_INTS
+        gauges = choose_gauges(parts, self._gauges)
         finer: SpanParts | None = None
         if len(gauges):
             finer = yield from self._view.split(cut[gauges], np.full(len(gauges), GAUGE_PARTS))
-        return part_pieces(sources, cut, parts, gauges, finer)
+        return part_pieces(cut, parts, gauges, finer)
 
     @property
     def _gauges(self) -> int:
         return self._rules.tuning.gauges if self._plan.gauge else 0
 
-    def _echo(self, at: Ints) -> AnswerPieces:
+    def _echo(self, rows: Ints) -> Ranges:
         """Return our own fingerprints of questions, as they were asked."""
-        return AnswerPieces.of_prints(
-            piece_keys(at), self._asked.spans[at], self._measured.fingerprints[at]
-        )
+        return Ranges.of_prints(self._asked.spans[rows], self._measured.fingerprints[rows])
 
     def _fitting(self, draft: _Draft, own_count: int) -> Reply | None:
         """Return the answer to as many questions as fit; None: not even to one.
@@ -386,12 +324,11 @@ class Turn:
         limits, is_open = self._rules.limits.payload, self._open
         count = len(is_open)
         while True:
-            later = is_open[count:]
-            cut = int(later[0]) if len(later) else len(self._asked)
-            pieces = draft.pieces
+            later, pieces, cut = is_open[count:], draft.pieces, None
             if len(later):
-                again = self._echo(np.setdiff1d(later, draft.settled))
-                pieces = [*(some.before(cut) for some in pieces), again]
+                cut = self._asked.spans.lower.at(int(later[0]))
+                echo = self._echo(np.setdiff1d(later, draft.settled))
+                pieces = [*(some.take(np.arange(rank(some.lower, cut))) for some in pieces), echo]
             room = ROOM_SHARE if count > 1 else 1.0
             ranges = assemble(pieces)
             most = room * limits.max_ranges
@@ -405,27 +342,18 @@ class Turn:
                 return None
             count = max(1, min(count - 1, int(0.9 * count / share)))
 
-    def _reply(self, draft: _Draft, cut: int, payload: bytes, own_count: int) -> Reply:
-        """Return the reply to the questions before the cut, and to what the peer has shown.
+    def _reply(self, draft: _Draft, cut: SyncId | None, payload: bytes, own_count: int) -> Reply:
+        """Return the reply to the questions before a bound, and to what the peer has shown.
 
         Both sides find the same, and so come to the session's limit together.
         """
         found, named, decided = draft.found, draft.named, draft.decided
-        if cut < len(self._asked):
-            kept = (draft.found_sources < cut) | ~decided
-            found, decided = found.select(kept), decided[kept]
-            named = _Named(named.sources, named.ids[named.sources < cut])
-        truncated = len(found) + len(named.ids) >= self._rules.differences_left
-        if truncated and not len(named.ids) and not decided.any():
+        if cut is not None:
+            kept = ~decided
+            kept[: rank(found.ids, cut)] = True
+            found, decided, named = found.select(kept), decided[kept], named[: rank(named, cut)]
+        truncated = len(found) + len(named) >= self._rules.differences_left
+        if truncated and not len(named) and not decided.any():
             payload = b""
-        to_send, to_receive = [named.ids], []
-        if len(found):
-            to_send.append(found.ids[found.ours])
-            to_receive.append(found.ids[~found.ours])
+        to_send, to_receive = [named, found.ids[found.ours]], [found.ids[~found.ours]]
         return Reply(payload, to_send, to_receive, truncated, own_count)
-
-
-def _sets_of(sources: Ints, spans: Spans, items: Items, *, reconciled: bool) -> AnswerPieces:
-    """Return sets of all IDs in spans inside some questions'."""
-    counts = items.offsets[1:] - items.offsets[:-1]
-    return AnswerPieces.of_sets(piece_keys(sources), spans, counts, items.ids, reconciled)

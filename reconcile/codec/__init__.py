@@ -10,7 +10,7 @@ The rules are those of WAKU-SYNC, "Payload encoding", read as follows where it l
 - The items of a set ascend strictly and lie inside their range.
 """
 
-from reconcile.codec.bounds import bridge, expressible, reach
+from reconcile.codec.bounds import bridge, expressible
 from reconcile.codec.decoding import decode
 from reconcile.codec.encoding import encode, encode_head
 from reconcile.codec.ranges import Payload, RangeKind, Ranges
@@ -27,5 +27,4 @@ __all__ = [
     "encode",
     "encode_head",
     "expressible",
-    "reach",
 ]

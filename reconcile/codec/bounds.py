@@ -7,7 +7,7 @@ is sent up to its first byte that differs from the bound before, and the rest ta
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, Ints, SyncId, SyncIds, from_opaque, rows_filled
+from reconcile.ids import HASH_DTYPE, Ints, SyncIds, from_opaque, rows_filled
 from storenode.message.limits import HASH_BYTES
 
 _PLACES = np.arange(HASH_BYTES)
@@ -33,37 +33,10 @@ def prefix_length(before: bytes, after: bytes) -> int:
 
     0 if the hash is not greater than the one before, or not zero after what would be sent.
     """
-    length = _first_difference(before, after) + 1 if after > before else 0
+    if after <= before:
+        return 0
+    length = next(place for place in range(HASH_BYTES) if before[place] != after[place]) + 1
     return 0 if any(after[length:]) else length
-
-
-def _first_difference(left: bytes, right: bytes) -> int:
-    return next(place for place in range(HASH_BYTES) if left[place] != right[place])
-
-
-def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
-    """Return the fewest bounds that lead from one to another, each expressible after its previous.
-
-    The last of them is ``target``; a range of any type may end at each of the others.
-
-    Raises:
-        ValueError: ``target`` is not greater than ``previous``.
-    """
-    if target <= previous:
-        raise ValueError(f"bound {target} does not follow {previous}: pass a greater one")
-    timestamp, hash_ = target
-    chain: list[SyncId] = []
-    common = 0
-    if timestamp == previous[0]:
-        common = _first_difference(previous[1], hash_)
-    else:
-        chain.append((timestamp, bytes(HASH_BYTES)))
-    chain += [
-        (timestamp, hash_[: place + 1].ljust(HASH_BYTES, b"\0"))
-        for place in range(common, HASH_BYTES)
-        if hash_[place]
-    ]
-    return chain
 
 
 def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple[Ints, SyncIds]:
@@ -81,6 +54,8 @@ def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple
     if but is not None:
         fits[but] = True
     awkward = np.flatnonzero(~fits)
+    if not len(awkward):
+        return np.arange(len(bounds)), bounds
     before, after = previous[awkward], bounds[awkward]
     later = after.timestamps != before.timestamps
     first = np.where(later, 0, np.argmax(after.hashes != before.hashes, axis=1))

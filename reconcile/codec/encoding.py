@@ -82,7 +82,7 @@ def _encode_records(ranges: Ranges) -> bytes:
         if any(bound[1]) if delta else not length:
             raise ValueError(
                 f"bound ({bound[0]}, {bound[1].hex()}) cannot be expressed after "
-                f"({previous[0]}, {previous[1].hex()}): lead to it with reach()"
+                f"({previous[0]}, {previous[1].hex()}): lead to it with bridge()"
             )
         written += varint(delta)
         written += b"" if delta else bytes((length,)) + bound[1][:length]

@@ -1,13 +1,16 @@
 """The ``RangesData`` payload as arrays (WAKU-SYNC, "Reconciliation payload")."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncIds, Words, less
-from storenode.message.limits import HASH_BYTES
+from reconcile.ids import HASH_WORDS, LOWEST, Bools, Ints, SyncIds, Words, less, match
+from reconcile.view import Spans, no_fingerprints
 
 
 class RangeKind:
@@ -20,10 +23,9 @@ class RangeKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Consecutive ranges as columns, m of them.
+    """Ascending, disjoint ranges as columns, m of them.
 
-    The lower bound of a range is the upper bound of the one before it; of the first it is
-    ``LOWEST``.
+    In a payload a range begins where the one before it ends, and the first one at ``LOWEST``.
 
     Attributes:
         upper: ``(m,)`` upper bounds, exclusive, as a decoder sees them.
@@ -32,14 +34,16 @@ class Ranges:
         counts: ``(m,)``, the items of each; 0 where it is no set.
         reconciled: ``(m,)``; False where it is no set.
         items: the items of all sets, one set after the other.
+        starts: ``(m,)`` lower bounds, inclusive; None: those of a payload.
     """
 
     upper: SyncIds
     kinds: NDArray[np.uint8]
     fingerprints: Words
     counts: Ints
-    reconciled: NDArray[np.bool_]
+    reconciled: Bools
     items: SyncIds
+    starts: SyncIds | None = None
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -49,6 +53,7 @@ class Ranges:
             return NotImplemented
         return (
             self.upper == other.upper
+            and self.lower == other.lower
             and self.items == other.items
             and np.array_equal(self.kinds, other.kinds)
             and np.array_equal(self.fingerprints, other.fingerprints)
@@ -61,26 +66,77 @@ class Ranges:
     @property
     def lower(self) -> SyncIds:
         """``(m,)`` lower bounds, inclusive."""
-        timestamps = np.zeros(len(self), np.int64)
-        timestamps[1:] = self.upper.timestamps[:-1]
-        if self.upper.plain:
-            return SyncIds.at_times(timestamps)
-        hashes = np.zeros((len(self), HASH_BYTES), HASH_DTYPE)
-        hashes[1:] = self.upper.hashes[:-1]
-        return SyncIds(timestamps, hashes)
+        if self.starts is not None:
+            return self.starts
+        return SyncIds.join([SyncIds.of_bounds([LOWEST]), self.upper[:-1]])[: len(self)]
+
+    @property
+    def spans(self) -> Spans:
+        """The spans of all ranges."""
+        return Spans(self.lower, self.upper)
 
     @classmethod
-    def empty(cls) -> "Ranges":
+    def empty(cls) -> Ranges:
         """Return no ranges."""
         return _NO_RANGES
 
     @classmethod
-    def plain(
-        cls, upper: SyncIds, kinds: NDArray[np.uint8], prints: NDArray[np.uint64]
-    ) -> "Ranges":
-        """Return ranges of which none is a set."""
-        counts = np.zeros(len(kinds), np.int64)
-        return cls(upper, kinds, prints, counts, np.zeros(len(kinds), np.bool_), SyncIds.empty())
+    def of_prints(
+        cls, spans: Spans, prints: Words, kinds: int | Ints = RangeKind.FINGERPRINT
+    ) -> Ranges:
+        """Return ranges with fingerprints, or Skips with zeros for these; one kind or ``(m,)``."""
+        kinds, counts = np.full(len(spans), kinds, np.uint8), np.zeros(len(spans), np.int64)
+        never = np.zeros(len(spans), np.bool_)
+        return cls(spans.upper, kinds, prints, counts, never, SyncIds.empty(), spans.lower)
+
+    @classmethod
+    def of_sets(cls, spans: Spans, counts: Ints, items: SyncIds, *, reconciled: bool) -> Ranges:
+        """Return item sets that are all reconciled, or none of them."""
+        kinds = np.full(len(spans), RangeKind.ITEM_SET, np.uint8)
+        prints, flags = no_fingerprints(len(spans)), np.full(len(spans), reconciled)
+        return cls(spans.upper, kinds, prints, counts, flags, items, spans.lower)
+
+    @classmethod
+    def join(cls, parts: Sequence[Ranges]) -> Ranges:
+        """Return the ranges of all parts, one part after the other."""
+        return cls(
+            SyncIds.join([part.upper for part in parts]),
+            np.concatenate([part.kinds for part in parts]),
+            np.concatenate([part.fingerprints for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+            np.concatenate([part.reconciled for part in parts]),
+            SyncIds.join([part.items for part in parts]),
+            SyncIds.join([part.lower for part in parts]),
+        )
+
+    def take(self, rows: Ints) -> Ranges:
+        """Return some ranges with their items, in another order."""
+        counts, items = self.counts.take(rows), self.items
+        if len(items):
+            starts, ends = np.cumsum(self.counts) - self.counts, np.cumsum(counts)
+            places = np.repeat(starts[rows] - ends + counts, counts) + np.arange(counts.sum())
+            items = items[places]
+        return Ranges(
+            self.upper.take(rows),
+            self.kinds.take(rows),
+            self.fingerprints.take(rows, 0),
+            counts,
+            self.reconciled.take(rows),
+            items,
+            self.lower.take(rows),
+        )
+
+    def cut(self, rows: Ints, spans: Spans) -> Ranges:
+        """Return parts of ranges, which leave out no item; ``rows``: of which range each is one."""
+        return Ranges(
+            spans.upper,
+            self.kinds[rows],
+            self.fingerprints[rows],
+            np.diff(match(self.items, spans.upper).places, prepend=0),
+            self.reconciled[rows],
+            self.items,
+            spans.lower,
+        )
 
     def check(self) -> None:
         """Verify what every payload has: ascending bounds, and ascending items inside them.
@@ -123,6 +179,4 @@ class Payload:
     ranges: Ranges
 
 
-_NO_RANGES: Final = Ranges.plain(
-    SyncIds.empty(), np.empty(0, np.uint8), np.empty((0, HASH_WORDS), np.uint64)
-)
+_NO_RANGES: Final = Ranges.of_prints(Spans.empty(), no_fingerprints(0))

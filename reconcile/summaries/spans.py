@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, less, match
+from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, less, match, rank
 from reconcile.view import Spans, chain_spans
 
 _NO_HASH = bytes(8 * HASH_WORDS)
-
-
-def rank(ids: SyncIds, bound: SyncId) -> int:
-    """Count the ascending IDs that are before a bound."""
-    return int(match(ids, SyncIds.of_bounds([bound])).places[0])
 
 
 def last_cut(ids: SyncIds) -> SyncId:

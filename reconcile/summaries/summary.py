@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from reconcile.codec import bridge
 from reconcile.errors import AnswerTooLargeError
-from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered, rank
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets
@@ -45,7 +45,6 @@ from reconcile.summaries.spans import (
     divide_spans,
     join_spans,
     last_cut,
-    rank,
 )
 from reconcile.view import (
     Items,

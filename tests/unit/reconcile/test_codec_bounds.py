@@ -3,11 +3,10 @@
 from collections import deque
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcile.codec import encode, expressible, reach
+from reconcile.codec import bridge, encode, expressible
 from reconcile.codec.bounds import prefix_length
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from tests.unit.reconcile.naive_codec import Reader, Record, RefusedError, encoded_bound, payload_of
@@ -46,20 +45,26 @@ def test_expressible_is_what_a_decoder_sees(pairs: list[tuple[SyncId, SyncId]]) 
     assert expressible(previous, following).tolist() == expected
 
 
-@given(bounds, bounds)
-def test_reach_leads_there_in_expressible_steps(one: SyncId, other: SyncId) -> None:
-    previous, target = sorted((one, other))
-    if previous == target:
-        with pytest.raises(ValueError, match="does not follow"):
-            reach(previous, target)
-        return
-    chain = reach(previous, target)
-    assert chain[-1] == target
-    assert len(chain) <= 33
-    assert all(can_follow(a, b) for a, b in zip([previous, *chain], chain, strict=False))
+def steps_between(previous: SyncId, target: SyncId) -> list[SyncId]:
+    """Return the bounds that lead from one to a greater one."""
+    return bridge(SyncIds.of([previous]), SyncIds.of([target]))[1].pairs()
 
 
-def test_reach_takes_the_fewest_steps() -> None:
+@given(st.lists(st.tuples(bounds, bounds)))
+def test_a_bridge_leads_to_each_bound_in_expressible_steps(
+    pairs: list[tuple[SyncId, SyncId]],
+) -> None:
+    pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
+    rows, found = bridge(SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs))
+    for row, (previous, target) in enumerate(pairs):
+        chain = found[rows == row].pairs()
+        assert chain[-1] == target
+        assert chain == steps_between(previous, target)
+        assert len(chain) <= 33
+        assert all(can_follow(a, b) for a, b in zip([previous, *chain], chain, strict=False))
+
+
+def test_a_bridge_takes_the_fewest_steps() -> None:
     all_hashes = [bytes(29) + bytes(tail) for tail in product((0, 1, 255), repeat=3)]
     every = [(time, hash_) for time in (4, 5) for hash_ in all_hashes]
     steps = {a: [b for b in every if can_follow(a, b)] for a in every}
@@ -71,11 +76,11 @@ def test_reach_takes_the_fewest_steps() -> None:
                 if there not in distances:
                     distances[there] = distances[here] + 1
                     queue.append(there)
-        assert {target: len(reach(begin, target)) for target in every if target > begin} == {
-            target: distance for target, distance in distances.items() if distance
-        }
+        assert {
+            target: len(steps_between(begin, target)) for target in every if target > begin
+        } == {target: distance for target, distance in distances.items() if distance}
 
 
 def test_the_longest_way() -> None:
-    assert len(reach(LOWEST, END)) == 33
-    assert reach((7, b"\1" * 32), (7, b"\1" * 31 + b"\2")) == [(7, b"\1" * 31 + b"\2")]
+    assert len(steps_between(LOWEST, END)) == 33
+    assert steps_between((7, b"\1" * 32), (7, b"\1" * 31 + b"\2")) == [(7, b"\1" * 31 + b"\2")]

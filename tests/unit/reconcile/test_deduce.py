@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.algorithm.answer import AnswerPieces, assemble, piece_keys
-from reconcile.algorithm.differences import around, differences, narrow_sets
-from reconcile.codec import RangeKind, bridge, expressible, reach
+from reconcile.algorithm.answer import assemble
+from reconcile.algorithm.differences import differences, moments, narrow_sets, show_deduced
+from reconcile.codec import RangeKind, Ranges, expressible
 from reconcile.ids import SyncId, SyncIds, match
 from reconcile.view import Items, Spans
 from tests.unit.reconcile.answers import on_both
@@ -78,15 +78,13 @@ def test_narrow_sets_show_every_difference_and_nothing_else(
     assert found.ids.pairs() == sorted(mine ^ yours)
     assert found.ids[found.ours].pairs() == sorted(mine - yours)
     of = Spans.of(spans)
-    pieces = narrow_sets(found, local, of, np.arange(len(spans)) * 3)
+    pieces = narrow_sets(found, local, of)
     offsets = np.concatenate(([0], np.cumsum(pieces.counts)))
     learnt_missing, learnt_extra = set[SyncId](), set[SyncId]()
     last = (0, bytes(32))
     for at, (lower, upper) in enumerate(pieces.spans.pairs()):
         assert last <= lower < upper
-        home = spans[(int(pieces.keys[at]) >> 32) // 3]
-        assert home[0] <= lower
-        assert upper <= home[1]
+        assert any(home[0] <= lower and upper <= home[1] for home in spans)
         shown = set(pieces.items[int(offsets[at]) : int(offsets[at + 1])])
         assert shown == {item for item in mine if lower <= item < upper}
         here = {item for item in yours if lower <= item < upper}
@@ -111,8 +109,7 @@ def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
     spans = [pair for pair in pairwise(edges) if pair[1][1][0] < 0x80]
     stored = in_spans(items, spans)
     of = Spans.of(spans)
-    keys = piece_keys(np.arange(len(spans)))
-    pieces = AnswerPieces.of_sets(keys, of, np.diff(stored.offsets), stored.ids, True)
+    pieces = Ranges.of_sets(of, np.diff(stored.offsets), stored.ids, reconciled=True)
     ranges = assemble([pieces])
     ranges.check()
     assert expressible(ranges.lower, ranges.upper).all()
@@ -124,53 +121,41 @@ def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
         assert any(lower <= item < upper for lower, upper in covered) == expected
 
 
-@given(many_ids(times, 20), many_ids(times, 20))
+@given(many_ids(times, 40), st.integers(0, 2**40))
 @settings(max_examples=80, deadline=None)
-def test_a_bridge_is_what_reaches_each_bound(left: list[SyncId], right: list[SyncId]) -> None:
-    pairs = [(low, high) for low, high in zip(left, right, strict=False) if low < high]
-    pairs += [(low, high) for low, high in pairwise(left)]
-    rows, bounds = bridge(
-        SyncIds.of(low for low, _ in pairs), SyncIds.of(high for _, high in pairs)
-    )
-    for row, (low, high) in enumerate(pairs):
-        assert bounds[rows == row].pairs() == reach(low, high)
-
-
-@given(many_ids(times, 40), st.integers(1, 300))
-@settings(max_examples=80, deadline=None)
-def test_around_holds_its_id_and_stays_inside(ids: list[SyncId], count: int) -> None:
-    inside = [item for item in ids if item < END]
-    homes = [((item[0], bytes(32)), END) for item in inside]
-    found = SyncIds.of(inside)
-    spans = around(found, np.full(len(inside), count), Spans.of(homes))
-    for item, (lower, upper), home in zip(inside, spans.pairs(), homes, strict=True):
+def test_a_deduced_id_is_shown_without_its_neighbours(ids: list[SyncId], chosen: int) -> None:
+    inside = [item for number, item in enumerate(ids) if item < END and chosen >> number & 1]
+    homes = Spans.of([(item, min([*(i for i in ids if i > item), END])) for item in inside])
+    shown = SyncIds.of(inside)
+    within = moments(shown, homes)
+    pieces = show_deduced(shown, in_spans(ids, within.pairs()), within)
+    assert pieces.counts.tolist() == [1] * len(inside)
+    assert pieces.items == shown
+    for item, (lower, upper), home in zip(inside, pieces.spans.pairs(), homes.pairs(), strict=True):
         assert home[0] <= lower <= item < upper <= home[1]
         assert upper <= (item[0] + 1, bytes(32)) or item[0] == 2**63 - 1
 
 
-def test_around_is_narrow_where_many_share_a_nanosecond() -> None:
+def test_a_deduced_id_is_alone_where_many_share_a_nanosecond() -> None:
     rng = np.random.default_rng(3)
     ids = sorted((5, rng.bytes(32)) for _ in range(20_000))
-    middle = ids[10_000]
-    spans = around(SyncIds.of([middle]), np.array([20_000]), Spans.of([((0, bytes(32)), END)]))
-    ((lower, upper),) = spans.pairs()
-    assert sum(lower <= item < upper for item in ids) < 10
+    middle = SyncIds.of([ids[10_000]])
+    within = moments(middle, Spans.of([((0, bytes(32)), END)]))
+    pieces = show_deduced(middle, Items(np.array([0, len(ids)]), SyncIds.of(ids)), within)
+    ((lower, upper),) = pieces.spans.pairs()
+    assert [item for item in ids if lower <= item < upper] == middle.pairs()
 
 
 def test_pieces_of_different_kinds_come_in_their_order() -> None:
     def spans(*edges: int) -> Spans:
         return Spans.of([((edge, bytes(32)), (edge + 1, bytes(32))) for edge in edges])
 
-    def sets(*edges: int, reconciled: bool) -> AnswerPieces:
+    def sets(*edges: int, reconciled: bool) -> Ranges:
         items = SyncIds.of((edge, bytes([edge]) * 32) for edge in edges)
         counts = np.ones(len(edges), np.int64)
-        return AnswerPieces.of_sets(
-            piece_keys(np.array(edges)), spans(*edges), counts, items, reconciled
-        )
+        return Ranges.of_sets(spans(*edges), counts, items, reconciled=reconciled)
 
-    prints = AnswerPieces.of_prints(
-        piece_keys(np.array([3, 7])), spans(3, 7), np.arange(8, dtype=np.uint64).reshape(2, 4)
-    )
+    prints = Ranges.of_prints(spans(3, 7), np.arange(8, dtype=np.uint64).reshape(2, 4))
     ranges = assemble([prints, sets(2, 9, reconciled=True), sets(5, 8, reconciled=False)])
     bounds = [timestamp for timestamp, _ in ranges.upper]
     assert bounds == [2, 3, 4, 5, 6, 7, 8, 9, 10]

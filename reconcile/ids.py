@@ -4,9 +4,7 @@ A SyncID is a timestamp in nanoseconds and a message hash, ordered by timestamp,
 (WAKU-SYNC, "SyncID"). A bound of a range is a SyncID too: inclusive below, exclusive above.
 
 Hashes travel as bytes, ``(n, 32)``, and as XOR operands, ``(n, 4)`` native 64-bit words; one is
-a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are moved fastest. Most
-bounds are at the beginning of a nanosecond: their hashes are all zero, and share one memory that
-is never written, so that they need not be moved at all.
+a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are moved fastest.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,10 +32,6 @@ LOWEST: Final[SyncId] = (0, bytes(HASH_BYTES))
 
 END: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * HASH_BYTES)
 """The greatest bound that can be sent."""
-
-_MAX_SHARED: Final = 1 << 20
-_ZEROS: Final = np.zeros((_MAX_SHARED, HASH_BYTES), HASH_DTYPE)  # the system lends it one zero page
-_ZEROS.flags.writeable = False
 
 Bools: TypeAlias = NDArray[np.bool_]
 Ints: TypeAlias = NDArray[np.int64]
@@ -76,8 +70,6 @@ class SyncIds:
 
     def take(self, places: NDArray[Any]) -> "SyncIds":
         """Return the IDs at some places, copied."""
-        if self.hashes.base is _ZEROS:
-            return SyncIds.at_times(self.timestamps.take(places))
         digests = None if self.digests is None else self.digests.take(places, 0)
         return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0), digests)
 
@@ -92,15 +84,6 @@ class SyncIds:
 
     def __iter__(self) -> Iterator[SyncId]:
         return iter(self.pairs())
-
-    @property
-    def plain(self) -> bool:
-        """True if all hashes are known to be zero, without looking."""
-        return self.hashes.base is _ZEROS
-
-    def has_hashes(self) -> bool:
-        """Return True if any hash is not zero."""
-        return not self.plain and bool(self.words.any())
 
     @property
     def words(self) -> NDArray[np.uint64]:
@@ -129,11 +112,8 @@ class SyncIds:
 
     @classmethod
     def at_times(cls, timestamps: NDArray[np.int64]) -> "SyncIds":
-        """Return bounds at the beginnings of nanoseconds; their hashes cannot be written."""
-        count = len(timestamps)
-        if count > _MAX_SHARED:
-            return cls(timestamps, np.zeros((count, HASH_BYTES), HASH_DTYPE))
-        return cls(timestamps, _ZEROS[:count])
+        """Return bounds at the beginnings of nanoseconds, where hashes are zeros."""
+        return cls(timestamps, np.zeros((len(timestamps), HASH_BYTES), HASH_DTYPE))
 
     @classmethod
     def of(cls, pairs: Iterable[SyncId]) -> "SyncIds":
@@ -150,13 +130,6 @@ class SyncIds:
         return cls(timestamps, flat.reshape(-1, HASH_BYTES))
 
     @classmethod
-    def of_bounds(cls, bounds: Sequence[SyncId]) -> "SyncIds":
-        """Return the columns of bounds, of which most begin a nanosecond. Hashes are read-only."""
-        if any(hash_ != LOWEST[1] for _, hash_ in bounds):
-            return cls.of(bounds)
-        return cls.at_times(np.array([time_ns for time_ns, _ in bounds], np.int64))
-
-    @classmethod
     def join(cls, parts: Sequence["SyncIds"]) -> "SyncIds":
         """Join columns, one after the other."""
         if len(parts) == 1:
@@ -164,8 +137,6 @@ class SyncIds:
         if not parts:
             return cls.empty()
         timestamps = np.concatenate([part.timestamps for part in parts])
-        if all(part.plain for part in parts):
-            return cls.at_times(timestamps)
         digests = None
         if any(part.digests is not None for part in parts):
             digests = np.concatenate([part.known_digests for part in parts])
@@ -231,6 +202,12 @@ def rows_filled(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return np.asarray((words != 0).view(np.uint32).reshape(-1) != 0)
 
 
+def differ(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:
+    """Return ``(n,)``: is ``left[i]`` another ID than ``right[i]``."""
+    apart: NDArray[np.bool_] = left.timestamps != right.timestamps
+    return apart | rows_differ(left.words, right.words)
+
+
 def total(numbers: NDArray[np.int64]) -> int:
     """Return the sum of numbers; faster than their method where they are few."""
     return int(np.add.reduce(numbers))
@@ -280,8 +257,7 @@ def ordered(ids: SyncIds) -> SyncIds:
         return ids
     ids = ids[order_of(ids)]
     repeated = np.zeros(len(ids), np.bool_)
-    repeated[1:] = ids.timestamps[1:] == ids.timestamps[:-1]
-    repeated[1:] &= ~rows_differ(ids.words[1:], ids.words[:-1])
+    repeated[1:] = ~differ(ids[1:], ids[:-1])
     return ids[~repeated] if bool(repeated.any()) else ids
 
 
@@ -324,12 +300,11 @@ def _match_by_sorting(local: SyncIds, remote: SyncIds) -> Match:
     order = order_of(both)
     is_remote = order >= len(local)
     found = np.zeros(len(order), np.bool_)
-    found[1:] = both.timestamps[order[1:]] == both.timestamps[order[:-1]]
-    found[1:] &= ~rows_differ(both.words[order[1:]], both.words[order[:-1]])
+    found[1:] = ~differ(both[order[1:]], both[order[:-1]])
     found = found[is_remote]
     return Match(np.cumsum(~is_remote)[is_remote] - found, found)
 
 
 def rank(ids: SyncIds, bound: SyncId) -> int:
     """Count the ascending IDs that are before a bound."""
-    return int(match(ids, SyncIds.of_bounds([bound])).places[0])
+    return int(match(ids, SyncIds.of([bound])).places[0])

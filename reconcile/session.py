@@ -185,13 +185,13 @@ class ReconcileSession:
         starts = [LOWEST, *ends[:-1]]
         if lower == LOWEST:
             starts, ends = starts[1:], ends[1:]
-        rows, bounds = bridge(SyncIds.of_bounds(starts), SyncIds.of_bounds(ends))
-        spans = chain_spans(SyncIds.of_bounds([LOWEST]), np.zeros(1, np.int64), bounds)
+        rows, bounds = bridge(SyncIds.of(starts), SyncIds.of(ends))
+        spans = chain_spans(SyncIds.of([LOWEST]), np.zeros(1, np.int64), bounds)
         skips = int(np.count_nonzero(rows == 0)) if lower > LOWEST else 0
         measured = yield from view.measure(spans[skips:])
         self._own_count = int(measured.counts.sum())
         self._large = self._own_count >= config.tuning.large_count
-        kinds = np.full(len(bounds), RangeKind.FINGERPRINT)
+        kinds = np.full(len(bounds), RangeKind.FINGERPRINT, np.uint8)
         kinds[:skips] = RangeKind.SKIP
         prints = np.concatenate((no_fingerprints(skips), measured.fingerprints))
         payload = Payload(config.cluster, config.shards, Ranges.of_prints(spans, prints, kinds))

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, less
-from storenode.message.limits import HASH_BYTES
+from reconcile.ids import HASH_WORDS, SyncId, SyncIds, less
 
 if TYPE_CHECKING:
     from reconcile.index import IndexView
@@ -127,15 +126,9 @@ def chain_spans(lower: SyncIds, starts: NDArray[np.int64], upper: SyncIds) -> Sp
         starts: ``(g,)`` the place of its first span.
         upper: ``(n,)`` the upper bounds of all spans.
     """
-    timestamps = np.empty_like(upper.timestamps)
-    timestamps[1:] = upper.timestamps[:-1]
-    timestamps[starts] = lower.timestamps
-    if lower.plain and upper.plain:
-        return Spans(SyncIds.at_times(timestamps), upper)
-    hashes = np.empty((len(timestamps), HASH_BYTES), HASH_DTYPE)
-    hashes[1:] = upper.hashes[:-1]
-    hashes[starts] = lower.hashes
-    return Spans(SyncIds(timestamps, hashes), upper)
+    rows = np.arange(len(upper)) - 1
+    rows[starts] = len(upper) + np.arange(len(lower))
+    return Spans(SyncIds.join([upper, lower]).take(rows), upper)
 
 
 @dataclass(frozen=True, slots=True)

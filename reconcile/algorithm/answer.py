@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from reconcile.codec import RangeKind, Ranges, bridge, expressible
-from reconcile.ids import LOWEST, Bools, Ints, SyncIds, Words, order_of, rows_differ
+from reconcile.ids import LOWEST, Ints, SyncIds, Words, differ, order_of
 from reconcile.view import SpanParts, Spans, chain_spans, no_fingerprints
 
 LARGEST_MERGED_SET = 256
@@ -43,7 +43,7 @@ def _merged(sets: Ranges) -> Ranges:
     """Return item sets, of which those that touch are put together if they are small."""
     lower, upper = sets.lower, sets.upper
     begins = np.ones(len(sets), np.bool_)
-    begins[1:] = _differ(lower[1:], upper[:-1])
+    begins[1:] = differ(lower[1:], upper[:-1])
     filled = (np.cumsum(sets.counts) - sets.counts) // LARGEST_MERGED_SET
     begins[1:] |= filled[1:] != filled[:-1]
     starts = np.flatnonzero(begins)
@@ -59,8 +59,8 @@ def _merged(sets: Ranges) -> Ranges:
 def _with_skips(pieces: Ranges) -> Ranges:
     """Insert a Skip before each piece that does not begin where the one before it ended."""
     lower = pieces.lower
-    ends = SyncIds.join([SyncIds.of_bounds([LOWEST]), pieces.upper[:-1]])
-    gaps = _differ(lower, ends).nonzero()[0]
+    ends = SyncIds.join([SyncIds.of([LOWEST]), pieces.upper[:-1]])
+    gaps = differ(lower, ends).nonzero()[0]
     if len(gaps):
         bounds = lower.take(gaps)
         spans, none = Spans(bounds, bounds), no_fingerprints(len(gaps))
@@ -77,16 +77,8 @@ def _expressed(ranges: Ranges) -> Ranges:
         return ranges
     again = rows[1:][rows[1:] == rows[:-1]]
     assert (ranges.kinds[again] != RangeKind.FINGERPRINT).all(), "a fingerprint's bound is awkward"
-    spans = chain_spans(SyncIds.of_bounds([LOWEST]), np.zeros(1, np.int64), upper)
+    spans = chain_spans(SyncIds.of([LOWEST]), np.zeros(1, np.int64), upper)
     return replace(ranges.cut(rows, spans), starts=None)
-
-
-def _differ(left: SyncIds, right: SyncIds) -> Bools:
-    """Return ``(n,)``: are bounds not the same."""
-    apart = left.timestamps != right.timestamps
-    if not (left.plain and right.plain):
-        apart |= rows_differ(left.words, right.words)
-    return apart
 
 
 def choose_gauges(parts: SpanParts, gauges: int) -> Ints:
@@ -110,11 +102,11 @@ def part_pieces(
     """
     if finer is None:
         return _prints_or_empty(spans, parts.counts, parts.fingerprints)
-    rows, *cascades = _cascades(spans[gauges], finer)
+    rows, cascade, counts, prints = _cascades(spans[gauges], finer)
     kept = np.ones(len(parts.counts), np.bool_)
     kept[gauges[np.unique(rows)]] = False
     rest = spans[kept], parts.counts[kept], parts.fingerprints[kept]
-    return _prints_or_empty(*rest) + _prints_or_empty(*cascades)
+    return _prints_or_empty(*rest) + _prints_or_empty(cascade, counts, prints)
 
 
 def _prints_or_empty(spans: Spans, counts: Ints, prints: Words) -> list[Ranges]:

@@ -15,9 +15,7 @@ _PLACES = np.arange(HASH_BYTES)
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
     """Return ``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
-    result = bounds.timestamps > previous.timestamps
-    if bounds.has_hashes():
-        result &= ~rows_filled(bounds.words)
+    result = (bounds.timestamps > previous.timestamps) & ~rows_filled(bounds.words)
     ties = np.flatnonzero(bounds.timestamps == previous.timestamps)
     if len(ties):
         before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])

@@ -68,7 +68,7 @@ class Ranges:
         """``(m,)`` lower bounds, inclusive."""
         if self.starts is not None:
             return self.starts
-        return SyncIds.join([SyncIds.of_bounds([LOWEST]), self.upper[:-1]])[: len(self)]
+        return SyncIds.join([SyncIds.of([LOWEST]), self.upper[:-1]])[: len(self)]
 
     @property
     def spans(self) -> Spans:
@@ -82,12 +82,12 @@ class Ranges:
 
     @classmethod
     def of_prints(
-        cls, spans: Spans, prints: Words, kinds: int | Ints = RangeKind.FINGERPRINT
+        cls, spans: Spans, prints: Words, kinds: int | NDArray[np.uint8] = RangeKind.FINGERPRINT
     ) -> Ranges:
         """Return ranges with fingerprints, or Skips with zeros for these; one kind or ``(m,)``."""
-        kinds, counts = np.full(len(spans), kinds, np.uint8), np.zeros(len(spans), np.int64)
+        column, counts = np.full(len(spans), kinds, np.uint8), np.zeros(len(spans), np.int64)
         never = np.zeros(len(spans), np.bool_)
-        return cls(spans.upper, kinds, prints, counts, never, SyncIds.empty(), spans.lower)
+        return cls(spans.upper, column, prints, counts, never, SyncIds.empty(), spans.lower)
 
     @classmethod
     def of_sets(cls, spans: Spans, counts: Ints, items: SyncIds, *, reconciled: bool) -> Ranges:

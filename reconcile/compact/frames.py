@@ -52,7 +52,10 @@ _BY_PRINTS: Final = 4
 
 
 class FrameKind(IntEnum):
-    """A frame's first byte."""
+    """A frame's first byte.
+
+    ``EQUAL``, ``MORE``, ``AGAIN``, ``DONE`` and ``FAILED`` have no fields: the kind is the frame.
+    """
 
     OFFER = 1
     EQUAL = 2
@@ -70,13 +73,6 @@ class FrameKind(IntEnum):
 _PLAIN: Final = frozenset(
     {FrameKind.EQUAL, FrameKind.MORE, FrameKind.AGAIN, FrameKind.DONE, FrameKind.FAILED}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlainFrame:
-    """A frame without fields: ``EQUAL``, ``MORE``, ``AGAIN``, ``DONE`` or ``FAILED``."""
-
-    kind: FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +166,14 @@ class ResultFrame:
     offered: Words
 
 
-Frame = PlainFrame | SingleFrame | SlicesFrame | TableFrame | ResultFrame
+Frame = FrameKind | SingleFrame | SlicesFrame | TableFrame | ResultFrame
 
 
 def encode(frame: Frame) -> bytes:
     """Return a frame as bytes."""
     match frame:
-        case PlainFrame(kind):
-            return bytes((kind,))
+        case FrameKind():
+            return bytes((frame,))
         case SingleFrame(xor, int(number)):
             return bytes((FrameKind.LOOK,)) + xor.tobytes() + bytes((number,))
         case SingleFrame(xor):
@@ -272,7 +268,7 @@ def decode(data: bytes, slices: int = 0) -> Frame:
         case FrameKind.RESULT:
             frame = _decode_result(fields)
         case plain if plain in _PLAIN:
-            frame = PlainFrame(FrameKind(plain))
+            frame = FrameKind(plain)
     if frame is None or fields.at != len(data):
         raise malformed(data, fields.at)
     return frame

@@ -36,7 +36,6 @@ from reconcile.compact.frames import (
     AnswerHead,
     Frame,
     FrameKind,
-    PlainFrame,
     ResultFrame,
     SingleFrame,
     SlicesFrame,
@@ -70,7 +69,6 @@ from reconcile.compact.table import (
     NOWHERE,
     ShortIdTable,
     cells_for,
-    divide,
     find,
     has_repeats,
 )
@@ -181,7 +179,7 @@ class _FailedError(Exception):
 _Work = Generator[bytes, bytes, CompactStep]
 """A side at work: yields its frames, is sent those of the peer, returns its last step."""
 
-_FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
+_FAILED: Final = encode(FrameKind.FAILED)
 
 
 class _Side:
@@ -301,7 +299,7 @@ class CompactInitiator(_Side):
         assert self._keys is not None, "both nonces are known by now"
         key = self._keys.short
         match frame:
-            case PlainFrame(FrameKind.EQUAL) if offer:
+            case FrameKind.EQUAL if offer:
                 return _found(key, SyncIds.empty())
             case SingleFrame(xor, None) if offer:
                 return _found(key, SyncIds.empty(), xor ^ window.xor)
@@ -309,8 +307,8 @@ class CompactInitiator(_Side):
                 row = slice(number, number + 1)
                 to_send = self._probe(own.low[row], own.high[row], xor ^ window.xor)
                 if to_send is not None:
-                    return _found(key, to_send, frame=PlainFrame(FrameKind.DONE))
-                frame = self._decode((yield encode(PlainFrame(FrameKind.MORE))))
+                    return _found(key, to_send, frame=FrameKind.DONE)
+                frame = self._decode((yield encode(FrameKind.MORE)))
         if not isinstance(frame, SlicesFrame) or frame.head is None:
             raise _unexpected()
         head = frame.head
@@ -323,7 +321,7 @@ class CompactInitiator(_Side):
             answer = self._decode((yield encode(choice.fill(size, salt))))
             if isinstance(answer, ResultFrame):
                 return CompactStep(None, self._checked(answer, choice, head, key))
-            if answer != PlainFrame(FrameKind.AGAIN):
+            if answer != FrameKind.AGAIN:
                 raise _unexpected()
             size *= plan.LARGER
         raise _FailedError(f"about {size:.0f} differences, after {self.tables} tables")
@@ -404,7 +402,7 @@ class CompactResponder(_Side):
         if not isinstance(frame, SlicesFrame) or frame.head is not None:
             raise _unexpected()
         if self.is_equal:
-            return _found(key, SyncIds.empty(), frame=PlainFrame(FrameKind.EQUAL))
+            return _found(key, SyncIds.empty(), frame=FrameKind.EQUAL)
         compared = window.compare(frame, window.regions, self._first_key)
         chosen, apart = compared.chosen, compared.chosen.balances
         if not len(chosen):
@@ -417,9 +415,9 @@ class CompactResponder(_Side):
             else:
                 number = int(compared.differs.argmax())
                 frame = self._decode((yield encode(SingleFrame(window.xor, number))))
-                if frame == PlainFrame(FrameKind.DONE):
+                if frame == FrameKind.DONE:
                     return _found(key, SyncIds.empty(), self._xor)
-                if frame != PlainFrame(FrameKind.MORE):
+                if frame != FrameKind.MORE:
                     raise _unexpected()
         regions = Regions.join(chosen.lower, chosen.upper)
         return (yield from self._answer(compared.differs, regions, self._slicing(compared)))
@@ -452,7 +450,7 @@ class CompactResponder(_Side):
             found = self._peeled(frame, salt)
             if found is not None:
                 return found
-            answer = encode(PlainFrame(FrameKind.AGAIN))
+            answer = encode(FrameKind.AGAIN)
         raise _FailedError(f"{MAX_TABLES} tables did not empty")
 
     def _peeled(self, frame: TableFrame, salt: int) -> CompactStep | None:
@@ -475,7 +473,9 @@ class CompactResponder(_Side):
             parts.append(self._matched(single, own, places))
             sent, items = NO_WORDS, items + len(own)
         if frame.listed is not None:
-            parts.append(self._listed(frame.named, listed))
+            # All IDs of the initiator are named there.
+            own = self._keys.short.of_places(self._window.rows, *listed)
+            parts.append(self._matched(np.setxor1d(frame.named, own), own, listed))
         return self._result(parts, sent, items)
 
     def _by_prints(self, frame: TableFrame) -> tuple[Words, tuple[Ints, Ints]]:
@@ -517,13 +517,6 @@ class CompactResponder(_Side):
         to_send, sent = self._window.gather(*places, rows)
         clear = int(at.min(initial=NOWHERE)) == NOWHERE
         return _Matched(apart[~own], apart[own], to_send, sent, clear)
-
-    def _listed(self, named: Words, places: tuple[Ints, Ints]) -> _Matched:
-        """Find which side has which short IDs, where the initiator's are all named."""
-        own = self._keys.short.of_places(self._window.rows, *places)
-        wanted, rows, offered, clear = divide(named, own)
-        to_send, sent = self._window.gather(*places, rows)
-        return _Matched(wanted, offered, to_send, sent, clear)
 
     def _result(self, parts: list[_Matched], single: Words, items: int) -> CompactStep:
         """Compare the differences with the counts and XORs of both sides."""

@@ -157,15 +157,3 @@ def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
     if len(wanted):
         kernel.require().find(wanted, own, np.array([mask], np.uint64), places)
     return places
-
-
-def divide(named: Words, own: Words) -> tuple[Words, Ints, Words, bool]:
-    """Return the short IDs only among the named ones, and the rows and IDs only among the own ones.
-
-    Named ones ascend. The last value is True if none of them is that of several own ones.
-    """
-    places = find(named, own)
-    is_alone = np.ones(len(own), np.bool_)
-    is_alone[places[places >= 0]] = False
-    rows = is_alone.nonzero()[0]
-    return named[places == NOWHERE], rows, own[rows], not bool((places == SEVERAL).any())

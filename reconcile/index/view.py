@@ -21,9 +21,11 @@ from reconcile.ids import (
     SyncId,
     SyncIds,
     Words,
+    differ,
     hashes_less,
     ordered,
     rows_differ,
+    rows_filled,
 )
 from reconcile.index.chunk import Chunk, chunk_of
 from reconcile.index.split import cuts
@@ -126,9 +128,7 @@ class IndexView:
         lower, upper = spans.lower, spans.upper
         high = self.ranks(upper)
         begins = np.ones(len(high), np.bool_)
-        begins[1:] = lower.timestamps[1:] != upper.timestamps[:-1]
-        if not (lower.plain and upper.plain):
-            begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
+        begins[1:] = differ(lower[1:], upper[:-1])
         first = begins.nonzero()[0]
         low = np.empty_like(high)
         low[1:] = high[:-1]
@@ -197,10 +197,7 @@ class IndexView:
     def ranks(self, bounds: SyncIds) -> Ints:
         """Return ``(n,)`` the counts of IDs before each bound."""
         places = self.time_ranks(bounds.timestamps, "left")
-        if not bounds.has_hashes():
-            return places
-        words = bounds.words
-        inside = np.flatnonzero((words[:, 0] | words[:, 1] | words[:, 2] | words[:, 3]) != 0)
+        inside = np.flatnonzero(rows_filled(bounds.words))
         ends = self.time_ranks(bounds.timestamps[inside], "right")
         searched = np.flatnonzero(places[inside] < ends)
         if len(searched):

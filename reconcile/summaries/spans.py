@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, less, match, rank
+from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, differ, less, match, rank
 from reconcile.view import Spans, chain_spans
 
 _NO_HASH = bytes(8 * HASH_WORDS)
@@ -28,8 +28,7 @@ def join_spans(spans: Spans) -> Spans:
     """Join spans that touch."""
     if not len(spans):
         return spans
-    upper, lower = spans.upper[:-1], spans.lower[1:]
-    apart = (upper.timestamps != lower.timestamps) | (upper.words != lower.words).any(axis=1)
+    apart = differ(spans.upper[:-1], spans.lower[1:])
     first = np.concatenate(([True], apart))
     last = np.concatenate((apart, [True]))
     return Spans(spans.lower[first], spans.upper[last])
@@ -45,7 +44,7 @@ def divide_spans(keys: Ints, spans: Spans, bound: SyncId) -> tuple[Ints, Spans, 
     ended += int(ended < len(spans) and spans.upper.at(ended) == bound)
     before, after = spans[:begun], spans[ended:]
     if begun > ended:
-        cut = SyncIds.of_bounds([bound])
+        cut = SyncIds.of([bound])
         before = Spans(before.lower, SyncIds.join([before.upper[:-1], cut]))
         after = Spans(SyncIds.join([cut, after.lower[1:]]), after.upper)
     return keys[:begun], before, keys[ended:], after

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from reconcile.codec import bridge
 from reconcile.errors import AnswerTooLargeError
-from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered, rank
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered, rank, rows_filled
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets
@@ -283,11 +283,10 @@ class SummaryView:
             The atoms, and the number of the slice that each is; -1 for others.
         """
         lower = self._slices.pieces.spans.lower
-        if lower.has_hashes():
-            lower = lower[np.flatnonzero(~lower.words.any(axis=1))]
+        lower = lower[~rows_filled(lower.words)]
         edges = lower[: rank(lower, self._floor)]
         if self._floor != END:
-            edges = SyncIds.join([edges, SyncIds.of_bounds([self._floor])])
+            edges = SyncIds.join([edges, SyncIds.of([self._floor])])
         owners, parts = cut_spans(spans, edges)
         measured = self._measure(parts)
         below, stored, _, _ = self._divide_at_floor(parts)
@@ -396,7 +395,7 @@ def _pieces_of(level: int, buckets: TimeBuckets) -> Pieces:
     fits = buckets.starts <= MAX_TIMESTAMP_NS - buckets.length_ns
     upper = SyncIds.at_times(buckets.starts[fits] + buckets.length_ns)
     if not fits.all():  # the last slice of a length ends behind the last time that there is
-        upper = SyncIds.join([upper, SyncIds.of_bounds([END])])
+        upper = SyncIds.join([upper, SyncIds.of([END])])
     keys = np.full(len(buckets), level)
     return Pieces(keys, Spans(lower, upper), buckets.counts, buckets.xors)
 

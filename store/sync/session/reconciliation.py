@@ -35,7 +35,7 @@ import numpy as np
 from reconcile.algorithm.questions import asked_about
 from reconcile.codec import RangeKind, decode
 from reconcile.compact import is_available
-from reconcile.compact.frames import FrameKind, PlainFrame, encode
+from reconcile.compact.frames import FrameKind, encode
 from reconcile.compact.keys import NONCE_BYTES
 from reconcile.compact.session import (
     Claim,
@@ -99,7 +99,7 @@ _NO_IDS: Final = MemoryView(IndexView.of(SyncIds.empty()))
 _SKIPPED: Final = SumSearch(more=True)
 _NO_EXTENSION: Final = ReconcileExtension()
 
-FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
+FAILED: Final = encode(FrameKind.FAILED)
 """The frame that announces a base session to the peer."""
 
 _TIME_BYTES: Final = 8

@@ -16,7 +16,6 @@ from reconcile.compact.frames import (
     AnswerHead,
     Frame,
     FrameKind,
-    PlainFrame,
     ResultFrame,
     SingleFrame,
     SlicesFrame,
@@ -80,16 +79,11 @@ def frames() -> list[Frame]:
     shorts = np.array([1, 2, 1 << 47], np.uint64)
     return [
         SlicesFrame(encode_offer(cut(2, 1, 2))),
-        *(
-            PlainFrame(kind)
-            for kind in (
-                FrameKind.EQUAL,
-                FrameKind.MORE,
-                FrameKind.AGAIN,
-                FrameKind.DONE,
-                FrameKind.FAILED,
-            )
-        ),
+        FrameKind.EQUAL,
+        FrameKind.MORE,
+        FrameKind.AGAIN,
+        FrameKind.DONE,
+        FrameKind.FAILED,
         SingleFrame(XOR),
         SingleFrame(XOR, 7),
         answered(1 << 40, differs, 0, cut(4, 2, 0)),

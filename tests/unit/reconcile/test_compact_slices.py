@@ -19,7 +19,7 @@ from reconcile.compact.keys import first_key
 from reconcile.compact.plan import CountRange, Slicing
 from reconcile.compact.session import CompactResult
 from reconcile.compact.slices import Regions, SliceDifferences, Slices, SliceSurvey, WindowIndex
-from reconcile.compact.table import MAX_CELLS, divide
+from reconcile.compact.table import MAX_CELLS
 from reconcile.ids import Ints, SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.index.chunk import chunk_of
@@ -31,28 +31,6 @@ SOME = settings(max_examples=80, deadline=None)
 KEY = first_key(b"a nonce of theirs"[:16])
 APART = 32
 MASK = 0xFFFFFFFF
-
-
-# Short IDs
-
-
-@given(st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)), st.booleans())
-@SOME
-def test_named_short_ids_are_divided_from_the_own_ones(
-    named: list[int], own: list[int], large: bool
-) -> None:
-    shift = 40 if large else 0
-    named = sorted({value << shift for value in named})
-    own = [value << shift for value in own]
-    columns = np.array(named, np.uint64), np.array(own, np.uint64)
-    wanted, rows, alone, clear = divide(*columns)
-    rest = [row for row, value in enumerate(own) if value not in named]
-    once = [value for value in named if own.count(value) <= 1]
-    assert clear == (once == named)
-    assert wanted.tolist() == [value for value in named if value not in own]
-    if clear:
-        assert rows.tolist() == rest
-        assert alone.tolist() == [own[row] for row in rest]
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from([5, 10**6]))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.codec import encode_head
-from reconcile.compact.frames import FrameKind, PlainFrame, encode
+from reconcile.compact.frames import FrameKind, encode
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import LatticeSum
@@ -246,7 +246,7 @@ MINUTE_NS: Final = 60 * 10**9
 DAY_NS: Final = 24 * HOUR_NS
 WINDOW: Final = (LOWEST, (10_000 * HOUR_NS, NO_HASH))
 FLOOR: Final = (90, NO_HASH)
-FAILED: Final = encode(PlainFrame(FrameKind.FAILED))
+FAILED: Final = encode(FrameKind.FAILED)
 SKIPS: Final = bytes([1, 0, 1, 0])
 
 MODES: Final = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
@@ -744,8 +744,7 @@ async def test_a_step_of_a_search_that_is_none(liar: int, sentence: str, lie: Li
         b"\xff",
         bytes(4096),
         FAILED,
-        *(encode(PlainFrame(kind)) for kind in (FrameKind.EQUAL, FrameKind.AGAIN, FrameKind.MORE)),
-        encode(PlainFrame(FrameKind.DONE)),
+        *map(encode, (FrameKind.EQUAL, FrameKind.AGAIN, FrameKind.MORE, FrameKind.DONE)),
     ],
     ids=["none", "zeros", "failed", "equal", "again", "more", "done"],
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,12 @@ class Spans:
     Attributes:
         lower: ``(n,)`` inclusive bounds.
         upper: ``(n,)`` exclusive bounds, each greater than its lower one.
-        origin: the spans that these are some of, if they were chosen from others.
-        chosen: ``(n,)`` which of them.
         places: the places of both bounds, by view: a later question about some of the spans
             need not look for them again.
     """
 
     lower: SyncIds
     upper: SyncIds
-    origin: Spans | None = field(default=None, repr=False, compare=False)
-    chosen: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -48,13 +44,10 @@ class Spans:
 
     def __getitem__(self, selection: slice | NDArray[np.int64] | NDArray[np.bool_]) -> Spans:
         """Select spans by a slice, an ascending index array or a mask."""
-        if isinstance(selection, slice):
-            return Spans(self.lower[selection], self.upper[selection])
-        at: NDArray[Any] = selection.nonzero()[0] if selection.dtype.kind == "b" else selection
-        lower, upper = self.lower.take(at), self.upper.take(at)
-        if self.origin is None or self.chosen is None:
-            return Spans(lower, upper, self, at)
-        return Spans(lower, upper, self.origin, self.chosen.take(at))
+        places = {
+            view: (low[selection], high[selection]) for view, (low, high) in self.places.items()
+        }
+        return Spans(self.lower[selection], self.upper[selection], places)
 
     @classmethod
     def empty(cls) -> Spans:

@@ -7,7 +7,7 @@ Anything unusual is left to the turn.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,13 +77,9 @@ def _plan(rules: Rules, own_count: int, sample: bytes) -> tuple[kernel.Column, .
         ]
     )
     density = np.array([0.0 if known is None else known.density])
-    return numbers, density, SIZE_EDGES, RATE_EDGES, *_columns(plan.depth)
-
-
-@cache
-def _columns(depth: int) -> tuple[kernel.Column, ...]:
-    table = tables(depth)
-    return table.probe, table.after_probe, table.unprobed, tables(2).after_probe
+    table = tables(plan.depth)
+    choices = table.probe, table.after_probe, table.unprobed, tables(2).after_probe
+    return numbers, density, SIZE_EDGES, RATE_EDGES, *choices
 
 
 def _ids(times: bytes, hashes: bytes) -> SyncIds:

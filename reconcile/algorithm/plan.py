@@ -93,21 +93,13 @@ class PlanTable:
 
 
 @cache
-def _tables() -> tuple[PlanTable, ...]:
-    """Return the best choices by depth: the number of messages of fingerprints that may follow."""
-    packed = decompress(b64decode(TABLES))
-    shape = DEPTHS, 3, SIZE_STEPS, RATE_STEPS
-    stored = np.frombuffer(packed, np.uint8).reshape(shape)
-    choices = np.array((0, *FAN_OUTS), np.int64)
-    return tuple(
-        PlanTable(probe != 0, choices.take(after_probe), choices.take(unprobed))
-        for probe, after_probe, unprobed in stored
-    )
-
-
 def tables(depth: int) -> PlanTable:
     """Return the choices where fingerprints may be sent in so many messages, this one included."""
-    return _tables()[min(max(depth, 0), DEPTHS - 1)]
+    packed = np.frombuffer(decompress(b64decode(TABLES)), np.uint8)
+    stored = packed.reshape(DEPTHS, 3, SIZE_STEPS, RATE_STEPS)
+    probe, after_probe, unprobed = stored[min(max(depth, 0), DEPTHS - 1)]
+    choices = np.array((0, *FAN_OUTS), np.int64)
+    return PlanTable(probe != 0, choices.take(after_probe), choices.take(unprobed))
 
 
 def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:

@@ -116,9 +116,6 @@ class IndexView:
 
     def places(self, spans: Spans) -> tuple[Ints, Ints]:
         """Return the places of both bounds of spans."""
-        if spans.origin is not None and spans.chosen is not None and self in spans.origin.places:
-            low, high = spans.origin.places[self]
-            return low.take(spans.chosen), high.take(spans.chosen)
         if self not in spans.places:
             spans.places[self] = self._search(spans)
         return spans.places[self]

@@ -3,11 +3,13 @@
 A view does not have everything in memory: each of its methods is a generator that yields what it
 needs (`Needs`), is sent that (`Loaded`), and goes on, until the answer is there.
 
-The view has one list of *slices* of the history, at first the longest buckets of all of it. A span
-that begins and ends at edges of slices is measured from running totals. A slice that an edge of a
-span falls into is divided first: a bucket into the shorter ones in it, and one of the shortest, or
-one of few IDs, at the edge itself, by its IDs. A span is cut along edges of slices, which are
-divided while they have more than one part in them, in the end by count of their IDs.
+The view has one list of *slices* of the history that have IDs, at first its longest buckets. The
+key of a slice is its level: the number of its length, or, for one that is known by its IDs only,
+the number of lengths. A span that begins and ends at edges of slices is measured from running
+totals. A slice that an edge of a span falls into is divided first: a bucket into the shorter ones
+in it, and one of the shortest, or one of few IDs, at the edge itself, by its IDs. A span is cut
+along edges of slices, which are divided while they have more than one part in them, in the end by
+count of their IDs.
 
 From a floor on, IDs may be in an index in memory instead (`SummaryView.cover_above`). Each moment
 of time belongs to one of the two, so the answer about a range never changes, although the two may
@@ -28,23 +30,21 @@ from numpy.typing import NDArray
 
 from reconcile.codec import bridge
 from reconcile.errors import AnswerTooLargeError
-from reconcile.ids import END, Ints, SyncId, SyncIds, less, match, ordered, rank, rows_filled
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, ordered, rank, rows_filled
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets
-from reconcile.summaries.parts import (
+from reconcile.summaries.pieces import (
     Pieces,
-    ends_of_parts,
-    join_measures,
-    join_parts,
-    parts_within,
-)
-from reconcile.summaries.spans import (
     are_covered,
     cut_spans,
     divide_spans,
+    ends_of_parts,
+    join_measures,
+    join_parts,
     join_spans,
     last_cut,
+    parts_within,
 )
 from reconcile.view import (
     Items,
@@ -67,44 +67,6 @@ _Cut = Callable[[IndexView, Ints, Spans], SpanParts]
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-class _Slices:
-    """Slices of the history that have IDs, ascending and disjoint, with running totals.
-
-    The key of each is its level: the number of its length, or, for one that is known by its IDs
-    only, the number of lengths.
-    """
-
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces = pieces
-        self._counts = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum(pieces.counts, out=self._counts[1:])
-        self._xors = no_fingerprints(len(pieces) + 1)
-        np.bitwise_xor.accumulate(pieces.xors, axis=0, out=self._xors[1:])
-
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def holding(self, edges: SyncIds) -> Ints:
-        """Return the numbers of the slices that have one of some ascending edges inside."""
-        at = match(self.pieces.spans.lower, edges)
-        chosen = np.flatnonzero(~at.found & (at.places > 0))
-        numbers = at.places[chosen] - 1
-        inside = less(edges[chosen], self.pieces.spans.upper[numbers])
-        return np.unique(numbers[inside])
-
-    def places(self, spans: Spans) -> tuple[Ints, Ints]:
-        """Return which slices are in spans, whose edges are inside of none: first and end."""
-        lower = self.pieces.spans.lower
-        return match(lower, spans.lower).places, match(lower, spans.upper).places
-
-    def measure(self, spans: Spans) -> Measured:
-        """Return the sums of the slices in spans, whose edges are inside of none."""
-        first, end = self.places(spans)
-        return Measured(
-            self._counts[end] - self._counts[first], self._xors[end] ^ self._xors[first]
-        )
-
-
 class SummaryView:
     """A fixed set of IDs that is summarized by buckets.
 
@@ -121,7 +83,7 @@ class SummaryView:
     ) -> None:
         self._lengths = (top.length_ns, *finer_ns)
         self._limits = limits
-        self._top = self._slices = _Slices(_pieces_of(0, top))
+        self._top = self._slices = _pieces_of(0, top)
         self._loaded: list[tuple[Spans, IndexView]] = []
         self._memory = IndexView.of(SyncIds.empty())
         self._floor: SyncId = END
@@ -199,7 +161,7 @@ class SummaryView:
             return SpanParts(offsets, parts.upper, measured.counts, measured.fingerprints)
 
         while len(numbers := self._slices.holding(edges)):
-            slices = self._slices.pieces[numbers]
+            slices = self._slices[numbers]
             many = slices.counts > self._few[slices.keys]
             if many.any():
                 yield from self._divide(numbers[many])
@@ -209,7 +171,7 @@ class SummaryView:
 
     def _divide(self, numbers: Ints) -> Loading[None]:
         """Divide slices into shorter buckets, those of the longest length, and not too many."""
-        slices = self._slices.pieces
+        slices = self._slices
         level = int(slices.keys[numbers].min())
         numbers = numbers[slices.keys[numbers] == level][: self._limits.parents_at_once]
         length_ns, parents = self._lengths[level], slices.spans.lower.timestamps[numbers]
@@ -223,7 +185,7 @@ class SummaryView:
         filled = np.flatnonzero(pieces.counts)
         keys = np.full(len(pieces), level)
         pieces = Pieces(keys, pieces.spans, pieces.counts, pieces.xors)[filled]
-        self._slices = _Slices(self._slices.pieces.replace(numbers, owners[filled], pieces))
+        self._slices = self._slices.replace(numbers, owners[filled], pieces)
 
     # Splitting
 
@@ -254,7 +216,7 @@ class SummaryView:
             atoms, slices = self._atoms(spans)
             parts = parts_within(atoms, counts, wanted)
             numbers = slices[(parts > 1) & (slices >= 0)]
-            pieces = self._slices.pieces
+            pieces = self._slices
             many = pieces.counts[numbers] > self._few[pieces.keys[numbers]]
             if not many.any():
                 break
@@ -282,7 +244,7 @@ class SummaryView:
         Returns:
             The atoms, and the number of the slice that each is; -1 for others.
         """
-        lower = self._slices.pieces.spans.lower
+        lower = self._slices.spans.lower
         lower = lower[~rows_filled(lower.words)]
         edges = lower[: rank(lower, self._floor)]
         if self._floor != END:

@@ -23,7 +23,7 @@ import numpy as np
 from reconcile import kernel
 from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds, rank
 from reconcile.index import Index, IndexView
-from reconcile.summaries.spans import last_cut
+from reconcile.summaries.pieces import last_cut
 from reconcile.view import NeedIds, Spans
 from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, OwnCommits, Place, at_most

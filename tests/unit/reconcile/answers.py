@@ -69,8 +69,17 @@ def check_answers(oracle: NaiveView, asked: Asked, answers: Sequence[Any]) -> No
     assert probed.found[probed.hit] == wanted_probed.found[probed.hit]
 
 
-def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: SpanParts) -> None:
-    """Check that parts tile the span, have expressible bounds and true sums, and make progress."""
+def check_parts(
+    oracle: NaiveView,
+    spans: Spans,
+    wanted: np.ndarray,
+    parts: SpanParts,
+    largest: tuple[int, int] = (3, 1),
+) -> None:
+    """Check that parts tile the span, have expressible bounds and true sums, and make progress.
+
+    ``largest``: a part has at most so many times the IDs of an even one, and so many more.
+    """
     assert len(parts.offsets) == len(spans) + 1
     assert parts.offsets[0] == 0
     assert len(parts.upper) == len(parts.counts) == len(parts.fingerprints) == parts.offsets[-1]
@@ -87,10 +96,10 @@ def check_parts(oracle: NaiveView, spans: Spans, wanted: np.ndarray, parts: Span
         assert previous < upper
         pieces += list(zip([lower, *bounds[:-1]], bounds, strict=True))
         counts = parts.counts[first:end]
+        even = int(counts.sum()) / max(1, min(int(wanted[number]), int(counts.sum())))
+        assert counts.max() <= largest[0] * even + largest[1], (counts.tolist(), even)
         if wanted[number] >= 2 and counts.sum() >= 2:
             assert np.count_nonzero(counts) >= 2
-            most = int(counts.sum()) / min(int(wanted[number]), int(counts.sum()))
-            assert counts.max() <= 3 * most + 1, (counts.tolist(), most)
         elif wanted[number] <= 1:
             assert len(counts) == 1
     measured = oracle.measured(pieces)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.codec import expressible
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.view import SpanParts as Parts
 from reconcile.view import Spans
-from tests.support.naive_view import NaiveView, can_follow, steps_to
+from tests.support.naive_view import NaiveView, steps_to
+from tests.unit.reconcile.answers import check_parts
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -81,53 +80,17 @@ def whole() -> Spans:
     return Spans.of([(LOWEST, END)])
 
 
-def parts_of(parts: Parts, span: int) -> slice:
-    return slice(int(parts.offsets[span]), int(parts.offsets[span + 1]))
-
-
-def previous_bounds(spans: Spans, parts: Parts) -> list[SyncId]:
-    """Return the lower bound of every part."""
-    lower: list[SyncId] = []
-    for span, bound in enumerate(spans.lower.pairs()):
-        lower += [bound, *parts.upper[parts_of(parts, span)].pairs()[:-1]]
-    return lower
-
-
-def assert_parts(naive: NaiveView, spans: Spans, wanted: list[int], parts: Parts) -> None:
-    """Check all that a split promises."""
-    assert len(parts.offsets) == len(spans) + 1
-    assert parts.offsets[0] == 0
-    assert parts.offsets[-1] == len(parts.upper) == len(parts.counts) == len(parts.fingerprints)
-    lower, upper = previous_bounds(spans, parts), parts.upper.pairs()
-    measured = naive.measured(list(zip(lower, upper, strict=True)))
-    assert np.array_equal(parts.counts, measured.counts)
-    assert np.array_equal(parts.fingerprints, measured.fingerprints)
-    can = expressible(SyncIds.of(lower), parts.upper)
-    for span, (bounds, number) in enumerate(zip(spans.pairs(), wanted, strict=True)):
-        here = parts_of(parts, span)
-        assert here.stop > here.start
-        assert upper[here.stop - 1] == bounds[1]
-        for at in range(here.start, here.stop - 1):
-            assert can[at]
-            assert can_follow(lower[at], upper[at])
-        assert lower[here.stop - 1] < upper[here.stop - 1]
-        assert_counts(parts.counts[here].tolist(), number)
-
-
-def assert_counts(counts: list[int], wanted: int) -> None:
-    total = sum(counts)
-    number = max(1, min(wanted, total))
-    assert max(counts) <= 2 * total / number + 2
-    if total >= 2 and wanted >= 2:
-        assert max(counts) < total
+def check_split(ids: list[SyncId], spans: Spans, wanted: list[int], *, chunk: int = 32) -> None:
+    """Check all that a split of an index promises."""
+    numbers = np.array(wanted)
+    parts = view_of(ids, chunk=chunk).split(spans, numbers)
+    check_parts(NaiveView(ids), spans, numbers, parts, largest=(2, 2))
 
 
 @worlds
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3, 16, 64, 1_000, 10_000])
 def test_everything_is_split(draw: Draw, wanted: int) -> None:
-    ids = some_ids(draw, 1_500)
-    parts = view_of(ids).split(whole(), np.array([wanted]))
-    assert_parts(NaiveView(ids), whole(), [wanted], parts)
+    check_split(some_ids(draw, 1_500), whole(), [wanted])
 
 
 @worlds
@@ -138,11 +101,8 @@ def test_splitting_again_and_again_ends_with_single_ids(draw: Draw, fan_out: int
     spans, singles, rounds = whole(), 0, 0
     while len(spans):
         parts = view.split(spans, np.full(len(spans), fan_out))
-        lower = SyncIds.of(previous_bounds(spans, parts))
         singles += int(np.count_nonzero(parts.counts == 1))
-        more = np.flatnonzero(parts.counts > 1)
-        spans = Spans(lower[more], parts.upper[more])
-        rounds += 1
+        spans, rounds = parts.spans(spans.lower)[parts.counts > 1], rounds + 1
         # Parts of a round have at most two thirds, but for the last few IDs, of the one before.
         assert rounds <= 16
     assert singles == len(ids)
@@ -235,6 +195,4 @@ drawn = st.tuples(st.integers(0, 3), hashes)
 def test_any_ids_any_spans(ids: set[SyncId], edges: set[SyncId], wanted: list[int]) -> None:
     bounds = sorted({LOWEST, *edges, END})
     spans = Spans.of(list(pairwise(bounds)))
-    number = wanted[: len(spans)]
-    parts = view_of(sorted(ids), chunk=5).split(spans, np.array(number))
-    assert_parts(NaiveView(ids), spans, number, parts)
+    check_split(sorted(ids), spans, wanted[: len(spans)], chunk=5)

@@ -1,6 +1,6 @@
 """The state of a node: as gauges, as the answer of ``GetStatus``, and as JSON for the status page.
 
-The page's data are described in docs/operations.md, "The status page". Times in it are Unix
+The page is made of the answer. Its data are described in docs/operations.md. Times in it are Unix
 seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and texts of peers are
 cut.
 """
@@ -35,8 +35,6 @@ from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
 from store.rpc.admin import filled, peer_status
 from store.serving.tls import MAX_PEM_BYTES
-from store.sync.schedule import PeerState
-from store.sync.session.report import SessionReport
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.v1 import admin_pb2
 from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
@@ -87,7 +85,7 @@ class SharedRead(Generic[_T]):
         self._clock = asyncio.get_running_loop().time
         self._task: asyncio.Task[None] | None = None
         self._next_s = 0.0
-        self._value: _T | None = None
+        self.value: _T | None = None
 
     async def get(self, patience_s: float) -> _T | None:
         """Return the result, read anew if it is old and that takes no longer; else the last.
@@ -98,7 +96,7 @@ class SharedRead(Generic[_T]):
             self._task = asyncio.create_task(self._refresh())
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=patience_s)
-        return self._value
+        return self.value
 
     async def stop(self) -> None:
         """End a read that is under way."""
@@ -109,7 +107,7 @@ class SharedRead(Generic[_T]):
     async def _refresh(self) -> None:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                self._value = await self._read()
+                self.value = await self._read()
         except (NotServingError, TimeoutError):
             pass
         except Exception:  # noqa: BLE001 - a fault of ours; whoever looks sees the last result
@@ -275,11 +273,16 @@ class NodeStatus:
 
     async def state(self) -> admin_pb2.NodeStatus:
         """Return the answer of ``GetStatus``, but for the health of the node."""
-        node, metrics = self._node, self._metrics
-        identity, resume = node.identity, node.resumer.state()
-        is_up = bool(total(metrics.database_up))
-        summary = await self.read_summary() if is_up else self._summary
-        condition = await self.condition.get(PATIENCE_S if is_up else 0)
+        is_up = bool(total(self._metrics.database_up))
+        if is_up:
+            await self.read_summary()
+        await self.condition.get(PATIENCE_S if is_up else 0)
+        return self._message()
+
+    def _message(self) -> admin_pb2.NodeStatus:
+        """Return the state of the parts now, and of the database as it was read last."""
+        node, metrics, summary = self._node, self._metrics, self._summary
+        identity, resume, condition = node.identity, node.resumer.state(), self.condition.value
         gossip = database = None
         if node.gossip is not None:
             peers = [filled(admin_pb2.GossipPeer, each) for each in node.gossip.peers()]
@@ -331,25 +334,28 @@ class NodeStatus:
         return await self._render_page() if found is None else found
 
     async def _render_page(self) -> bytes:
-        node, metrics = self._node, self._metrics
-        read = await self._read_fields() if node.is_open else _UNKNOWN
-        health, ended = node.health.value, Counter[str]()
+        node, metrics, health = self._node, self._metrics, self._node.health
+        status, known = admin_pb2.NodeStatus(version=node.version), _UNKNOWN
+        if node.is_open:
+            reads = self._stored, self._history, self.condition
+            await asyncio.gather(*(each.get(PATIENCE_S) for each in reads))
+            status = self._message()
+            known = _UNKNOWN | self._known(status)
+        ended = Counter[str]()
         for labels, count in samples(metrics.sync_sessions):
             ended[labels["outcome"]] += int(count)
         fields: Fields = {
-            "version": node.version,
+            "version": status.version,
             "time": time.time(),
             "started": self._started_s,
-            "revision": health.revision,
-            "ready": health.ready,
-            "why_not_ready": health.unready,
-            "problems": [_problem(each) for each in health.problems],
+            "revision": health.value.revision,
+            "ready": health.value.ready,
+            "why_not_ready": health.value.unready,
+            "problems": [_problem(each) for each in health.value.problems],
             "ended": [
-                _problem(each) | {"ended": int(each.ended_s)} for each in node.health.problems.ended
+                _problem(each) | {"ended": int(each.ended_s)} for each in health.problems.ended
             ],
-            "disks": [
-                _fields(each, "volume", "free_bytes", "size_bytes") for each in self._disks()
-            ],
+            "disks": [_row(each, "volume", "free_bytes", "size_bytes") for each in self._disks()],
             "clocks_ahead_s": {
                 _text(labels["other"]): round(value, 1)
                 for labels, value in samples(metrics.clock_offset_seconds)
@@ -357,75 +363,74 @@ class NodeStatus:
             "totals": read_totals(metrics),
             "followers": total(metrics.followers),
             "publishes_in_flight": total(metrics.publishes_in_flight),
-            "conflicts": int(total(metrics.conflicts)),
+            "conflicts": status.conflicts,
             "sessions": {
-                "running": sum(peer.get("in_session", False) for peer in read["peers"]),
+                "running": sum(peer.in_session for peer in status.peers),
                 "ended": ended,
             },
-            **read,
+            **known,
         }
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    async def _read_fields(self) -> Fields:
-        """Return the fields of the parts of the node and of its database."""
-        node, metrics = self._node, self._metrics
-        summary, history, found = await asyncio.gather(
-            self._stored.get(PATIENCE_S),
-            self._history.get(PATIENCE_S),
-            self.condition.get(PATIENCE_S),
-        )
-        fields: Fields = _UNKNOWN | {
-            "node_id": node.identity.node_id,
-            "store_id": node.identity.store_id,
-            "peers": self._peers(),
+    def _known(self, status: admin_pb2.NodeStatus) -> Fields:
+        """Return the fields of a node that is open."""
+        metrics, condition, history = self._metrics, self.condition.value, self._history.value
+        fields: Fields = {
+            "node_id": status.node_id,
+            "store_id": status.store_id,
+            "peers": self._peers(status),
         }
-        if node.gossip is not None:
-            fields["gossip"] = {
-                "unread": summary and self._unread.count,
-                "oldest_unread_s": summary and _seconds(self._unread.oldest_ns),
-                "waiting": summary and self._unread.waiting,
+        if status.HasField("gossip"):
+            fields["gossip"] = _row(status.gossip, "unread", "waiting") | {
+                "oldest_unread_s": _seconds(status.gossip.oldest_unread)
             }
-        if (resume := node.resumer.state()) is not None:
-            fields["resume"] = _fields(
-                resume, "running", "reached", "messages", "stored", "error"
-            ) | {"start": _seconds(resume.time_start_ns), "end": _seconds(resume.time_end_ns)}
-        if summary is not None:
-            retention_ns = node.policy.retention_ns
-            fields["held"] = {
+        if status.HasField("resume"):
+            fields["resume"] = _row(status.resume, "running", "messages", "stored", "error") | {
+                "start": _seconds(status.resume.time_start),
+                "end": _seconds(status.resume.time_end),
+                "reached": _seconds(status.resume.reached),
+            }
+        if self._summary_s:
+            policy = self._node.policy
+            fields["held"] = _row(status, "messages", "index_entries") | {
                 "age_s": round(time.monotonic() - self._summary_s, 1),
-                "messages": summary.messages,
-                "oldest": _seconds(summary.oldest_timestamp_ns),
-                "newest": _seconds(summary.newest_timestamp_ns),
-                "horizon": _seconds(summary.horizon_ns),
-                "retention_s": None if retention_ns is None else _seconds(retention_ns),
-                "shortfall_s": _seconds(node.policy.shortfall_ns()),
-                "index_entries": node.reconcilable.index.entries,
+                "oldest": _seconds(status.oldest_timestamp),
+                "newest": _seconds(status.newest_timestamp),
+                "horizon": _seconds(self._summary.horizon_ns),
+                "retention_s": None
+                if policy.retention_ns is None
+                else _seconds(policy.retention_ns),
+                "shortfall_s": _seconds(policy.shortfall_ns()),
             }
         if history is not None:
-            names = "complete", "hours_start", "hours", "slots_start", "slot_days", "slots"
-            fields["history"], fields["coverage"] = _fields(history[0], *names), history[1]
-        if found is not None:
-            fields["database"] = _fields(found, "host", "standby", "size_bytes", "partitions") | {
-                "rows": sum(each.live_rows for each in found.tables.values()),
-                "dead_rows": sum(each.dead_rows for each in found.tables.values()),
-                "timeline": int(total(metrics.database_timeline)),
-                "hosts_refused": int(total(metrics.database_hosts_refused)),
-                "ahead_s": max(0, _seconds(found.covered_until_ns - time.time_ns())),
+            timeline, fields["coverage"] = history
+            fields["history"] = _row(timeline, "complete", "hours", "slot_days", "slots") | {
+                "hours_start": _seconds(timeline.hours_start_ns),
+                "slots_start": _seconds(timeline.slots_start_ns),
             }
-            # None also where nothing was ever archived: then there is no archive to lag behind.
-            if found.archive.archived_until_ns:
-                oldest_ns = found.archive.oldest_unarchived_ns
-                fields["archive"] = {"oldest_unarchived": _seconds(oldest_ns) or None}
+        if condition is not None:
+            names = "host", "standby", "size_bytes", "timeline"
+            fields["database"] = _row(status.database, *names) | {
+                "partitions": condition.partitions,
+                "rows": sum(each.live_rows for each in condition.tables.values()),
+                "dead_rows": sum(each.dead_rows for each in condition.tables.values()),
+                "hosts_refused": int(total(metrics.database_hosts_refused)),
+                "ahead_s": max(0, _seconds(condition.covered_until_ns - time.time_ns())),
+            }
+        # None also where nothing was ever archived: then there is no archive to lag behind.
+        if status.database.archived:
+            oldest_s = _seconds(status.database.oldest_unarchived)
+            fields["archive"] = {"oldest_unarchived": oldest_s or None}
         return fields
 
-    def _peers(self) -> list[Fields]:
+    def _peers(self, status: admin_pb2.NodeStatus) -> list[Fields]:
         """Return the configured peers, then those that only call."""
-        configured, last_call_s = self._node.peer_states.states(), self._node.callers
-        live = {each.node_id: _live(each) for each in self._live_peers()}
-        others = (live.keys() | last_call_s.keys()) - {peer.node_id for peer in configured}
+        last_call_s = self._node.callers
+        live = {each.node_id: _live(each) for each in status.gossip.peers}
+        others = (live.keys() | last_call_s.keys()) - {peer.node_id for peer in status.peers}
         return [
             _peer(peer) | {"live": live.get(peer.node_id)}
-            for peer in sorted(configured, key=lambda peer: peer.address)
+            for peer in sorted(status.peers, key=lambda peer: peer.address)
         ] + [
             {
                 "node_id": _text(name),
@@ -478,39 +483,35 @@ def _problem(problem: Problem) -> Fields:
     }
 
 
-def _peer(peer: PeerState) -> Fields:
-    names = "address", "node_id", "store_id", "connected", "in_session", "last_sync", "failures"
-    return _fields(peer, *names, "lacks", "has") | {
+def _peer(peer: admin_pb2.PeerStatus) -> Fields:
+    names = "address", "node_id", "store_id", "connected", "in_session", "failures", "lacks", "has"
+    return _row(peer, *names) | {
+        "last_sync": _seconds(peer.last_sync),
         "error": _text(peer.last_error),
-        "last": None if peer.last is None else _session(peer.last),
+        "last": _session(peer.last_report) if peer.HasField("last_report") else None,
     }
 
 
-def _session(report: SessionReport) -> Fields:
-    return _fields(report, "in_sync", "keyed_from", "compact", "missing_here", "missing_there") | {
-        "outcome": str(report.ending),
-        "equality": report.equality.value,
+def _session(report: admin_pb2.SyncReport) -> Fields:
+    names = "outcome", "in_sync", "equality", "compact", "missing_here", "missing_there"
+    return _row(report, *names) | {
+        "keyed_from": _seconds(report.keyed_from) if report.HasField("keyed_from") else None,
         "received": report.messages_received,
         "sent": report.messages_sent,
         "notes": [_text(note) for note in report.notes[:MAX_STATUS_NOTES]],
     }
 
 
-def _live(peer: GossipPeerState) -> Fields:
-    return _fields(peer, "connected", "slowed", "cut_off_until", "reason")
+def _live(peer: admin_pb2.GossipPeer) -> Fields:
+    return _row(peer, "connected", "slowed", "reason") | {
+        "cut_off_until": _seconds(peer.cut_off_until)
+    }
 
 
-def _fields(state: object, *names: str) -> Fields:
-    """Return attributes by name, texts cut, and times (``..._ns``) in seconds."""
-    found: Fields = {}
-    for name in names:
-        value = getattr(state, name if hasattr(state, name) else f"{name}_ns")
-        if isinstance(value, str):
-            value = _text(value)
-        elif value is not None and not hasattr(state, name):
-            value = _seconds(value)
-        found[name] = value
-    return found
+def _row(state: object, *names: str) -> Fields:
+    """Return attributes by name, texts cut."""
+    values = ((name, getattr(state, name)) for name in names)
+    return {name: _text(each) if isinstance(each, str) else each for name, each in values}
 
 
 def _seconds(time_ns: int) -> int:

@@ -171,7 +171,6 @@ class NodeRuntime:
         else:
             self._host = ExternalHost(config, partial(note_host, metrics))
         self._drain = Drain()
-        self._tasks = BackgroundTasks()
         self._monitor: DatabaseMonitor | None = None
         self.canary: WriteCanary | None = None
         self.gossip: GossipDriver | None = None
@@ -486,7 +485,7 @@ class NodeRuntime:
 
     def _begin_work(self, stack: AsyncExitStack, listeners: Listeners, context: RpcContext) -> None:
         """Begin what runs until the end: checks, maintenance, exchange with peers, readings."""
-        config, tasks, health, metrics = self.config, self._tasks, self.health, self.metrics
+        config, tasks, health, metrics = self.config, BackgroundTasks(), self.health, self.metrics
         condition = self._status.condition
         metrics.read_only.set(int(config.read_only))
         interval_s = config.sync_interval / NS_PER_S if config.peer else 0

@@ -1,29 +1,34 @@
 """A peer that does what WAKU-SYNC says and nothing more: plain Python, one range at a time.
 
-No deduction, no planning, no limits; its own reading and writing of payloads. It shares nothing
-with the engine, so that both must have understood the specification alike.
+No deduction, no planning, no limits; its own reading and writing of payloads by the letter of the
+specification. It shares nothing with the engine, so that both must have understood that alike.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 Id = tuple[int, bytes]
 
 LOWEST: Id = (0, bytes(32))
+MAX_TIMESTAMP = 2**63 - 1
 SKIP, FINGERPRINT, ITEM_SET = 0, 1, 2
 
 
-@dataclass
+class RefusedError(Exception):
+    """The bytes are no payload."""
+
+
+@dataclass(frozen=True)
 class Range:
     """A range of a payload; lower bounds are implied by the order."""
 
     upper: Id
     kind: int
     fingerprint: bytes = b""
-    items: list[Id] = field(default_factory=list)
+    items: Sequence[Id] = ()
     reconciled: bool = False
 
 
@@ -123,8 +128,9 @@ class SpecPeer:
 
     def encode(self, ranges: list[Range]) -> bytes:
         """Return a payload with just these ranges."""
-        head = [self.cluster, len(self.shards), *self.shards]
-        return b"".join(map(varint, head)) + write_ranges(ranges)
+        bounds = [each.upper for each in ranges]
+        assert all(map(expressible, [LOWEST, *bounds], bounds)), bounds
+        return encoded(self.cluster, self.shards, ranges)
 
 
 def xor(ids: Iterable[Id]) -> bytes:
@@ -167,72 +173,99 @@ def varint(value: int) -> bytes:
     return bytes([*encoded, value])
 
 
-def write_ranges(ranges: list[Range]) -> bytes:
+def encoded_bound(previous: Id, bound: Id) -> bytes:
+    """Write a greater bound, whether or not a decoder would read all of it."""
+    if bound[0] != previous[0]:
+        return varint(bound[0] - previous[0])
+    length = first_difference(previous[1], bound[1]) + 1
+    return b"\0" + bytes([length]) + bound[1][:length]
+
+
+def write_ranges(ranges: Sequence[Range]) -> bytes:
     """Write ranges, delta-encoded."""
-    encoded = bytearray()
+    parts = []
     previous = LOWEST
     for item in ranges:
-        assert expressible(previous, item.upper), (previous, item.upper)
-        encoded += varint(item.upper[0] - previous[0])
-        if item.upper[0] == previous[0]:
-            length = first_difference(previous[1], item.upper[1]) + 1
-            encoded += bytes([length]) + item.upper[1][:length]
-        encoded.append(item.kind)
-        encoded += item.fingerprint
+        parts += [encoded_bound(previous, item.upper), bytes([item.kind]), item.fingerprint]
         if item.kind == ITEM_SET:
-            encoded += varint(len(item.items))
-            time = 0
+            parts.append(varint(len(item.items)))
+            before = 0
             for timestamp, hash_ in item.items:
-                encoded += varint(timestamp - time) + hash_
-                time = timestamp
-            encoded.append(item.reconciled)
+                parts += [varint(timestamp - before), hash_]
+                before = timestamp
+            parts.append(bytes([item.reconciled]))
         previous = item.upper
-    return bytes(encoded)
+    return b"".join(parts)
 
 
-class _Reader:
+def encoded(cluster: int, shards: Sequence[int], ranges: Sequence[Range]) -> bytes:
+    """Write a payload."""
+    return b"".join(map(varint, [cluster, len(shards), *shards])) + write_ranges(ranges)
+
+
+class Reader:
+    """Takes bytes from the front; raises `RefusedError` for what no encoder may send."""
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
 
-    def take(self, count: int) -> bytes:
-        taken = self.data[self.at : self.at + count]
-        assert len(taken) == count, "the payload ends early"
-        self.at += count
-        return taken
+    def take(self, size: int) -> bytes:
+        if self.at + size > len(self.data):
+            raise RefusedError("cut off")
+        self.at += size
+        return self.data[self.at - size : self.at]
 
-    def varint(self) -> int:
-        value = shift = 0
-        while True:
-            (byte,) = self.take(1)
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
+    def number(self) -> int:
+        groups = [self.take(1)[0]]
+        while groups[-1] >= 0x80:
+            groups.append(self.take(1)[0])
+        value = sum((group & 0x7F) << 7 * place for place, group in enumerate(groups))
+        if varint(value) != bytes(groups) or value > MAX_TIMESTAMP:
+            raise RefusedError("not minimal, or too large")
+        return value
+
+    def bound(self, previous: Id) -> Id:
+        delta = self.number()
+        bound = previous[0] + delta, bytes(32)
+        if delta == 0:
+            length = self.take(1)[0]
+            if not 1 <= length <= 32:
+                raise RefusedError("length")
+            bound = previous[0], self.take(length) + bytes(32 - length)
+        if bound <= previous or bound[0] > MAX_TIMESTAMP:
+            raise RefusedError("not greater, or too large")
+        return bound
+
+    def range(self, lower: Id) -> Range:
+        upper, kind = self.bound(lower), self.take(1)[0]
+        if kind == SKIP:
+            return Range(upper, kind)
+        if kind == FINGERPRINT:
+            return Range(upper, kind, self.take(32))
+        if kind != ITEM_SET:
+            raise RefusedError("kind")
+        items: list[Id] = []
+        for _ in range(self.number()):
+            delta = self.number()
+            items.append(((items[-1][0] if items else 0) + delta, self.take(32)))
+        if sorted(set(items)) != items or (items and (items[0] < lower or items[-1] >= upper)):
+            raise RefusedError("order")
+        reconciled = self.take(1)[0]
+        if reconciled > 1:
+            raise RefusedError("reconciled")
+        return Range(upper, kind, items=items, reconciled=bool(reconciled))
+
+    def ranges(self) -> list[Range]:
+        """Read ranges up to the end."""
+        found: list[Range] = []
+        while self.at < len(self.data):
+            found.append(self.range(found[-1].upper if found else LOWEST))
+        return found
 
 
 def read(payload: bytes) -> tuple[int, list[int], list[Range]]:
     """Read cluster, shards and ranges of a payload."""
-    reader = _Reader(payload)
-    cluster = reader.varint()
-    shards = [reader.varint() for _ in range(reader.varint())]
-    ranges: list[Range] = []
-    previous = LOWEST
-    while reader.at < len(payload):
-        difference = reader.varint()
-        hash_ = bytes(32)
-        if difference == 0:
-            hash_ = reader.take(reader.take(1)[0]).ljust(32, b"\0")
-        previous = (previous[0] + difference, hash_)
-        (kind,) = reader.take(1)
-        item = Range(previous, kind)
-        if kind == FINGERPRINT:
-            item.fingerprint = reader.take(32)
-        elif kind == ITEM_SET:
-            time = 0
-            for _ in range(reader.varint()):
-                time += reader.varint()
-                item.items.append((time, reader.take(32)))
-            item.reconciled = bool(reader.take(1)[0])
-        ranges.append(item)
-    return cluster, shards, ranges
+    reader = Reader(payload)
+    cluster = reader.number()
+    return cluster, [reader.number() for _ in range(reader.number())], reader.ranges()

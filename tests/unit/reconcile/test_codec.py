@@ -14,15 +14,8 @@ from reconcile.codec import (
 )
 from reconcile.ids import END, SyncIds
 from reconcile.limits import CodecLimits
-from tests.unit.reconcile.naive_codec import (
-    Record,
-    Style,
-    encoded,
-    leb128,
-    made_up,
-    payload_of,
-    ranges_of,
-)
+from tests.support.spec_peer import Range, encoded, varint
+from tests.unit.reconcile.naive_codec import Style, made_up, payload_of, ranges_of
 
 ZERO = bytes(32)
 FINGERPRINT = bytes(range(32))
@@ -31,20 +24,20 @@ NOW = 1_700_000_000_000_000_000
 ONES, TWOS = b"\1" * 32, b"\2" * 32
 
 
-def skip(time: int, hash_: bytes = ZERO) -> Record:
-    return Record((time, hash_.ljust(32, b"\0")), RangeKind.SKIP)
+def skip(time: int, hash_: bytes = ZERO) -> Range:
+    return Range((time, hash_.ljust(32, b"\0")), RangeKind.SKIP)
 
 
-def item_set(time: int, *items: tuple[int, bytes], reconciled: bool = False) -> Record:
-    return Record((time, ZERO), RangeKind.ITEM_SET, items=items, reconciled=reconciled)
+def item_set(time: int, *items: tuple[int, bytes], reconciled: bool = False) -> Range:
+    return Range((time, ZERO), RangeKind.ITEM_SET, items=items, reconciled=reconciled)
 
 
 def test_a_payload_by_hand() -> None:
     records = [
         skip(1000),
-        Record((1002, ZERO), RangeKind.FINGERPRINT, fingerprint=FINGERPRINT),
-        Record((1002, b"\x35" + bytes(31)), 2, items=((1002, ONES), (1002, TWOS))),
-        Record((1003, ZERO), 2, reconciled=True),
+        Range((1002, ZERO), RangeKind.FINGERPRINT, fingerprint=FINGERPRINT),
+        Range((1002, b"\x35" + bytes(31)), 2, items=((1002, ONES), (1002, TWOS))),
+        Range((1003, ZERO), 2, reconciled=True),
     ]
     expected = bytes.fromhex(
         "01 02 02 03"  # cluster 1, two shards: 2 and 3
@@ -74,21 +67,21 @@ def test_greatest_numbers() -> None:
     records = [
         skip(greatest, b"\xff"),
         *(skip(greatest, b"\xff" * size) for size in range(2, 32)),
-        Record(END, 1, fingerprint=FINGERPRINT),
+        Range(END, 1, fingerprint=FINGERPRINT),
     ]
     payload = payload_of(greatest, (greatest, 0, 7, 7), [skip(greatest), *records])
     assert decode(encode(payload)) == payload
-    whole = payload_of(1, (), [Record((greatest - 1, ZERO), 0), *set_up_to_the_end(items)])
+    whole = payload_of(1, (), [Range((greatest - 1, ZERO), 0), *set_up_to_the_end(items)])
     assert decode(encode(whole)) == whole
 
 
-def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Record]:
+def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Range]:
     """Return the only way to (2^63-1, ff…): through its prefixes."""
     greatest = items[-1][0]
-    first = Record((greatest, ZERO), 2, items=items[:1])
+    first = Range((greatest, ZERO), 2, items=items[:1])
     steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]
-    steps[0] = Record(steps[0].upper, 2, items=items[1:2])
-    return [first, *steps, Record(END, 2, items=items[2:], reconciled=True)]
+    steps[0] = Range(steps[0].upper, 2, items=items[1:2])
+    return [first, *steps, Range(END, 2, items=items[2:], reconciled=True)]
 
 
 LONG = b"\xff" * 8 + b"\x7f"  # 2^63-1
@@ -198,9 +191,9 @@ def test_limits() -> None:
 
 def test_a_claim_that_exceeds_the_payload_is_malformed_even_if_it_exceeds_a_limit() -> None:
     with pytest.raises(MalformedPayloadError, match="claims 4503599627370496"):
-        decode(HEAD + SET + leb128(2**52) + bytes(99))
+        decode(HEAD + SET + varint(2**52) + bytes(99))
     with pytest.raises(MalformedPayloadError, match="A list of shards claims 4503599627370496"):
-        decode(b"\1" + leb128(2**52) + bytes(99))
+        decode(b"\1" + varint(2**52) + bytes(99))
 
 
 def changed(ranges: Ranges, **columns: object) -> Ranges:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from reconcile.codec import bridge, encode, expressible
 from reconcile.codec.bounds import prefix_length
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
-from tests.unit.reconcile.naive_codec import Reader, Record, RefusedError, encoded_bound, payload_of
+from tests.support.spec_peer import Range, Reader, RefusedError, encoded_bound
+from tests.unit.reconcile.naive_codec import payload_of
 
 places = st.integers(0, 31)
 sparse_hashes = st.lists(st.tuples(places, st.integers(0, 255)), max_size=3).map(
@@ -22,7 +23,7 @@ bounds = st.tuples(st.integers(0, 2) | st.integers(0, 2**63 - 1), hashes)
 def test_the_table_of_the_specification() -> None:
     # WAKU-SYNC, "Delta encoding for sequential SyncIds": its example.
     # Of the third row, which has the second's time, the hash is sent up to the byte that differs.
-    records = [Record((time, bytes(32)), 0) for time in (1000, 1002, 1003)]
+    records = [Range((time, bytes(32)), 0) for time in (1000, 1002, 1003)]
     assert encode(payload_of(0, (), records))[2:] == b"\xe8\x07\0\x02\0\x01\0"
     second, third = bytes.fromhex("351c5e86").ljust(32, b"\x22"), bytes.fromhex("3560")
     assert prefix_length(second, third.ljust(32, b"\0")) == 2

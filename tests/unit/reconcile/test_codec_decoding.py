@@ -12,18 +12,8 @@ from reconcile.codec import MalformedPayloadError, PayloadLimitError, decode, en
 from reconcile.codec.decoding import parse_ranges
 from reconcile.codec.ranges import Ranges
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
-from tests.unit.reconcile.naive_codec import (
-    Record,
-    RefusedError,
-    Style,
-    decoded_records,
-    encoded,
-    encoded_records,
-    leb128,
-    made_up,
-    payload_of,
-    ranges_of,
-)
+from tests.support.spec_peer import Range, Reader, RefusedError, encoded, varint, write_ranges
+from tests.unit.reconcile.naive_codec import Style, made_up, payload_of, ranges_of
 
 NOW = 1_700_000_000_000_000_000
 LATE = NOW, bytes(32)
@@ -36,7 +26,7 @@ styles = st.builds(
     hash_bytes=st.sampled_from([bytes(range(256)), b"\0\1\2", b"\x80\0\1", b"\xff", b"\0"]),
 )
 begins = st.sampled_from([0, 1, NOW])
-HEADS = [b"", encoded_records([Record(LATE, 0)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
+HEADS = [b"", write_ranges([Range(LATE, 0)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
 FEWER = settings(max_examples=60, deadline=None)
 randoms = st.integers(0, 2**64).map(Random)
 EDGES = [max(0, (1 << 7 * groups) + by) for groups in range(9) for by in (-2, -1, 0, 1)]
@@ -60,7 +50,7 @@ def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) ->
         singly = outcome(data, limits)
     assert outcome(data, limits) == singly
     try:
-        expected = ranges_of(decoded_records(data))
+        expected = ranges_of(Reader(data).ranges())
     except RefusedError:
         assert not isinstance(singly, Ranges)
     else:
@@ -73,7 +63,7 @@ def test_valid_payloads(
     random: Random, style: Style, count: int, begin: int, head: tuple[int, tuple[int, ...]]
 ) -> None:
     records = made_up(random, style, count, begin)
-    assert_all_agree(encoded_records(records))
+    assert_all_agree(write_ranges(records))
     payload = payload_of(*head, records)
     payload.ranges.check()
     data = encode(payload)
@@ -89,15 +79,15 @@ def test_valid_payloads(
 def test_limits(
     random: Random, style: Style, max_ranges: int, max_elements: int, begin: int
 ) -> None:
-    data = encoded_records(made_up(random, style, 120, begin))
+    data = write_ranges(made_up(random, style, 120, begin))
     limits = CodecLimits(max_ranges=max_ranges, max_elements=max_elements)
     assert_all_agree(data, limits)
     assert_all_agree(mutated(random, data, 1), limits)
 
 
 @given(st.binary(max_size=300), st.sampled_from(HEADS))
-@example(b"\1\2" + leb128(2**62), b"")
-@example(b"\1\2" + leb128(2**63 - 1) + bytes(40), b"")
+@example(b"\1\2" + varint(2**62), b"")
+@example(b"\1\2" + varint(2**63 - 1) + bytes(40), b"")
 @example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
 @example(b"\1", b"\xff" * 8 + b"\x7f\0")
 def test_any_bytes(data: bytes, head: bytes) -> None:
@@ -125,7 +115,7 @@ def mutated(random: Random, data: bytes, changes: int) -> bytes:
 def test_damaged_payloads(
     random: Random, style: Style, count: int, begin: int, changes: int
 ) -> None:
-    data = encoded_records(made_up(random, style, count, begin))
+    data = write_ranges(made_up(random, style, count, begin))
     assert_all_agree(mutated(random, data, changes))
 
 
@@ -134,10 +124,10 @@ def test_damaged_payloads(
 def test_a_damaged_large_set(random: Random, count: int) -> None:
     times, hashes = sorted(random.choices(range(2**20), k=count)), random.randbytes(32 * count)
     pairs = sorted({(time, hashes[32 * n : 32 * n + 32]) for n, time in enumerate(times)})
-    records = [Record((2**20, bytes(32)), 2, items=tuple(pairs), reconciled=True)]
-    records += [Record((2**20 + n, bytes(32)), 0) for n in range(1, 9)]
-    assert_all_agree(encoded_records(records))
-    assert_all_agree(mutated(random, encoded_records(records), 1))
+    records = [Range((2**20, bytes(32)), 2, items=tuple(pairs), reconciled=True)]
+    records += [Range((2**20 + n, bytes(32)), 0) for n in range(1, 9)]
+    assert_all_agree(write_ranges(records))
+    assert_all_agree(mutated(random, write_ranges(records), 1))
 
 
 def test_memory_is_a_small_multiple_of_the_payload() -> None:
@@ -153,7 +143,7 @@ def test_memory_is_a_small_multiple_of_the_payload() -> None:
 
 
 def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
-    data = b"\1\2" + leb128(2**40) + bytes(40)
+    data = b"\1\2" + varint(2**40) + bytes(40)
     tracemalloc.start()
     with pytest.raises(MalformedPayloadError, match="claims 1099511627776 items"):
         parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)

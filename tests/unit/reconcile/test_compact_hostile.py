@@ -270,7 +270,7 @@ def test_prints_that_are_wrong_end_in_a_base_session() -> None:
             reported[1] ^= np.uint64(1)
         elif lie == "one of both sides":
             own, places = side._by_prints(filled)
-            stored = side._keys.short.of_places(side._window.rows, *places)
+            stored = side._key.of_places(side._window.rows, *places)
             wanted = next(short for short in own.tolist() if short not in stored)
             given = next(short for short in stored.tolist() if short not in own)
             reported ^= np.where(np.sort(own) == wanted, np.uint64(wanted ^ given), np.uint64(0))

@@ -10,7 +10,6 @@ XORs of their short IDs are equal with a probability of 2^-48.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
@@ -33,30 +32,16 @@ _PERSON: Final = b"compact-1"
 NO_WORDS: Final = np.empty(0, np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKeys:
-    """The keys that both sides derive from the nonces of both.
+def derive_keys(initiator: bytes, responder: bytes) -> tuple[ShortKey, tuple[int, ...]]:
+    """Return the key of short IDs, and the salts of the tables in turn, of the nonces of both.
 
-    Attributes:
-        short: the key of short IDs.
-        salts: the salts of the tables, one after the other.
+    Raises:
+        ValueError: a nonce has not `NONCE_BYTES`.
     """
-
-    short: ShortKey
-    salts: tuple[int, ...] = field(repr=False)
-
-    @classmethod
-    def derive(cls, initiator: bytes, responder: bytes) -> SessionKeys:
-        """Derive the keys from two nonces of ``NONCE_BYTES``.
-
-        Raises:
-            ValueError: a nonce has another length.
-        """
-        if {len(initiator), len(responder)} != {NONCE_BYTES}:
-            raise ValueError(f"a nonce has {NONCE_BYTES} bytes: pass whole nonces")
-        made = blake2b(initiator + responder, person=_PERSON).digest()
-        words = struct.unpack("<8Q", made)
-        return cls(ShortKey(words[:_KEY_WORDS]), words[_KEY_WORDS:])
+    if {len(initiator), len(responder)} != {NONCE_BYTES}:
+        raise ValueError(f"a nonce has {NONCE_BYTES} bytes: pass whole nonces")
+    words = struct.unpack("<8Q", blake2b(initiator + responder, person=_PERSON).digest())
+    return ShortKey(words[:_KEY_WORDS]), words[_KEY_WORDS:]
 
 
 def first_key(nonce: bytes) -> ShortKey:
@@ -65,7 +50,7 @@ def first_key(nonce: bytes) -> ShortKey:
     Raises:
         ValueError: the nonce has another length.
     """
-    return SessionKeys.derive(nonce, bytes(NONCE_BYTES)).short
+    return derive_keys(nonce, bytes(NONCE_BYTES))[0]
 
 
 def balance_bits(shorts: Words) -> Ints:

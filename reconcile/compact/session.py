@@ -50,8 +50,8 @@ from reconcile.compact.keys import (
     NO_WORDS,
     SHORT_BYTES,
     SHORT_MASK,
-    SessionKeys,
     ShortKey,
+    derive_keys,
     first_key,
 )
 from reconcile.compact.plan import Slicing, slicing
@@ -268,7 +268,7 @@ class CompactInitiator(_Side):
         super().__init__(view, window)
         self._nonce = nonce
         self._first_key = first_key(nonce)
-        self._keys: SessionKeys | None = None
+        self._keys: tuple[ShortKey, tuple[int, ...]] | None = None
 
     @property
     def claim(self) -> Claim:
@@ -291,13 +291,13 @@ class CompactInitiator(_Side):
         Raises:
             ValueError: it has another length.
         """
-        self._keys = SessionKeys.derive(self._nonce, nonce)
+        self._keys = derive_keys(self._nonce, nonce)
 
     def _initiate(self, own: Slices, offer: bytes) -> _Work:
         window, self._slices = self._window, own
         frame = self._decode((yield offer))
         assert self._keys is not None, "both nonces are known by now"
-        key = self._keys.short
+        key, salts = self._keys
         match frame:
             case FrameKind.EQUAL if offer:
                 return _found(key, SyncIds.empty())
@@ -314,7 +314,7 @@ class CompactInitiator(_Side):
         head = frame.head
         choice = self._choose(frame, head, own, key)
         size = choice.size
-        for salt in self._keys.salts[:MAX_TABLES]:
+        for salt in salts[:MAX_TABLES]:
             if cells_for(size) > MAX_CELLS // 2:
                 break
             self.tables += 1
@@ -378,7 +378,7 @@ class CompactResponder(_Side):
     ) -> None:
         super().__init__(view, window)
         self._first_key = first_key(nonces[0])
-        self._keys = SessionKeys.derive(*nonces)
+        self._key, self._salts = derive_keys(*nonces)
         self._claim = claim
         self._xor = self._window.xor ^ claim.xor
         self._least = abs(self._window.count - claim.count)
@@ -397,7 +397,7 @@ class CompactResponder(_Side):
 
     def _respond(self) -> _Work:
         """Reply to an offer; the XOR of both sides may be the only difference."""
-        window, key = self._window, self._keys.short
+        window, key = self._window, self._key
         frame = self._decode((yield b""))
         if not isinstance(frame, SlicesFrame) or frame.head is not None:
             raise _unexpected()
@@ -434,7 +434,7 @@ class CompactResponder(_Side):
 
     def _answer(self, differs: Bools, regions: Regions, wanted: Slicing) -> _Work:
         """Send slices, and find the differences by the table that the initiator makes of them."""
-        window, key = self._window, self._keys.short
+        window, key = self._window, self._key
         self._slices, cut = window.cut(regions, key, wanted)
         self._print_bytes = wanted.print_bytes
         if len(self._slices) == len(regions.start):
@@ -442,7 +442,7 @@ class CompactResponder(_Side):
         answer = encode_answer(
             AnswerHead(window.xor, window.count, differs, wanted.print_bytes), cut
         )
-        for salt in self._keys.salts[:MAX_TABLES]:
+        for salt in self._salts[:MAX_TABLES]:
             frame = self._decode((yield answer))
             if not isinstance(frame, TableFrame):
                 raise _unexpected()
@@ -459,7 +459,7 @@ class CompactResponder(_Side):
         if int((listed[1] - listed[0]).sum()) > MAX_CELLS:
             raise _FailedError("more is listed than can be answered")
         table = ShortIdTable(frame.shape, salt, frame.cells)
-        shorts = table.fill(self._window.rows, *inside, self._keys.short)
+        shorts = table.fill(self._window.rows, *inside, self._key)
         decoded = table.peel()
         if decoded is None:
             return None
@@ -469,12 +469,12 @@ class CompactResponder(_Side):
             single, places = self._by_prints(frame)
             if has_repeats(single):
                 raise _FailedError("two slices differ in the same ID")
-            own = self._keys.short.of_places(self._window.rows, *places)
+            own = self._key.of_places(self._window.rows, *places)
             parts.append(self._matched(single, own, places))
             sent, items = NO_WORDS, items + len(own)
         if frame.listed is not None:
             # All IDs of the initiator are named there.
-            own = self._keys.short.of_places(self._window.rows, *listed)
+            own = self._key.of_places(self._window.rows, *listed)
             parts.append(self._matched(np.setxor1d(frame.named, own), own, listed))
         return self._result(parts, sent, items)
 
@@ -524,7 +524,7 @@ class CompactResponder(_Side):
         offered = _merge(NO_WORDS, *(part.offered for part in parts))
         lacking = _merge(wanted, single)
         together = int(np.bitwise_xor.reduce(lacking) ^ np.bitwise_xor.reduce(offered))
-        explained = together == self._keys.short.of_xor(self._xor)
+        explained = together == self._key.of_xor(self._xor)
         if not explained or not all(part.clear for part in parts):
             raise _FailedError("the differences do not explain the fingerprints")
         count = self._window.count + len(lacking)
@@ -539,7 +539,7 @@ class CompactResponder(_Side):
         sent = np.zeros_like(self._xor)
         for part in parts:
             sent ^= part.sent
-        expected = Expected(lacking, self._xor ^ sent, self._keys.short)
+        expected = Expected(lacking, self._xor ^ sent, self._key)
         size, cut = _shorten(wanted, items)
         answer = encode(ResultFrame(sent, cut, size, offered))
         return CompactStep(answer, CompactResult(to_send, expected))

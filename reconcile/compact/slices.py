@@ -287,7 +287,7 @@ class WindowIndex:
 
     def _columns(self, regions: Regions, key: ShortKey, wanted: Slicing) -> tuple[Any, ...]:
         anchored = wanted.anchored and self._by_anchors
-        sums, bases = self.rows.sums(anchored=anchored), self.rows.balances()[1]
+        sums, bases = self.rows.sums(anchored=anchored), self.rows.balances
         numbers = np.array((self.low, self.high, wanted.count, wanted.print_bytes, anchored))
         handle = self.rows.handle
         return handle, sums, numbers, bases, key.column, regions.start, regions.end

@@ -58,7 +58,7 @@ class IndexView:
         np.cumsum([len(chunk) for chunk in self.chunks], out=self._starts[1:])
         self.starts: list[int] = self._starts.tolist()
         self._bases = _bases(self.chunks)
-        self._balances: tuple[tuple[NDArray[np.int32], ...], Ints] | None = None
+        self._balances: Ints | None = None
         self.handle: RowsHandle = (
             tuple(chunk.timestamps for chunk in self.chunks),
             tuple(chunk.prefix for chunk in self.chunks),
@@ -319,18 +319,17 @@ class IndexView:
 
     def sums(self, *, anchored: bool) -> tuple[NDArray[Any], ...]:
         """Return, for the kernel, of each chunk in turn its balances, and its anchors, or none."""
-        samples = self.balances()[0]
         found: list[NDArray[Any]] = []
-        for chunk, own in zip(self.chunks, samples, strict=True):
-            found += [own, chunk.anchors if anchored else _NO_ANCHORS]
+        for chunk in self.chunks:
+            found += [chunk.samples, chunk.anchors if anchored else _NO_ANCHORS]
         return tuple(found)
 
-    def balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
-        """Return samples of the chunks' balances, and the balance before each chunk."""
+    @property
+    def balances(self) -> Ints:
+        """The balance of all IDs before each chunk; made when first asked for."""
         if self._balances is None:
             totals = [0, *(chunk.balance for chunk in self.chunks)]
-            bases = np.cumsum(totals[: len(self.chunks)], dtype=np.int64)
-            self._balances = tuple(chunk.samples for chunk in self.chunks), bases
+            self._balances = np.cumsum(totals[: len(self.chunks)], dtype=np.int64)
         return self._balances
 
     def running(self, places: Ints) -> Words:

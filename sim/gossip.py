@@ -182,9 +182,8 @@ class Session:
         self.database = database
         self._world = world
         self.process = process
-        self.unread_hashes = BoundedDict[bytes, None](10**6)
-        remember = self.unread_hashes.update
-        database.listeners[process] = lambda unread: remember(dict.fromkeys(unread))
+        hashes = self.unread_hashes = BoundedDict[bytes, None](10**6)
+        database.listeners[process] = lambda unread: hashes.update(dict.fromkeys(unread))
         process.at_end.append(self._end)
 
     async def call(self, name: str, begin: Callable[[], Promise[_T]]) -> _T:
@@ -331,12 +330,13 @@ class Gossiping:
         self._steps = 0
         self._reported_ns = 0
         session = Session(world, process, owner.database)
+        hashes = session.unread_hashes
         unread = UnreadSession(session, partial(world.gossip_checker.confirms, owner, process.life))
         self.driver = GossipDriver(
             self._make,
             owner.who.node_id,
             owner.peers,
-            database=DriverDatabase(session, process.own, session, unread, session.persist),
+            database=DriverDatabase(session, process.own, hashes, unread, session.persist),
             connector=Connector(owner),
             environment=process.world_env,
             count=self._count,

@@ -213,10 +213,11 @@ class CausalWalk:
                 selection = self._claims.select(key, hint)
                 if selection is None:
                     return at
-                self.truncated |= selection.cut
+                selected, is_cut = selection
+                self.truncated |= is_cut
                 if not claims:
-                    self._note_missing(key, Origin(node, at), is_found=bool(selection.claims))
-                claims = selection.claims
+                    self._note_missing(key, Origin(node, at), is_found=bool(selected))
+                claims = selected
             for claim in claims:
                 number = numbers.get(claim[2])
                 if number is None:

@@ -134,12 +134,8 @@ class ClaimAnswer:
     hinted: HintAnswers
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The messages that a reference selects; ``cut``: more claimants than are returned."""
-
-    claims: Sequence[Claim]
-    cut: bool = False
+Selection = tuple[Sequence[Claim], bool]
+"""The messages that a reference selects, and True if an ID has more claimants than are returned."""
 
 
 class ClaimCache:
@@ -185,8 +181,8 @@ class ClaimCache:
                     opaque = (hinted.claim,)
             if named is not None:
                 proven = () if named[6] else [claim for claim in found[:most] if claim[6]]
-                return Selection((*proven, named))
-        return Selection((*found[:most], *opaque), len(found) > most)
+                return (*proven, named), False
+        return (*found[:most], *opaque), len(found) > most
 
 
 class Lookup:
@@ -234,14 +230,13 @@ class Lookup:
         for entry, (key, hint) in zip(self.entries, self._references, strict=True):
             selection = self._claims.select(key, hint)
             assert selection is not None, "a reference is resolved before it was read"
-            self.truncated |= selection.cut
-            if not selection.claims:
+            claims, is_cut = selection
+            self.truncated |= is_cut
+            if not claims:
                 self.missing.append(entry)
-            elif len(entry.message_id) == ID_BYTES and not any(
-                claim[6] for claim in selection.claims
-            ):
+            elif len(entry.message_id) == ID_BYTES and not any(claim[6] for claim in claims):
                 self.unproven.append(entry)
-            for claim in selection.claims:
+            for claim in claims:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
                     self.messages.append(claim)

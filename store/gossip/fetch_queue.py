@@ -4,31 +4,28 @@ A message is looked up in the database when it is announced. Where it is missing
 no peer is asked for it. It is removed when its body has come, when it is stored from another
 source, or when no peer is left that announced it.
 
-A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
-a round begins with the first frame of the peer after it was asked, and anew with each body that it
-delivers. After `PATIENCE_NS` the rest of the round counts as not delivered, and is asked of others.
-Where no other is known to have a message, the peer is asked again, up to `MAX_FAILURES` times in
-all: it may be slow, but a message that it has dropped since never comes. A peer that is silent is
-no liar; after `SILENCE_NS` another one may be asked.
+After `SILENCE_NS` another peer may be asked. A peer that still sends frames `PATIENCE_NS` after it
+was asked for a message, and after the last body that it delivered, has not delivered the message; a
+peer that is silent is no liar. Where no other is known to have it, the peer is asked again, up to
+`MAX_FAILURES` times in all: it may be slow, but a message that it has dropped since never comes.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
-not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
-which end after `SILENCE_NS` without a body: parents that no peer has never delay what is
-announced. While a peer that announced a parent can be asked, no other is.
+not to deliver it is no fault. A peer is asked for guesses once more when those before have ended,
+which is `SILENCE_NS` after a body: parents that no peer has never delay what is announced. While a
+peer that announced a parent can be asked, no other is.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from store.gossip.limits import (
     MAX_DOUBTED,
     MAX_FAILURES,
     MAX_HOLDERS,
-    MAX_ROUNDS,
     PATIENCE_NS,
     SILENCE_NS,
     SLOWED_ROUND_IDS,
@@ -39,48 +36,39 @@ _FULL_ROUNDS: Final = 2
 
 
 @dataclass(slots=True)
-class FetchRound:
-    """A request to a peer; ``talks_ns``: when its clock began, None: not yet."""
-
-    asked_ns: int
-    ids: dict[bytes, None]
-    guess: bool = False
-    talks_ns: int | None = None
-    given_up: bool = False
-
-    @property
-    def ends_ns(self) -> int | None:
-        """The time at which the round expires; None: its clock has not begun."""
-        if self.guess:
-            return (self.talks_ns or self.asked_ns) + SILENCE_NS
-        return None if self.talks_ns is None else self.talks_ns + PATIENCE_NS
-
-    @property
-    def wake_ns(self) -> int:
-        """The time at which it expires or is given up; in the past where a frame must come."""
-        given_up_ns = self.asked_ns + SILENCE_NS
-        ends_ns = given_up_ns if self.ends_ns is None else self.ends_ns
-        return ends_ns if self.given_up else min(ends_ns, given_up_ns)
-
-
-@dataclass(slots=True)
 class FetchSource:
     """A peer that may deliver messages.
 
-    ``announced``: what it may be asked for, with the content digests that it has announced, empty
-    where it has announced none. ``open``: of those, what is not requested and what
-    the peer has announced itself; ``guesses``: what it has not.
+    Attributes:
+        announced: What it may be asked for, with the content digests that it has announced, empty
+            where it has announced none.
+        open: Of those, what no peer is asked for and the peer has announced itself.
+        guesses: The same of what it has not announced.
+        asked: When it was asked for what it has announced, the longest ago first.
+        late: The same of what others may be asked for too.
+        guessed: When it was asked for guesses.
+        delivered_ns: When its last body came.
     """
 
     announced: dict[bytes, bytes] = field(default_factory=dict)
     open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     guesses: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    rounds: list[FetchRound] = field(default_factory=list)
+    asked: dict[bytes, int] = field(default_factory=dict)
+    late: dict[bytes, int] = field(default_factory=dict)
+    guessed: dict[bytes, int] = field(default_factory=dict)
+    delivered_ns: int = 0
 
     @property
-    def asked(self) -> int:
-        """The number of messages in rounds."""
-        return sum(len(round_.ids) for round_ in self.rounds)
+    def under_way(self) -> tuple[dict[bytes, int], ...]:
+        """The messages that it was asked for and that have not come."""
+        return self.asked, self.late, self.guessed
+
+    @property
+    def silence_ns(self) -> int | None:
+        """The time at which `FetchQueue.expire` is due for it; None: not before it is asked."""
+        since = list(islice(self.asked.values(), 1))
+        since += [max(asked_ns, self.delivered_ns) for asked_ns in islice(self.guessed.values(), 1)]
+        return min(since) + SILENCE_NS if since else None
 
     def offer(self, digest: bytes, *, guess: bool) -> None:
         """Offer a message for the next request to the peer."""
@@ -98,7 +86,7 @@ class _Fetch:
 
     ``peers``: those that may deliver it, each with whether that is a guess; one of them may be
     ``asked``. ``missing``: it was looked up, and is not stored. ``doubted``: it is to be looked up
-    although no peer has announced it. ``failures``: rounds that did not deliver it.
+    although no peer has announced it. ``failures``: how often it was not delivered.
     """
 
     missing: bool = False
@@ -114,7 +102,7 @@ class _Fetch:
 
 
 class FetchQueue:
-    """The messages to fetch: ``announced_ids`` of one peer at most, ``round_ids`` in a round."""
+    """The messages to fetch: ``announced_ids`` of one peer at most, ``round_ids`` in a request."""
 
     def __init__(self, announced_ids: int, round_ids: int) -> None:
         self._announced_ids = announced_ids
@@ -212,55 +200,51 @@ class FetchQueue:
     # Asking
 
     def ask(self, now_ns: int, peer: str, *, slowed: bool) -> list[bytes]:
-        """Begin the next round with a peer; return its messages."""
+        """Return the messages that a peer is to be asked for now."""
         source = self.sources[peer]
-        queue = source.open or source.guesses
-        guess = queue is source.guesses
-        if len(source.rounds) >= MAX_ROUNDS:
-            return []
-        if guess and any(round_.guess for round_ in source.rounds):
-            return []
-        room = _FULL_ROUNDS * self._round_ids - source.asked
+        queue, asked = source.open, source.asked
+        if not queue and not source.guessed:
+            queue, asked = source.guesses, source.guessed
+        room = _FULL_ROUNDS * self._round_ids - sum(map(len, source.under_way))
         most = min(room, self._round_ids, SLOWED_ROUND_IDS if slowed else room)
-        ids = dict.fromkeys(islice(queue, max(0, most)))
+        ids = list(islice(queue, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
             want.asked = peer
             for other in want.peers:
                 self.sources[other].withdraw(digest)
-        if ids:
-            source.rounds.append(FetchRound(now_ns, ids, guess))
-        return list(ids)
+            asked[digest] = now_ns
+        return ids
 
     def is_asked(self, digest: bytes, peer: str) -> bool:
-        """Return True if a message is in a round of a peer."""
-        return any(digest in round_.ids for round_ in self.sources[peer].rounds)
+        """Return True if a peer was asked for a message that has not come."""
+        return any(digest in asked for asked in self.sources[peer].under_way)
 
-    def note_frame(self, now_ns: int, peer: str, *, delivers: bool = False) -> None:
-        """Start the clocks of a peer's rounds; restart them if it ``delivers`` a message."""
-        for round_ in self.sources[peer].rounds:
-            if delivers or round_.talks_ns is None:
-                round_.talks_ns = now_ns
-
-    def expire(self, now_ns: int) -> list[tuple[str, int]]:
-        """Return peers that did not deliver, and how many messages of a round, without guesses."""
-        failed = []
+    def expire(self, now_ns: int) -> None:
+        """Offer to others what peers have not delivered for too long, and end their guesses."""
         for peer, source in self.sources.items():
-            for round_ in list(source.rounds):
-                if round_.ends_ns is not None and now_ns >= round_.ends_ns:
-                    failed.append((peer, self._fail(source, peer, round_)))
-                elif not round_.given_up and now_ns >= round_.asked_ns + SILENCE_NS:
-                    round_.given_up = True
-                    for digest in round_.ids:
-                        if self._wants[digest].asked == peer:
-                            self._open(digest, self._wants[digest])
-        return failed
+            due_ns = now_ns - SILENCE_NS
+            for digest in _asked_before(source.asked, due_ns):
+                source.late[digest] = source.asked.pop(digest)
+                if self._wants[digest].asked == peer:
+                    self._open(digest, self._wants[digest])
+            if source.delivered_ns <= due_ns:
+                for digest in _asked_before(source.guessed, due_ns):
+                    self._fail(source, peer, digest)
+
+    def end_overdue(self, now_ns: int, peer: str) -> int:
+        """Note a frame of a peer; return how many announced messages it has not delivered."""
+        source, due_ns = self.sources[peer], now_ns - PATIENCE_NS
+        if source.delivered_ns > due_ns:
+            return 0
+        overdue = _asked_before(source.late, due_ns)
+        return sum(self._fail(source, peer, digest) for digest in overdue)
 
     @property
     def wake_ns(self) -> int | None:
-        """The time at which `expire` is due; None: no round is open."""
-        rounds = (round_ for source in self.sources.values() for round_ in source.rounds)
-        return min((round_.wake_ns for round_ in rounds), default=None)
+        """The time at which `expire` is due; None: no peer is asked."""
+        times = (source.silence_ns for source in self.sources.values())
+        return min((time_ns for time_ns in times if time_ns is not None), default=None)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
@@ -281,10 +265,10 @@ class FetchQueue:
         for queue, guess in ((source.open, False), (source.guesses, True)):
             assert all(self._wants[digest].is_open for digest in queue)
             assert all(self._wants[digest].peers[peer] is guess for digest in queue)
-        assert sum(round_.guess for round_ in source.rounds) <= 1
-        assert source.asked <= _FULL_ROUNDS * self._round_ids
-        assert len(source.rounds) <= MAX_ROUNDS
-        assert all(round_.ids for round_ in source.rounds)
+        under_way = [digest for asked in source.under_way for digest in asked]
+        assert len(set(under_way)) == len(under_way) <= _FULL_ROUNDS * self._round_ids
+        for asked in source.under_way:
+            assert list(asked.values()) == sorted(asked.values())
 
     def _have_announced(self, digest: bytes, peer: str) -> None:
         """Turn a guess into an announcement; an open request for it came too early."""
@@ -330,24 +314,24 @@ class FetchQueue:
             self._unknown.pop(digest, None)
             del self._wants[digest]
 
-    def _fail(self, source: FetchSource, peer: str, round_: FetchRound) -> int:
-        source.rounds.remove(round_)
-        faults = 0
-        for digest in round_.ids:
-            want = self._wants[digest]
-            want.failures += 1
-            if not round_.guess and len(want.peers) == 1 and want.failures < MAX_FAILURES:
-                self._open(digest, want)
-            else:
-                faults += not want.peers[peer]
-                self._forget(source, digest, peer)
-        return faults
+    def _fail(self, source: FetchSource, peer: str, digest: bytes) -> bool:
+        """Note that a peer has not delivered a message; return True if it had announced it."""
+        self._close(source, digest)
+        want = self._wants[digest]
+        want.failures += 1
+        is_guess = want.peers[peer]
+        if not is_guess and len(want.peers) == 1 and want.failures < MAX_FAILURES:
+            self._open(digest, want)
+            return False
+        self._forget(source, digest, peer)
+        return not is_guess
 
     def _close(self, source: FetchSource, digest: bytes) -> None:
-        """Remove a message from the round of a peer."""
-        for round_ in source.rounds:
-            if digest in round_.ids:
-                del round_.ids[digest]
-                if not round_.ids:
-                    source.rounds.remove(round_)
-                return
+        """Expect a message of a peer no more."""
+        for asked in source.under_way:
+            asked.pop(digest, None)
+
+
+def _asked_before(asked: dict[bytes, int], due_ns: int) -> list[bytes]:
+    """Return the messages that were asked for at a time or before it."""
+    return [digest for digest, _ in takewhile(lambda each: each[1] <= due_ns, asked.items())]

@@ -46,11 +46,8 @@ NEWS_PATIENCE_NS: Final = 10 * NS_PER_S
 MAX_UNSTORED_FRAMES: Final = 64
 """Received frames of one peer that wait for the database; with more, it is not read from."""
 
-MAX_ROUNDS: Final = 16
-"""Rounds of one peer that are under way."""
-
 MAX_FAILURES: Final = 6
-"""Rounds without a message after which it is not asked for again of the only peer that has it."""
+"""Requests without a message after which the only peer that has it is asked for it no more."""
 
 SLOWED_ROUND_IDS: Final = 64
 """IDs that a slowed peer is asked for at once."""

@@ -73,9 +73,8 @@ from store.gossip.fetch_queue import FetchQueue
 from store.gossip.graph import Graph, graph_events
 from store.gossip.limits import DEFAULT_LIMITS, GossipLimits
 from store.gossip.peer import GossipPeer
-from store.gossip.recent_messages import RecentMessages, SeenMessage, free_bit
+from store.gossip.recent_messages import RecentMessages, SeenMessage, Store, Stores, free_bit
 from store.gossip.scores import PeerStanding, Scores
-from store.gossip.stores import Store, Stores
 from store.gossip.unread import UnreadEvents
 from store.messages.conflicts import Conflict, is_other_content
 from store.messages.record import RecordBatch
@@ -579,12 +578,7 @@ class Gossip:
     def _run_timers(self) -> None:
         while self._retries and self._retries[0][0] <= self._now_ns:
             self._retry(self._retries.popleft()[1])
-        for peer, undelivered in self._fetches.expire(self._now_ns):
-            self._count(GossipCounter.UNDELIVERED, undelivered)
-            points = min(scores.UNDELIVERED_ROUND_POINTS, scores.UNDELIVERED_POINTS * undelivered)
-            reason = "messages that were announced are not delivered: announce what is held durably"
-            if points:
-                self._fault(peer, points, reason)
+        self._fetches.expire(self._now_ns)
         self._announce_unread()
         self._exchange_leaves()
 
@@ -630,20 +624,29 @@ class Gossip:
         peer = self._peers.get(key)
         if peer is None:
             return
-        self._fetches.note_frame(self._now_ns, peer.key)
         if self._is_slowed(peer.key):
             peer.rest_ns = self._now_ns + limits.SLOW_NS
-        if isinstance(frame, Bodies):
-            self._receive_bodies(peer, frame)
-            return
-        self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
+        if not isinstance(frame, Bodies):
+            self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
         match frame:
+            case Bodies():
+                self._receive_bodies(peer, frame)
             case Inventory():
                 self._receive_inventory(peer, frame)
             case GetEvents():
                 self._receive_request(peer, frame.ids)
             case SyncLeaves():
                 self._receive_leaves(peer, frame)
+        self._end_overdue(peer)
+
+    def _end_overdue(self, peer: GossipPeer) -> None:
+        """Note what a peer has not delivered that sends frames."""
+        undelivered = self._fetches.end_overdue(self._now_ns, peer.key)
+        if undelivered:
+            self._count(GossipCounter.UNDELIVERED, undelivered)
+            points = min(scores.UNDELIVERED_MOST_POINTS, scores.UNDELIVERED_POINTS * undelivered)
+            reason = "messages that were announced are not delivered: announce what is held durably"
+            self._fault(peer.key, points, reason)
 
     def reject(self, key: str, reason: str) -> None:
         """Note a frame that cannot be read; ``reason`` is one sentence for the peer."""
@@ -762,7 +765,7 @@ class Gossip:
                 holders = self._resolve(digest, content) | peer.store.bit
                 self._pending[digest] = _Pending(holders, content, {peer.key: None})
         if asked:
-            self._fetches.note_frame(self._now_ns, peer.key, delivers=True)
+            self._fetches.sources[peer.key].delivered_ns = self._now_ns
         if repeated:
             self._count(GossipCounter.BODIES_REPEATED, repeated)
             reason = "messages are sent again that were received before: send each once"

@@ -19,7 +19,7 @@ from collections import OrderedDict
 
 from store.gossip.events import SyncLeaves
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipLimits
-from store.gossip.stores import Store
+from store.gossip.recent_messages import Store
 
 
 class GossipPeer:

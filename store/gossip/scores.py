@@ -3,7 +3,7 @@
 =====================================================================  ======================
 fault                                                                  points
 =====================================================================  ======================
-an announced message that was asked for and not delivered              1/16, up to 2 a round
+an announced message that was asked for and not delivered              1/16, up to 2 a frame
 a body that came before on this stream, and was not asked for again    1/16
 a body that is asked for again after it was sent                       1/256
 an announcement that was made before                                   1/16384
@@ -34,7 +34,7 @@ CUT_POINTS: Final = 12.0
 HALF_LIFE_NS: Final = 60 * NS_PER_S
 
 UNDELIVERED_POINTS: Final = 1 / 16
-UNDELIVERED_ROUND_POINTS: Final = 2.0
+UNDELIVERED_MOST_POINTS: Final = 2.0
 REPEATED_BODY_POINTS: Final = 1 / 16
 ASKED_AGAIN_POINTS: Final = 1 / 256
 REPEATED_ID_POINTS: Final = 1 / 16384

@@ -435,7 +435,7 @@ class NodeRuntime:
             database=DriverDatabase(
                 GossipReads(self.database, self._own.body),
                 self._own,
-                self.unread,
+                self.unread.unread_hashes,
                 self.unread,
                 partial(self.writer.store, source=Source.GOSSIP),
             ),

@@ -28,9 +28,8 @@ from store.gossip.events import (
     PersistBatch,
     WriteFrame,
 )
-from store.gossip.limits import PATIENCE_NS
 from store.gossip.machine import Gossip
-from store.gossip.stores import Stores
+from store.gossip.recent_messages import Stores
 from store.gossip.unread import UnreadEvents
 from tests.sim.mutant import Mutant, Plant, edit, nothing, replace_with, together
 
@@ -70,10 +69,8 @@ def _pass_inventories_on(self: Gossip, key: str, frame: FrameIn) -> None:
 
 
 def _take_silence_for_a_lie(self: Gossip, *given: Any) -> list[Effect]:  # noqa: ANN401
-    for source in self._fetches.sources.values():
-        for round_ in source.rounds:
-            if round_.talks_ns is None:
-                round_.talks_ns = round_.asked_ns - PATIENCE_NS
+    for peer in self._peers.values():
+        self._end_overdue(peer)
     return _STEP(self, *given)
 
 

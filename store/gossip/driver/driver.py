@@ -136,7 +136,7 @@ class GossipDriver:
         self.waits = ConfirmationWaits(
             database.unread,
             reach=self._reach,
-            unread_hashes=database.tracking.unread_hashes,
+            unread_hashes=database.unread_hashes,
             want=lambda *given: self._take(Gossip.want, *given),
         )
 
@@ -442,7 +442,7 @@ class GossipDriver:
                 self._writes.add(effect)
             case Read():
                 for digest in effect.ids:
-                    self._database.tracking.unread_hashes.pop(digest, None)
+                    self._database.unread_hashes.pop(digest, None)
             case Expire():
                 self._writes.add(effect)
             case Conflicting():
@@ -484,7 +484,7 @@ class GossipDriver:
 
         A row that this node lacks was added by another, or by a write that was never answered.
         """
-        table, hashes = self._database.unread, self._database.tracking.unread_hashes
+        table, hashes = self._database.unread, self._database.unread_hashes
         unread = () if self._machine is None else self._machine.unread.ids()
         asked = list(islice(unread, COMPARED_AT_ONCE))
         found = await table.of(asked) if asked else ()
@@ -506,7 +506,7 @@ class GossipDriver:
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
         hashes = (event.message_hash for event in newest)
-        self._database.tracking.unread_hashes.update(dict.fromkeys(hashes))
+        self._database.unread_hashes.update(dict.fromkeys(hashes))
         self._take(Gossip.restore, list(reversed(newest)))
 
 

@@ -89,12 +89,6 @@ class Messages(Protocol):
         """Return the newest messages, oldest first."""
 
 
-class Tracking(Protocol):
-    """Messages that certainly have an unread row: ``unread_hashes``, the newest of them."""
-
-    unread_hashes: BoundedDict[bytes, None]
-
-
 class UnreadTable(Protocol):
     """The unread events that nodes on one database share."""
 
@@ -119,10 +113,14 @@ class UnreadTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverDatabase:
-    """``persist`` stores a batch that a peer has sent."""
+    """The database of a driver.
+
+    ``unread_hashes``: the newest messages that certainly have an unread row. ``persist`` stores a
+    batch that a peer has sent.
+    """
 
     messages: Messages
     own: OwnCommits
-    tracking: Tracking
+    unread_hashes: BoundedDict[bytes, None]
     unread: UnreadTable
     persist: Callable[[RecordBatch], Awaitable[StoreResult]]

@@ -1,4 +1,4 @@
-"""The partitions that may go, one rule at a time and over simulated decades."""
+"""The partitions that may go, one rule at a time and over simulated decades, and the clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from store.domain.partitioning import (
     plan_messages,
 )
 from store.domain.retention import (
+    MAX_DOUBT_NS,
+    TOLERANCE_NS,
     DropReason,
     Partition,
     PrunePlan,
+    Reading,
+    RetentionClock,
     RetentionPolicy,
     effective_age_ns,
     plan_prune,
@@ -30,6 +34,8 @@ from store.domain.retention import (
 DAY_0 = 20_000
 NOW = DAY_0 * DAY_NS + DAY_NS // 2
 MIB = 1 << 20
+HOUR_NS = DAY_NS // 24
+YEAR_NS = 365 * DAY_NS
 
 
 def part(low: int, high: int, table: str = "messages", size_bytes: int = MIB) -> Partition:
@@ -241,3 +247,42 @@ def test_size_and_age_against_dropping_one_by_one(
     plan = prune(fine, [], policy)
     assert [name for name, _ in gone(plan)] == expected
     assert plan.left_over_bytes == max(0, sum(each.size_bytes for each in left) - limit)
+
+
+def test_a_leap_is_not_believed_and_is_over_when_the_clock_is_set_right() -> None:
+    clock = RetentionClock(NOW, 0)
+    assert clock.read(NOW + YEAR_NS, 0) == Reading(NOW, YEAR_NS)
+    assert clock.read(NOW + YEAR_NS + HOUR_NS, HOUR_NS) == Reading(NOW + HOUR_NS, YEAR_NS)
+    right = NOW + 2 * HOUR_NS
+    assert clock.read(right, 2 * HOUR_NS) == Reading(right)
+
+
+@pytest.mark.parametrize(("leap_ns", "doubt_ns"), [(YEAR_NS, MAX_DOUBT_NS), (HOUR_NS, HOUR_NS)])
+def test_a_leap_is_believed_after_as_long_as_it_leapt_over_or_a_day(
+    leap_ns: int, doubt_ns: int
+) -> None:
+    clock, leapt = RetentionClock(NOW, 0), NOW + leap_ns
+    assert clock.read(leapt, 0).doubted
+    assert clock.read(leapt + doubt_ns - 1, doubt_ns - 1).doubted
+    assert clock.read(leapt + doubt_ns, doubt_ns) == Reading(leapt + doubt_ns)
+
+
+def test_a_clock_that_is_set_back_is_believed() -> None:
+    clock = RetentionClock(NOW, 0)
+    assert clock.read(NOW - YEAR_NS, 0) == Reading(NOW - YEAR_NS)
+    assert clock.read(NOW, HOUR_NS).doubted, "to be set right again is a leap as well"
+
+
+@given(st.lists(st.tuples(st.integers(-YEAR_NS, YEAR_NS), st.integers(0, HOUR_NS)), max_size=30))
+def test_time_never_runs_ahead_of_the_clock_nor_faster_than_it_passes(
+    steps: list[tuple[int, int]],
+) -> None:
+    clock, steady, last = RetentionClock(NOW, 0), 0, NOW
+    for offset, passed in steps:
+        steady += passed
+        reading = clock.read(NOW + steady + offset, steady)
+        assert reading.time_ns <= NOW + steady + offset
+        # Within a day nothing large is believed: 30 steps may last 30 hours.
+        if steady < MAX_DOUBT_NS and abs(offset) > MAX_DOUBT_NS:
+            assert reading.time_ns <= max(last + passed, 0) + TOLERANCE_NS
+        last = reading.time_ns

@@ -94,15 +94,15 @@ def test_what_one_peer_alone_has_is_asked_of_it_again_though_not_for_ever() -> N
     single.answer(single.receive("x", Inventory(messages)))
     wanted = messages
     for _ in range(MAX_FAILURES - 1):
-        single.receive("x", Inventory(()))
-        effects = single.answer(single.after(PATIENCE_NS))
+        single.after(PATIENCE_NS)
+        effects = single.answer(single.receive("x", Inventory(())))
         assert frames(effects, "x") == [GetEvents(wanted)]
         assert not single.counts[GossipCounter.UNDELIVERED]
         if wanted is messages:
             single.answer(single.receive("x", bodies(messages[:1])))
             wanted = messages[1:]
-    single.receive("x", Inventory(()))
     single.after(PATIENCE_NS)
+    single.receive("x", Inventory(()))
     assert single.counts[GossipCounter.UNDELIVERED] == 2
     assert entries(single, "fetches") == 0
 

@@ -7,8 +7,8 @@ import pytest
 from store.gossip.events import Confirm, GraphEvent, Read
 from store.gossip.graph import Graph
 from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
+from store.gossip.recent_messages import Stores
 from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, PeerStanding, Scores
-from store.gossip.stores import Stores
 from store.gossip.unread import UnreadEvents
 from tests.unit.gossip.gossip_world import S, ids
 

@@ -528,7 +528,7 @@ def _newest_first(url: str) -> str:
     """Return the URL with the newest of several hosts that take writes as the first one."""
     if len(hosts_of(url)) == 1:
         return url
-    guard = PrimaryGuard(None, lambda _name, _fields: None)
+    guard = PrimaryGuard(lambda _id: None, lambda _seen: None, lambda _name, _fields: None)
     choice = asyncio.run(guard.choose(url))
     if choice.refused and not choice.served:
         raise CliError(FAILED, as_sentence("; ".join(choice.refused.values())))

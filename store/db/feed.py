@@ -104,11 +104,10 @@ async def is_served(connection: Connection, place: Place) -> bool:
     """
     if place == START:
         return True
-    row = await fetch_row(connection, SQL.commits.read_commit, (place[0],))
-    if row is not None and _place(place[0], row[0]) == place:
+    oldest, token = await fetch_row(connection, SQL.commits.read_commit, (place[0],))
+    if token is not None and _place(place[0], token) == place:
         return True
-    row = await fetch_row(connection, SQL.commits.read_oldest)
-    return row is not None and place[0] < row[0]
+    return oldest is not None and place[0] < oldest
 
 
 async def commits_between(

@@ -25,7 +25,7 @@ from store.db.errors import sentence
 from store.db.feed import newest
 from store.db.locks import MAINTENANCE
 from store.db.partitions import ensure_ahead, read_catalog
-from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune
+from store.db.retention import prune
 from store.db.sds import follow_claims
 from store.db.statements import FINE_TABLE, SQL
 from store.domain.hub import START
@@ -75,7 +75,6 @@ class Maintainer:
         now_ns: Callable[[], int],
         on_event: Callable[..., None],
         interval_s: float = DEFAULT_INTERVAL_S,
-        lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
         max_lead_ns: int | None = None,
         steady_ns: Callable[[], int] | None = None,
         last_online_ns: int = 0,
@@ -86,7 +85,6 @@ class Maintainer:
         self._now_ns = now_ns
         self._on_event = on_event
         self._interval_s = interval_s
-        self._lock_timeout_ms = lock_timeout_ms
         self._max_lead_ns = max_lead_ns
         self._steady_ns = steady_ns
         self._last_online_ns = last_online_ns
@@ -251,9 +249,7 @@ class Maintainer:
         return reading.time_ns
 
     async def _prune(self, connection: Connection, now_ns: int) -> None:
-        report = await prune(
-            connection, self._policy(), now_ns, lock_timeout_ms=self._lock_timeout_ms
-        )
+        report = await prune(connection, self._policy(), now_ns)
         for drop in report.dropped:
             self._on_event(
                 "partition_dropped",

@@ -23,7 +23,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakSet
 
 import psycopg
@@ -219,16 +219,6 @@ GuardEvent = Callable[[str, Mapping[str, object]], None]
 start, `commits_lost`."""
 
 
-class Memory(Protocol):
-    """The state of a store that a node remembers across restarts."""
-
-    def load(self, store_id: bytes) -> SeenState | None:
-        """Return the newest state that was seen; None if there is none."""
-
-    def save(self, seen: SeenState) -> None:
-        """Keep it; `OSError` where that is impossible."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostChoice:
     """The result of `PrimaryGuard.choose`: the URL to connect by, and why hosts are refused.
@@ -244,9 +234,21 @@ class HostChoice:
 class PrimaryGuard:
     """Admits connections to the newest server of a store; see the module."""
 
-    def __init__(self, memory: Memory | None, on_event: GuardEvent) -> None:
-        """Guard with a memory; without one only what this object has met counts."""
-        self._memory = memory
+    def __init__(
+        self,
+        load: Callable[[bytes], SeenState | None],
+        save: Callable[[SeenState], None],
+        on_event: GuardEvent,
+    ) -> None:
+        """Guard a store.
+
+        Args:
+            load: Returns the newest state that was seen of a store, by its ID; None: there is none.
+            save: Keeps it across restarts; raises `OSError` where that is impossible.
+            on_event: Receives what happens.
+        """
+        self._load = load
+        self._save = save
         self._on_event = on_event
         self._seen: SeenState | None = None
         self._newest: DatabaseServer | None = None
@@ -291,8 +293,8 @@ class PrimaryGuard:
         while True:
             if self._current is not None and server.identity == self._current.identity:
                 return None
-            if self._seen is None and self._memory is not None:
-                self._seen = self._memory.load(server.store_id)
+            if self._seen is None:
+                self._seen = self._load(server.store_id)
             seen = self._seen
             if seen is None:
                 return None
@@ -408,10 +410,10 @@ class PrimaryGuard:
         """Persist what was seen, if it is news; blocks."""
         with self._keeping:
             seen = self._seen
-            if seen is None or seen == self._kept or self._memory is None:
+            if seen is None or seen == self._kept:
                 return
             try:
-                self._memory.save(seen)
+                self._save(seen)
             except OSError as error:
                 self._on_event("timeline_not_kept", {"reason": str(error)})
             else:

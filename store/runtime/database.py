@@ -69,7 +69,7 @@ class ExternalHost:
     def __init__(self, config: NodeConfig, on_event: GuardEvent) -> None:
         assert config.database_url is not None
         seen = SeenFiles(config.data_dir)
-        self.guard = None if config.read_only else PrimaryGuard(seen, on_event)
+        self.guard = None if config.read_only else PrimaryGuard(seen.load, seen.save, on_event)
         self._data = DataDir(config.data_dir.absolute())
         self._url = config.database_url
         self._read_only = config.read_only

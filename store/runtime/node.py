@@ -120,9 +120,6 @@ LAST_WRITE_TIMEOUT_S: Final = 2.0
 """How long each last write of a node that shuts down may take, in all that happens after the calls
 have ended."""
 
-RETENTION_LOCK_TIMEOUT_MS: Final = 250
-"""How long a drop may wait for locks, which blocks other queries, before it gives up."""
-
 WIDE_INTERVALS: Final = 12
 """The whole history is reconciled once in so many sync intervals."""
 
@@ -336,7 +333,6 @@ class NodeRuntime:
             now_ns=time.time_ns,
             on_event=partial(_note_maintenance, metrics),
             interval_s=config.maintenance_interval / NS_PER_S,
-            lock_timeout_ms=RETENTION_LOCK_TIMEOUT_MS,
             max_lead_ns=MAX_CLOCK_LEAD_NS,
             steady_ns=time.monotonic_ns,
             last_online_ns=database.last_online_ns,

@@ -10,12 +10,9 @@ select position, token from storenode.commits where position >= %b::bigint
 order by position limit 1
 
 -- read_commit --
--- The token of the commit at a position.
-select token from storenode.commits where position = %b::bigint
-
--- read_oldest --
--- The position of the oldest commit.
-select position from storenode.commits order by position limit 1
+-- The position of the oldest commit, and the token of the commit at a position.
+select (select position from storenode.commits order by position limit 1),
+       (select token from storenode.commits where position = %b::bigint)
 
 -- read_following --
 -- A column of the commits after a position, up to a number of commits and of bytes, at least one.

@@ -644,8 +644,6 @@ def _size_lines(sizes: Sizes) -> Iterator[str]:
         2,
     )
     yield f"System catalogs: {format_size(sizes.catalog_bytes)}."
-    if sizes.log_bytes is not None:
-        yield f"Write-ahead log of the whole server at present: {format_size(sizes.log_bytes)}."
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int) -> Iterator[str]:

@@ -119,17 +119,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The disk space of a database. ``log_bytes`` is None where the role may not see the log.
+    """The disk space of a database.
 
     ``messages`` is what the summaries count; ``catalog_bytes`` is all of the database that is no
-    table of the store. The log is of the whole server, and no part of ``total_bytes``.
+    table of the store.
     """
 
     messages: int
     total_bytes: int
     parts: tuple[Part, ...]
     catalog_bytes: int
-    log_bytes: int | None
 
 
 async def read_sizes(connection: Connection) -> Sizes:
@@ -140,12 +139,9 @@ async def read_sizes(connection: Connection) -> Sizes:
     """
     parts = tuple(Part(*row) for row in await fetch_rows(connection, SQL.partitions.read_files))
     ((messages,),) = await fetch_rows(connection, _MESSAGES)
-    sizes = await fetch_rows(connection, SQL.partitions.read_database_size)
-    ((database_bytes, may_see_log),), log_bytes = sizes, None
-    if may_see_log:
-        ((log_bytes,),) = await fetch_rows(connection, SQL.partitions.read_log_size)
+    ((_, database_bytes),) = await fetch_rows(connection, SQL.partitions.read_server)
     total = sum(part.size_bytes for part in parts)
-    return Sizes(messages, total, parts, max(database_bytes - total, 0), log_bytes)
+    return Sizes(messages, total, parts, max(database_bytes - total, 0))
 
 
 MIN_PAGES: Final = 32

@@ -31,7 +31,7 @@ Messages older than the horizon count nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import islice
 from typing import Any, Final
@@ -43,7 +43,7 @@ import numpy as np
 from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import CLAIMING, lock_unhurried
-from store.db.messages import frames_at, locate, topic_conditions
+from store.db.messages import frames_at, topic_conditions
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.causal import CausalWalk
@@ -197,10 +197,10 @@ class ClaimReader:
             claims[key] = sorted(set(group), key=rank)[: self._crowd]
 
     async def _rows(
-        self, connection: Connection, statement: str, parameters: dict[str, object]
+        self, connection: Connection, statement: str, parameters: Mapping[str, object]
     ) -> list[Any]:
         statement = statement.format(**self._bounds)
-        return await fetch_rows(connection, statement, self._parameters | parameters)
+        return await fetch_rows(connection, statement, {**self._parameters, **parameters})
 
     async def _hinted(self, connection: Connection, queries: Sequence[HintQuery]) -> HintAnswers:
         found: dict[tuple[bytes, bytes], Hinted | None] = {
@@ -208,19 +208,12 @@ class ClaimReader:
         }
         if not queries:
             return found
-        located = await locate(connection, list({query.hash for query in queries}))
-        times: dict[bytes, list[int]] = {}
-        for timestamp, digest in located:
-            times.setdefault(digest, []).append(timestamp)
-        named = [
-            (query.key, timestamp, query.hash)
-            for query in queries
-            for timestamp in times.get(query.hash, ())
-        ]
         opaque: dict[tuple[bytes, bytes], int] = {}
-        for start in range(0, len(named), _MAX_HINTED):
-            parameters = _claim_parameters(named[start : start + _MAX_HINTED])
-            for row in await self._rows(connection, SQL.sds.read_hinted, parameters):
+        for start in range(0, len(queries), _MAX_HINTED):
+            some = queries[start : start + _MAX_HINTED]
+            hashes = fixed_bytes([query.hash for query in some], HASH_BYTES)
+            given = {"keys": uuids([query.key for query in some]), "hash": hashes}
+            for row in await self._rows(connection, SQL.sds.read_hinted, given):
                 claim, payload = row[:7], row[7]
                 if payload is None:
                     found[claim[0], claim[2]] = Hinted(claim, readable=True)

@@ -166,17 +166,20 @@ select <messages.joined_ids>{content} from (
     limit %(limit)b::bigint
 ) m
 
+-- message_of_hash --
+-- The message ``m`` with the hash of ``k``.
+lateral (
+    select distinct h.ts from storenode.hashes h
+    where h.key = ('x' || encode(substr(k.hash, 1, 8), 'hex'))::bit(64)::bigint
+) h
+cross join lateral (
+    select n.* from storenode.messages n where n.ts = h.ts and n.hash = k.hash offset 0
+) m
+
 -- read_ids_of_hashes --
 -- IDs of the stored messages among some hashes.
 select <messages.joined_ids>
-from unnest(%(hashes)b::bytea[]) as w(hash)
-cross join lateral (
-    select distinct h.ts from storenode.hashes h
-    where h.key = ('x' || encode(substr(w.hash, 1, 8), 'hex'))::bit(64)::bigint
-) h
-cross join lateral (
-    select n.ts, n.hash from storenode.messages n where n.ts = h.ts and n.hash = w.hash offset 0
-) m
+from unnest(%(hashes)b::bytea[]) as k(hash) cross join <messages.message_of_hash>
 
 -- read_ids_of_batches --
 -- IDs and content digests of the messages of batches.

@@ -100,15 +100,6 @@ select count(*) filter (where active), count(*) filter (where not active)
 from pg_replication_slots
 where slot_type = 'physical' and not temporary and not pg_is_in_recovery()
 
--- read_database_size --
--- The size of the database, and whether the role may see the log.
-select pg_database_size(current_database()),
-       has_function_privilege('pg_ls_waldir()', 'execute')
-
--- read_log_size --
--- The size of the log.
-select coalesce(sum(size), 0)::bigint from pg_ls_waldir()
-
 -- read_indexes --
 -- Sizes of the indexes of partitions.
 select root.relname::text, x.relname::text, t.oid::bigint, t.reltuples::float8,

@@ -238,14 +238,14 @@ from unnest(%(keys)b::uuid[]) as k(key) cross join lateral (
 
 -- read_hinted --
 -- Messages that hints name: with the claim of the hint's key, else with the payload.
-select uuid_send(k.key), k.ts, k.hash, s.message_id, array_send(s.parent_keys), <sds.hints>,
+select uuid_send(k.key), m.ts, m.hash, s.message_id, array_send(s.parent_keys), <sds.hints>,
        s.proof and %(prefers)s::boolean, case when s.key is null then m.payload end
-from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
-cross join <messages.message_at>
+from unnest(%(keys)b::uuid[], %(hash)b::bytea[]) as k(key, hash)
+cross join <messages.message_of_hash>
 left join lateral (
     select n.* from storenode.sds n
-    where n.key = k.key and n.ts = k.ts and n.hash = k.hash and n.channel = %(channel)b::bytea
-      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+    where n.key = k.key and n.ts = m.ts and n.hash = m.hash and n.channel = %(channel)b::bytea
+    offset 0
 ) s on true where true{topics}
 
 -- read_parents --

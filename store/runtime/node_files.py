@@ -53,7 +53,7 @@ _FIELDS: Final = ("system", "timeline", "position", "token")
 
 
 class SeenFiles:
-    """What `store.db.primary.PrimaryGuard` has seen, by store."""
+    """The memory of a `store.db.primary.PrimaryGuard`, by store."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir

@@ -100,16 +100,6 @@ class FollowCursors:
         self._store_id = store_id
         self._key = key
         self._nonces = nonces
-        self._shared: tuple[FollowCursor | None, bytes] = (None, b"")
-
-    def seal_shared(self, cursor: FollowCursor) -> bytes:
-        """Encode the cursor of a commit that many followers get: once, if they come in turn.
-
-        Only for pages with stored messages: two equal cursors show that nothing was stored between.
-        """
-        if cursor != self._shared[0]:
-            self._shared = cursor, self.seal(cursor)
-        return self._shared[1]
 
     def seal(self, cursor: FollowCursor) -> bytes:
         """Encode a cursor of this store, each time in other bytes."""

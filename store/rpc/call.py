@@ -139,7 +139,6 @@ Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
 _Respond = Callable[["RpcCall", bytes], Awaitable[bytes | None]]
-_Serve = Callable[[object, Context], Any]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
@@ -382,7 +381,7 @@ class ServedMethod:
         self.reads_itself = True
         return self._handler(grpc.stream_stream_rpc_method_handler, lambda call, _: handle(call))
 
-    def _handler(self, kind: Callable[[_Serve], Any], respond: _Respond) -> Handler:
+    def _handler(self, kind: Callable[..., Any], respond: _Respond) -> Handler:
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
             return await RpcCall(self, context).run(respond)

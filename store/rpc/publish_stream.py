@@ -20,7 +20,7 @@ from store.serving.methods.publish import (
     publish_response,
     store,
 )
-from store.serving.queue import memory_queue
+from store.serving.queue import FairQueue
 
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 LEAST_REQUEST_BYTES: Final = STREAM_WINDOW_BYTES // 32
@@ -38,7 +38,7 @@ class _Stream:
 
     def __init__(self, call: RpcCall) -> None:
         self._call = call
-        self._window = memory_queue(STREAM_WINDOW_BYTES)
+        self._window = FairQueue(STREAM_WINDOW_BYTES)
         self._answers: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
 
     async def run(self) -> None:

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
 from store.domain.quota import DEFAULT_UNSENT_BYTES
 from store.serving.drain import Endable
-from store.serving.failure import busy, over_limit
+from store.serving.failure import CallError, busy, over_limit
 from store.serving.queue import FairQueue
 from store.serving.sockets import hang_up
 
@@ -39,7 +38,6 @@ LARGEST_SHARE: Final = 8
 """A page takes an eighth of what is free at most, unless it has the first size."""
 
 QUICK_S: Final = 0.5
-SLOW_S: Final = 2.0
 """A page that is taken quicker is followed by one twice as large, a slower one by a small one."""
 
 STALL_S: Final = 1.0
@@ -153,28 +151,29 @@ class AnswerSender(Endable):
         elif size_bytes:
             budget.release(self.connection, -size_bytes)
 
-    @asynccontextmanager
-    async def sending(self, size_bytes: int) -> AsyncIterator[None]:
-        """Count the sending of one response; one without a `PageRoom` takes what it needs."""
-        extra = 0 if self.taken_bytes else COPIES * size_bytes
-        if extra and size_bytes > SMALL_ANSWER_BYTES:
+    async def send(self, response: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write one response, and count it until it is taken.
+
+        One without a `PageRoom` takes what it needs.
+        """
+        size = len(response)
+        extra = 0 if self.taken_bytes else COPIES * size
+        if extra and size > SMALL_ANSWER_BYTES:
             extra = await self.take(extra)
         else:
             self.add(extra)
         began_s = self.sending_s = self._budget.now_s()
         try:
-            yield
+            await write(response)
         except BaseException:
-            self._left_bytes = size_bytes
+            self._left_bytes = size
             raise
         finally:
             self.add(-extra)
         self.sending_s = None
-        taken_s = self._budget.now_s() - began_s
-        if taken_s < QUICK_S:
-            self._page_bytes = min(2 * self._page_bytes, self._most_bytes)
-        elif taken_s > SLOW_S:
-            self._page_bytes = FIRST_PAGE_BYTES
+        is_quick = self._budget.now_s() - began_s < QUICK_S
+        larger_bytes = min(2 * self._page_bytes, self._most_bytes)
+        self._page_bytes = larger_bytes if is_quick else FIRST_PAGE_BYTES
 
     def answered(self, size_bytes: int, *, refusable: bool) -> None:
         """Count a response that gRPC sends when its handler has returned.
@@ -187,7 +186,7 @@ class AnswerSender(Endable):
         more_bytes = COPIES * size_bytes - self.taken_bytes
         budget = self._budget
         if refusable and budget.free <= 0 < more_bytes:
-            raise budget.full(budget.limit, "")
+            raise budget.full()
         self.add(more_bytes)
         self.sending_s = budget.now_s()
 
@@ -234,10 +233,14 @@ class UnsentBudget(FairQueue):
     """
 
     def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
-        super().__init__(limit_bytes, lambda *_: busy(FULL.format(limit=limit_bytes)), now_s=now_s)
+        super().__init__(limit_bytes, now_s=now_s)
         self.senders: dict[AnswerSender, None] = {}
         self.connections: dict[str, Counter[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def full(self, *_: object) -> CallError:
+        """Return the error of a call for whose answer there is no room."""
+        return busy(FULL.format(limit=self.limit))
 
     async def wait(self, sender: AnswerSender, size_bytes: int) -> None:
         """Take when there is room, in the order of the module's rules.

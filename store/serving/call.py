@@ -30,7 +30,6 @@ from store.serving.failure import (
     unready,
 )
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
-from store.serving.queue import FairQueue
 from store.serving.sockets import remote
 
 MAX_REQUEST_ID_CHARS: Final = 64
@@ -83,9 +82,10 @@ class Call(ABC):
     ``connection`` has the form that gRPC gives names. ``client``, ``account`` and
     ``max_request_bytes`` are there once it is admitted. ``is_abandoned``: its caller has hung up
     while a batch waited for its commit. ``counted``: the count of the answer, if it has begun;
-    ``when_done`` has it closed when the library of the edge has sent the answer. ``began_ns``: when
-    it began, and then when its request had come, since callers may take their time; of the
-    monotonic clock. ``ok``, ``gone``: the codes of a call that succeeds, or whose caller hangs up.
+    ``when_done`` has it closed when the library of the edge has sent the answer. ``at_end``: what
+    is to be called at the end, to give back what was taken. ``began_ns``: when it began, and then
+    when its request had come, since callers may take their time; of the monotonic clock. ``ok``,
+    ``gone``: the codes of a call that succeeds, or whose caller hangs up.
     """
 
     client: Principal
@@ -112,7 +112,7 @@ class Call(ABC):
         self.access = node.access()
         self.is_admitted = self.is_abandoned = False
         self.counted: AnswerSender | None = None
-        self._reservations: list[tuple[FairQueue, str, int]] = []
+        self.at_end: list[Callable[[], None]] = []
 
     @abstractmethod
     def identify(self) -> Principal:
@@ -179,8 +179,8 @@ class Call(ABC):
                 del failure
             return response
         finally:
-            for queue, owner, size in self._reservations:
-                queue.release(owner, size)
+            for give_back in self.at_end:
+                give_back()
             if self.is_admitted:
                 self.account.end(method.kind)
             self.count(code, (self.node.monotonic_ns() - self.began_ns) / _NS_PER_S)
@@ -229,16 +229,7 @@ class Call(ABC):
         self.began_ns = self.node.monotonic_ns()
         self.account.received.take(size_bytes, self.began_ns)
         if size_bytes > self.method.free_request_bytes:
-            self.reserve(self.node.requests, self.connection, size_bytes)
-
-    def reserve(self, queue: FairQueue, owner: str, size: int) -> None:
-        """Take units of a queue until the end of the call.
-
-        Raises:
-            CallError: there are none.
-        """
-        queue.take(owner, size)
-        self._reservations.append((queue, owner, size))
+            self.at_end.append(self.node.requests.take(self.connection, size_bytes))
 
     def charge_next(self, size_bytes: int) -> None:
         """Charge a further request of a stream, without its memory.
@@ -277,9 +268,8 @@ class Call(ABC):
         async with aclosing(handle(self, request)) as pages:
             async for page in pages:
                 chunk = encode(page)
+                if self.access is not self.node.access():
+                    self.check_rights()
                 if chunk:
-                    async with sender.sending(len(chunk)):
-                        if self.access is not self.node.access():
-                            self.check_rights()
-                        await send(chunk)
+                    await sender.send(chunk, send)
                 del page, chunk  # which would be held while the next one waits

@@ -25,7 +25,7 @@ from store.observe.problems import Problem
 from store.serving.answers import UnsentBudget
 from store.serving.arrivals import Arrivals
 from store.serving.drain import Drain
-from store.serving.queue import FairQueue, memory_queue
+from store.serving.queue import FairQueue
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
@@ -132,11 +132,11 @@ class NodeContext:
     unstored: BoundedDict[bytes, int] = field(
         default_factory=lambda: BoundedDict(MAX_UNSTORED_MESSAGES)
     )
-    requests: FairQueue = field(default_factory=lambda: memory_queue(MAX_REQUESTS_BYTES))
+    requests: FairQueue = field(default_factory=lambda: FairQueue(MAX_REQUESTS_BYTES))
     followed: FairQueue = field(
-        default_factory=lambda: memory_queue(
+        default_factory=lambda: FairQueue(
             MAX_FOLLOWED_BYTES,
-            "followed topics",
+            "bytes of followed topics",
             "follow fewer topics, or by pubsub topic alone",
         )
     )

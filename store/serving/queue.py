@@ -13,6 +13,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from store.serving.failure import CallError, busy
@@ -35,20 +36,21 @@ class FairQueue:
     """A number of units, such as bytes, that calls take and give back.
 
     An ``account`` is a connection, or a caller. ``asked``: the units that each has taken or waits
-    for. One request that is larger than the whole passes when nothing else is under way. ``full``
-    makes the error of a call that is refused from the limit and its owner, "one client" or "this
-    node".
+    for. One request that is larger than the whole passes when nothing else is under way. ``units``
+    and ``advice`` are for the error of a call that is refused.
     """
 
     def __init__(
         self,
         limit: int,
-        full: Callable[[int, str], CallError],
+        units: str = "bytes of requests under way",
+        advice: str = "retry with backoff",
         *,
         now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.limit = self.free = limit
-        self.full = full
+        self.units = units
+        self.advice = advice
         self.now_s = now_s
         self.waiting: list[WaitingCall] = []
         self.asked: defaultdict[str, int] = defaultdict(int)
@@ -60,8 +62,12 @@ class FairQueue:
         """The number of units that are taken."""
         return self.limit - self.free
 
-    def take(self, account: str, size: int) -> None:
-        """Take units without waiting, one account half at most; `release` must follow.
+    def full(self, limit: int, owner: str) -> CallError:
+        """Return the error of a call that is refused for the limit of an owner."""
+        return busy(f"limit of {limit:,} {self.units} on {owner} is reached: {self.advice}")
+
+    def take(self, account: str, size: int) -> Callable[[], None]:
+        """Take units without waiting, one account half at most; return what gives them back.
 
         Raises:
             CallError: there is no room, or calls wait already.
@@ -73,6 +79,7 @@ class FairQueue:
             raise self.full(self.limit, "this node")
         self.free -= size
         self.asked[account] += size
+        return partial(self.release, account, size)
 
     async def acquire(self, account: str, size: int, factor: int = 1) -> None:
         """Take units when it is the call's turn; `release` must follow.
@@ -136,14 +143,3 @@ class FairQueue:
         self.waiting = [each for each in self.waiting if not each.turn.done()]
         heapq.heapify(self.waiting)
         self._serve()
-
-
-def memory_queue(
-    limit_bytes: int, what: str = "requests under way", advice: str = "retry with backoff"
-) -> FairQueue:
-    """Return a queue for bytes; ``what`` and ``advice`` are for the error of a refused call."""
-
-    def full(limit: int, owner: str) -> CallError:
-        return busy(f"limit of {limit:,} bytes of {what} on {owner} is reached: {advice}")
-
-    return FairQueue(limit_bytes, full)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from store.domain.access import Right
@@ -24,19 +25,11 @@ from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1 import publish_raw_pb2
 from storenode.wire.storenode.v1 import store_pb2
 
-PUBLISH: Final = Method(
-    "Publish",
-    Right.PUBLISH,
-    CallKind.CALL,
-    max_request_bytes=MAX_REQUEST_BYTES,
-    free_request_bytes=0,
-)
-PUBLISH_STREAM: Final = Method(
-    "PublishStream",
-    Right.PUBLISH,
-    CallKind.STREAM,
-    max_request_bytes=MAX_REQUEST_BYTES,
-    free_request_bytes=MAX_REQUEST_BYTES,  # each request waits for its memory
+_publish = partial(Method, right=Right.PUBLISH, max_request_bytes=MAX_REQUEST_BYTES)
+PUBLISH: Final = _publish("Publish", kind=CallKind.CALL, free_request_bytes=0)
+# Each of its requests waits for its memory.
+PUBLISH_STREAM: Final = _publish(
+    "PublishStream", kind=CallKind.STREAM, free_request_bytes=MAX_REQUEST_BYTES
 )
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"

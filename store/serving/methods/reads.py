@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from store.domain.access import Right
@@ -26,7 +27,7 @@ from store.domain.query import (
     time_range,
 )
 from store.domain.quota import CallKind
-from store.messages.cursor import ScanCursor
+from store.messages.cursor import FollowCursor, FollowCursors, ScanCursor
 from store.messages.frames import follow_page, query_failure, scan_page, sds_page
 from store.serving.answers import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
@@ -46,6 +47,11 @@ from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 ROUTE_BYTES: Final = 850
 """The cost of a followed topic beside its name."""
+
+SHARED_PAGES: Final = 8
+MAX_SHARED_PAGE_BYTES: Final = 64 * 1024
+"""Pages of ``Follow`` that are kept as they were sent, since others are sent the same, and their
+largest size."""
 
 MAX_SCAN_PAGE_MESSAGES: Final = 10_000
 """``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
@@ -204,14 +210,27 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         asked.include_data,
     )
     size = sum(ROUTE_BYTES + len(name) for name in wanted.filter.content_topics)
-    call.reserve(node.followed, call.client.name, size)
+    call.at_end.append(node.followed.take(call.client.name, size))
     with node.metrics.followers.track_inprogress():
-        cursors, last = node.cursors, None
+        last = None
         async for page in node.feed.follow(wanted, call.sender):
-            is_commit = page.live and page.count and page.cursor != last
+            # Without messages each has a cursor in other bytes: two that are equal would show that
+            # nothing was stored between, whoever may read it.
+            is_commit = page.live and page.cursor != last
+            is_shared = is_commit and 0 < len(page.frames) <= MAX_SHARED_PAGE_BYTES
+            encode = _shared_page if is_shared else _follow_page
             last = page.cursor
-            sealed = (cursors.seal_shared if is_commit else cursors.seal)(last)
-            yield follow_page(page.frames, sealed, live=page.live)
+            yield encode(node.cursors, last, page.frames, live=page.live)
+
+
+def _follow_page(
+    cursors: FollowCursors, cursor: FollowCursor, frames: bytes, *, live: bool
+) -> bytes:
+    return follow_page(frames, cursors.seal(cursor), live=live)
+
+
+_shared_page: Final = lru_cache(SHARED_PAGES)(_follow_page)
+"""The page of a commit, which goes to many followers at one time."""
 
 
 async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:

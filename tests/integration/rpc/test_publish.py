@@ -120,7 +120,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
 
 async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
     memory = node.context.requests
-    memory.take("another", memory.limit)
+    give_back = memory.take("another", memory.limit)
     code, sentence = await failure(node.publish(item()))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert f"{memory.limit:,} bytes" in sentence
@@ -132,7 +132,7 @@ async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(no
     code, _ = await failure(node.stream(STORE + "GetSdsMessages", bytes(COUNTED_REQUEST_BYTES + 1)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not waiting.done()
-    memory.release("another", memory.limit)
+    give_back()
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()
@@ -147,6 +147,17 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
     assert outcomes(await node.publish(item())) == [Result.STORED]
     await node.server.stop(20)
     assert node.context.requests.used == 0
+
+
+async def test_followers_of_one_commit_are_sent_one_page(node: Node) -> None:
+    followers = [node.channel.unary_stream(STORE + "Follow")(b"") for _ in range(2)]
+    begun = [await within(each.read()) for each in followers]
+    await node.publish(item())
+    one, other = [await within(each.read()) for each in followers]
+    assert one == other
+    assert begun[0] != begun[1], "equal cursors would show that nothing was stored between"
+    for each in followers:
+        each.cancel()
 
 
 async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:

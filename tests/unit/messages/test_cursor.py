@@ -138,14 +138,3 @@ def test_a_well_sealed_cursor_with_impossible_fields_is_refused(read: Read, body
 def test_a_cursor_with_impossible_fields_cannot_be_made(make: Callable[[], object]) -> None:
     with pytest.raises(CursorError):
         make()
-
-
-def test_followers_of_one_commit_share_a_sealed_cursor() -> None:
-    rng = Random(11)
-    cursors = FollowCursors(STORE_ID, KEY, lambda: rng.randbytes(NONCE_BYTES))
-    here, there = FollowCursor(STORE_ID, 7, 8), FollowCursor(STORE_ID, 9, 10)
-    sealed = cursors.seal_shared(here)
-    assert cursors.seal_shared(here) is sealed
-    assert cursors.seal(here) != sealed
-    assert cursors.open(cursors.seal_shared(there)) == there
-    assert cursors.open(cursors.seal_shared(here)) == here

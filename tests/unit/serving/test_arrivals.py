@@ -10,6 +10,7 @@ import pytest
 from store.serving import arrivals
 from store.serving.arrivals import LOOKAHEAD_BYTES, Arrivals, AwaitedRequest
 from store.serving.failure import CallError, Code
+from tests.support.polling import settle
 from tests.support.virtual_time import virtual_time
 
 
@@ -98,11 +99,6 @@ async def measure(requests: Arrivals) -> None:
     await asyncio.sleep(0)
     await requests.measure()
     await settle()
-
-
-async def settle() -> None:
-    for _ in range(4):
-        await asyncio.sleep(0)
 
 
 async def test_the_caller_with_the_most_bytes_gives_way() -> None:

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from store.serving.failure import CallError, busy
+from store.serving.failure import CallError
 from store.serving.queue import FairQueue
 from tests.support.polling import settle
 
 
 def queue(limit: int = 10) -> FairQueue:
-    return FairQueue(limit, lambda limit, owner: busy(f"{limit} of {owner}"))
+    return FairQueue(limit, "units")
 
 
 def ask(of: FairQueue, connection: str, size: int) -> asyncio.Task[None]:
@@ -66,15 +66,15 @@ async def test_one_that_is_larger_than_the_whole_passes_alone() -> None:
 async def test_one_owner_gets_half_and_all_get_the_whole() -> None:
     shared = queue()
 
-    shared.take("a", 5)
-    with pytest.raises(CallError, match="5 of one client"):
+    give_back = shared.take("a", 5)
+    with pytest.raises(CallError, match="5 units on one client"):
         shared.take("a", 1)
     shared.take("b", 5)
     shared.take("c", 0)
-    with pytest.raises(CallError, match="10 of this node"):
+    with pytest.raises(CallError, match="10 units on this node"):
         shared.take("c", 1)
-    for owner in "ab":
-        shared.release(owner, 5)
+    give_back()
+    shared.release("b", 5)
     assert shared.used == 0
 
 

@@ -35,25 +35,23 @@ OPENAPI: Final = "/openapi.json"
 _HTML: Final = b"text/html; charset=utf-8"
 _CSS: Final = b"text/css; charset=utf-8"
 _SCRIPT: Final = b"text/javascript; charset=utf-8"
-VIEWER: Final = {
+_FILES: Final = {
+    "/": ("page.html", _HTML),
+    "/page.js": ("page.js", _SCRIPT),
+    "/sds.js": ("sds.js", _SCRIPT),
     "/docs": ("docs.html", _HTML),
     "/docs.js": ("docs.js", _SCRIPT),
     "/page.css": ("page.css", _CSS),
     "/page.svg": ("page.svg", b"image/svg+xml"),
 }
-"""The viewer of the API description."""
-PAGE: Final = {
-    "/": ("page.html", _HTML),
-    "/page.js": ("page.js", _SCRIPT),
-    "/sds.js": ("sds.js", _SCRIPT),
-}
-"""The page of messages, which asks ``/api/v1`` with the token of its reader."""
+"""The page of messages, which asks ``/api/v1`` with the token of its reader, and the viewer of the
+API description."""
 
 _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
 
 
-def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> ASGIApp:
-    """Build the application, which ``sites`` may call; ``with_page`` adds the page at ``/``."""
+def build_app(node: NodeContext, sites: Sites) -> ASGIApp:
+    """Build the application, which ``sites`` may call."""
     by_path = dict[str, list[Operation]]()
     served = _operations()
     for each in served:
@@ -63,7 +61,7 @@ def build_app(node: NodeContext, *, sites: Sites, with_page: bool = False) -> AS
     routes = [Route(path, Endpoint(node, *operations)) for path, operations in by_path.items()]
     text = json.dumps(description(served, node.identity.version), indent=1).encode()
     routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))
-    for path, (name, kind) in (VIEWER | (PAGE if with_page else {})).items():
+    for path, (name, kind) in _FILES.items():
         body = files("store.http").joinpath("web", name).read_bytes()
         shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
         routes.append(Route(path, OpenEndpoint(shown)))

@@ -83,7 +83,7 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         from store.http.sites import Sites  # noqa: PLC0415
 
         sites = Sites(config.http_allow_origin, config.http_hosts)
-        app = build_app(base, sites=sites, with_page=True)
+        app = build_app(base, sites)
         listeners["http"] = http.bind(
             addresses["--http-listen"], app, for_clients, connections, base.metrics
         )

@@ -185,7 +185,7 @@ async def serve(
         if http:
             over_http = bind(
                 ListenerAddress("--http-listen", "127.0.0.1", 0),
-                build_app(context, sites=Sites()),
+                build_app(context, Sites()),
                 None,
                 1_000,
                 metrics,

@@ -1,10 +1,9 @@
-"""A gateway under many connections: its memory, and what it adds to a query.
+"""A gateway under many connections: its memory, and the processor time of relayed messages.
 
 Measured are, in front of a real node:
 
 - ``crowd``: so many connections at once, over TCP, each with a query; then all of them again;
 - ``turn``: so many connections one after the other, each with a query;
-- ``pages``: how long the gateway adds to a page of 1,000 messages;
 - ``relay``: the processor time of a relayed message on its way into Postgres.
 
 Names choose some of them. Each prints one line of JSON. Memory is that of the gateway's process.
@@ -14,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-import grpc
 import psutil
 
 from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
@@ -31,17 +27,14 @@ from store.gateway.relay import RELAY
 from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
-from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.waku_client import MPLEX, YAMUX, WakuClient, line
 
-MEASUREMENTS: Final = ("pages", "crowd", "turn", "relay")
+MEASUREMENTS: Final = ("crowd", "turn", "relay")
 MESSAGES: Final = 2_000
-PAGE: Final = 1_000
-REPETITIONS: Final = 30
 OPENING: Final = 32
 """Connections that are opened side by side."""
 SAMPLES: Final = 12
@@ -106,30 +99,6 @@ async def turn(gateway: GatewayProcess, count: int) -> None:
     report(gateway="turn", connections=count, ms_each=1_000 * took_s / count, memory_mib=memory)
 
 
-async def pages(gateway: GatewayProcess, node: str) -> None:
-    """Measure pages of 1,000 messages through the gateway, and from the node itself."""
-    request = StoreQueryRequest(include_data=True, pagination_limit=PAGE)
-    async with (
-        grpc.aio.insecure_channel(node) as channel,
-        WakuClient.connected(gateway.address("tcp"), YAMUX) as client,
-    ):
-        stub = StoreStub(channel)
-        ways: dict[str, Callable[[], Awaitable[object]]] = {
-            "direct": lambda: stub.Query(request),
-            "gateway": lambda: client.query(request),
-        }
-        took_us: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(REPETITIONS):
-            for name, ask in ways.items():
-                began = time.monotonic()
-                await ask()
-                took_us[name].append(1e6 * (time.monotonic() - began) / PAGE)
-    report(
-        gateway="pages",
-        us_a_message={k: round(statistics.median(v), 2) for k, v in took_us.items()},
-    )
-
-
 async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
     """Measure the processor time of relayed messages, which a peer sends at a steady rate."""
 
@@ -174,8 +143,6 @@ async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
 
 async def run(given: argparse.Namespace, gateway: GatewayProcess, node: NodeProcess) -> None:
     """Make the measurements that were asked for."""
-    if "pages" in given.names:
-        await pages(gateway, node.listen)
     if "crowd" in given.names:
         await crowd(gateway, given.crowd)
     if "turn" in given.names:

@@ -9,30 +9,30 @@ from typing import Final
 from store.serving.sockets import connection_name, remote
 from storenode.message.varint import varint
 
-_IP4, _TCP, _IP6, _TLS, _WS = 4, 6, 41, 448, 477
+_CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "tls": 448, "ws": 477}
 _MAX_PORT: Final = 65_535
 _ENDINGS: Final = {
-    (): (False, False),
-    ("ws",): (True, False),
-    ("wss",): (True, True),
-    ("tls", "ws"): (True, True),
+    (): (),
+    ("ws",): ("ws",),
+    ("wss",): ("tls", "ws"),
+    ("tls", "ws"): ("tls", "ws"),
 }
+"""What may follow the port, and what it means."""
+
 _EXAMPLE: Final = "write one such as /ip4/0.0.0.0/tcp/60000 or /ip4/0.0.0.0/tcp/8000/ws"
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """An address to listen on; ``tls`` only with ``websocket``."""
+    """An address to listen on; ``over_tcp`` is one of ``()``, ``("ws",)`` and ``("tls", "ws")``."""
 
     host: str
     port: int
-    websocket: bool
-    tls: bool
+    over_tcp: tuple[str, ...]
 
     def __str__(self) -> str:
         family = "ip6" if ":" in self.host else "ip4"
-        ending = ("/tls/ws" if self.tls else "/ws") if self.websocket else ""
-        return f"/{family}/{self.host}/tcp/{self.port}{ending}"
+        return "/".join(("", family, self.host, "tcp", str(self.port), *self.over_tcp))
 
     def bound_to(self, port: int) -> ListenAddress:
         """Return the address with the port that port 0 became."""
@@ -41,13 +41,9 @@ class ListenAddress:
     def encoded(self) -> bytes:
         """Encode the multiaddr in binary."""
         ip = ipaddress.ip_address(self.host)
-        parts = [varint(_IP4 if ip.version == 4 else _IP6), ip.packed]
-        parts += [varint(_TCP), self.port.to_bytes(2, "big")]
-        if self.tls:
-            parts.append(varint(_TLS))
-        if self.websocket:
-            parts.append(varint(_WS))
-        return b"".join(parts)
+        parts = [varint(_CODES[f"ip{ip.version}"]), ip.packed]
+        parts += [varint(_CODES["tcp"]), self.port.to_bytes(2, "big")]
+        return b"".join((*parts, *(varint(_CODES[each]) for each in self.over_tcp)))
 
 
 def parse_listen_address(text: str) -> ListenAddress:
@@ -68,8 +64,7 @@ def parse_listen_address(text: str) -> ListenAddress:
         raise ValueError(f"{parts[2]!r} in {text!r} is no address of {parts[1]}") from error
     if not (parts[4].isascii() and parts[4].isdigit()) or int(parts[4]) > _MAX_PORT:
         raise ValueError(f"the port of {text!r} is not a number from 0 to {_MAX_PORT}")
-    websocket, tls = _ENDINGS[ending]
-    return ListenAddress(str(ip), int(parts[4]), websocket, tls)
+    return ListenAddress(str(ip), int(parts[4]), _ENDINGS[ending])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 from store.domain.quota import Bucket, QuotaExceededError
@@ -62,15 +61,6 @@ def charge(rate: Bucket, now_ns: int, reason: str, sentence: str) -> None:
         raise RefusalError(reason, sentence) from None
 
 
-@dataclass(frozen=True, slots=True)
-class ClientRules:
-    """Limits of one address; rates are per second."""
-
-    connections: int
-    new_connections_per_s: int
-    requests_per_s: int
-
-
 class ClientAddress:
     """An address with its limits: an IPv4 address, or a /64 of IPv6."""
 
@@ -80,7 +70,12 @@ class ClientAddress:
     )
 
     def __init__(
-        self, network: str, rules: ClientRules, unread: ByteBudget, unsent: ByteBudget
+        self,
+        network: str,
+        new_connections_per_s: int,
+        requests_per_s: int,
+        unread: ByteBudget,
+        unsent: ByteBudget,
     ) -> None:
         self.network = network
         self.connections = 0
@@ -88,8 +83,8 @@ class ClientAddress:
         self.queries = asyncio.Semaphore(CLIENT_QUERIES)
         self.unread = ByteBudget(MAX_CLIENT_UNREAD_BYTES, unread)
         self.unsent = ByteBudget(MAX_CLIENT_UNSENT_BYTES, unsent)
-        self._arrivals = Bucket(rules.new_connections_per_s, "new connections")
-        self._requests = Bucket(rules.requests_per_s, "requests")
+        self._arrivals = Bucket(new_connections_per_s, "new connections")
+        self._requests = Bucket(requests_per_s, "requests")
 
     def arrive(self, now_ns: int) -> None:
         """Count a connection that begins.
@@ -120,8 +115,12 @@ class ClientAddress:
 class Clients:
     """The addresses of clients, in the order in which they were last looked at or connected."""
 
-    def __init__(self, rules: ClientRules) -> None:
-        self._rules = rules
+    def __init__(
+        self, max_connections: int, new_connections_per_s: int, requests_per_s: int
+    ) -> None:
+        """Set the limits of one address."""
+        self._max_connections = max_connections
+        self._rates = new_connections_per_s, requests_per_s
         self._unread = ByteBudget(MAX_UNREAD_BYTES)
         self._unsent = ByteBudget(MAX_UNSENT_BYTES)
         self._known: OrderedDict[str, ClientAddress] = OrderedDict()
@@ -136,10 +135,10 @@ class Clients:
         if client is None:
             self._forget(now_ns)
             client = self._known[network] = ClientAddress(
-                network, self._rules, self._unread, self._unsent
+                network, *self._rates, self._unread, self._unsent
             )
         self._known.move_to_end(network)
-        if client.connections >= self._rules.connections:
+        if client.connections >= self._max_connections:
             raise RefusalError("connections_of_address", "too many connections from one address")
         client.arrive(now_ns)
         client.connections += 1

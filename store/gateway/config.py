@@ -17,7 +17,6 @@ from store.gateway.addresses import (
     parse_listen_address,
     parse_peer_address,
 )
-from store.gateway.clients import ClientRules
 from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
 from storenode.cli.options.types import ADDRESS, POSITIVE_DURATION, Address, Parsed, size_up_to
 
@@ -129,15 +128,6 @@ class GatewayConfig:
         """The pubsub topics of the shards."""
         return frozenset(f"/waku/2/rs/{self.cluster}/{each}" for each in self.shard)
 
-    @property
-    def rules(self) -> ClientRules:
-        """Limits of one address."""
-        return ClientRules(
-            self.max_connections_per_address,
-            self.max_new_connections_per_s,
-            self.max_requests_per_s,
-        )
-
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> GatewayConfig:
         """Check the options that click has parsed.
@@ -152,7 +142,7 @@ class GatewayConfig:
             raise click.UsageError("--relay-peer needs --relay router or --relay leaf.")
         if config.relay == LEAF and not config.relay_peer:
             raise click.UsageError("--relay leaf needs at least one --relay-peer.")
-        needs = [str(each) for each in config.listen if each.tls]
+        needs = [str(each) for each in config.listen if "tls" in each.over_tcp]
         if needs and config.wss_cert is None:
             raise click.UsageError(
                 f"--listen {needs[0]} needs a certificate: give --wss-cert and --wss-key, or end it"

@@ -201,8 +201,8 @@ class WakuConnection:
             stream.feed(data)
         except RefusalError as fault:
             self._around.metrics.refused(fault.reason)
-            await self._reset(stream)
             stream.fail()
+            await self._send_in_time(FrameType.RESET, stream.number)
 
     async def _send_in_time(self, kind: FrameType, stream: int = 0, value: int = 0) -> None:
         """Send what no stream waits for; a client that does not read it is cut off."""

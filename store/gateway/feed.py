@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 from store.gateway.faults import StatusError
@@ -26,36 +25,15 @@ _EMPTY_PAYLOAD: Final = RawMessage(payload=b"").SerializeToString()
 _log = get_logger("store.gateway")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FollowedMessage:
-    """A message as the node sent it, which is parsed when a field of it is asked for.
-
-    All properties raise ValueError if it is malformed.
-    """
+    """A message of the node; ``encoded`` has a field ``payload``, as nwaku requires."""
 
     message_hash: bytes
     pubsub_topic: str
-    stored: bytes
-
-    @cached_property
-    def _fields(self) -> RawMessage:
-        return parse(RawMessage, self.stored)
-
-    @property
-    def content_topic(self) -> str:
-        """The content topic."""
-        return self._fields.content_topic.decode()
-
-    @property
-    def timestamp_ns(self) -> int:
-        """The publisher's timestamp."""
-        return self._fields.timestamp
-
-    @property
-    def encoded(self) -> bytes:
-        """The message with a field ``payload``, without which nwaku decodes none."""
-        has_payload = self._fields.HasField("payload")
-        return self.stored if has_payload else _EMPTY_PAYLOAD + self.stored
+    content_topic: str
+    timestamp_ns: int
+    encoded: bytes
 
 
 def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
@@ -68,10 +46,13 @@ def parse_page(page: bytes) -> tuple[list[FollowedMessage], bytes]:
     return list(map(followed, parsed.messages)), parsed.cursor
 
 
-def followed(message: RawEntry) -> FollowedMessage:
-    """Return a message of a page; raise ValueError if it is incomplete."""
-    require(message, "message", "pubsub_topic")
-    return FollowedMessage(message.message_hash, message.pubsub_topic.decode(), message.message)
+def followed(entry: RawEntry) -> FollowedMessage:
+    """Return a message of a page; raise ValueError if it is malformed."""
+    require(entry, "message", "pubsub_topic")
+    found = parse(RawMessage, entry.message)
+    encoded = entry.message if found.HasField("payload") else _EMPTY_PAYLOAD + entry.message
+    topics = entry.pubsub_topic.decode(), found.content_topic.decode()
+    return FollowedMessage(entry.message_hash, *topics, found.timestamp, encoded)
 
 
 class NodeFeed:

@@ -7,10 +7,8 @@ does not take what is pushed. js-waku pings, and subscribes again when a ping is
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from typing import Final
 
@@ -44,13 +42,8 @@ Criterion = tuple[str, str]
 """A pubsub topic and a content topic."""
 
 
-class FilterRequestType(IntEnum):
-    """Kinds of requests (``filter_subscribe_type``)."""
-
-    PING = 0
-    SUBSCRIBE = 1
-    UNSUBSCRIBE = 2
-    UNSUBSCRIBE_ALL = 3
+PING, SUBSCRIBE, UNSUBSCRIBE, UNSUBSCRIBE_ALL = range(4)
+"""Kinds of requests (``filter_subscribe_type``)."""
 
 
 def parse_request(data: bytes) -> FilterRequest:
@@ -69,12 +62,12 @@ def named_criteria(request: FilterRequest) -> set[Criterion]:
     """Return the criteria that a request to subscribe or unsubscribe names.
 
     Raises:
-        StatusError: It names none, or too many.
+        ValueError: It names none, or too many.
     """
     if not request.HasField("pubsub_topic") or not request.content_topics:
-        raise StatusError(400, "BAD_REQUEST: name the pubsub topic and the content topics")
+        raise ValueError("name the pubsub topic and the content topics")
     if len(request.content_topics) > MAX_REQUESTED_TOPICS:
-        raise StatusError(400, f"BAD_REQUEST: more than {MAX_REQUESTED_TOPICS} content topics")
+        raise ValueError(f"more than {MAX_REQUESTED_TOPICS} content topics")
     return {(request.pubsub_topic, each) for each in request.content_topics}
 
 
@@ -92,7 +85,6 @@ class FilterSubscriber:
     queue: SendQueue
     expires_ns: int = 0
     criteria: set[Criterion] = field(default_factory=set)
-    pushing: asyncio.Task[None] | None = None
 
 
 class Filter:
@@ -152,7 +144,7 @@ class Filter:
             request = parse_request(data)
             request_id = request.request_id
             connection.client.ask(time.monotonic_ns())
-            if request.kind == FilterRequestType.SUBSCRIBE:
+            if request.kind == SUBSCRIBE:
                 await self._subscribe_live(request, connection)
             else:
                 self.handle(request, connection, time.monotonic_ns())
@@ -179,35 +171,27 @@ class Filter:
         """Apply a request.
 
         Raises:
-            StatusError: It is refused.
+            StatusError, ValueError: It is refused.
         """
         subscriber = self._subscribers.get(connection)
-        if request.kind == FilterRequestType.SUBSCRIBE:
-            self._subscribe(request, connection, now_ns)
-            return
-        if subscriber is None:
+        if request.kind == SUBSCRIBE:
+            subscriber = self._subscribe(named_criteria(request), connection)
+        elif subscriber is None:
             raise StatusError(404, _NO_SUBSCRIPTION)
         subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
-        match request.kind:
-            case FilterRequestType.PING:
-                pass
-            case FilterRequestType.UNSUBSCRIBE:
-                self._unsubscribe(subscriber, named_criteria(request))
-            case FilterRequestType.UNSUBSCRIBE_ALL:
-                self._remove(subscriber)
-            case _:
-                raise StatusError(400, f"BAD_REQUEST: unknown type {request.kind}")
+        if request.kind == UNSUBSCRIBE:
+            self._unsubscribe(subscriber, named_criteria(request))
+        elif request.kind == UNSUBSCRIBE_ALL:
+            self._remove(subscriber)
+        elif request.kind not in (PING, SUBSCRIBE):
+            raise ValueError(f"unknown type {request.kind}")
 
-    def _subscribe(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
-        criteria = named_criteria(request)
-        if request.pubsub_topic not in self._pubsub_topics:
-            raise StatusError(
-                400, "BAD_REQUEST: the pubsub topic is not one of this gateway's shards"
-            )
-        subscriber = self._subscribers.get(connection)
-        subscribed = set() if subscriber is None else subscriber.criteria
-        new, known = criteria - subscribed, len(subscribed)
-        client = connection.client
+    def _subscribe(self, criteria: set[Criterion], connection: WakuConnection) -> FilterSubscriber:
+        if any(pubsub_topic not in self._pubsub_topics for pubsub_topic, _ in criteria):
+            raise ValueError("the pubsub topic is not one of this gateway's shards")
+        subscriber, client = self._subscribers.get(connection), connection.client
+        new = criteria if subscriber is None else criteria - subscriber.criteria
+        known = 0 if subscriber is None else len(subscriber.criteria)
         if (
             known + len(new) > MAX_SUBSCRIBER_CRITERIA
             or client.criteria + len(new) > MAX_CLIENT_CRITERIA
@@ -215,19 +199,17 @@ class Filter:
         ):
             raise StatusError(503, "SERVICE_UNAVAILABLE: too many content topics")
         if subscriber is None:
-            queue = SendQueue(connection, FILTER_PUSH, MAX_QUEUED_PUSHES)
-            subscriber = FilterSubscriber(connection, queue)
-            self._subscribers[connection] = subscriber
+            queue = SendQueue(connection, FILTER_PUSH, MAX_QUEUED_PUSHES, self._metrics)
+            subscriber = self._subscribers[connection] = FilterSubscriber(connection, queue)
             self._feed.acquire()
-            subscriber.pushing = connection.start(queue.run(self._metrics))
-            subscriber.pushing.add_done_callback(partial(self._end, subscriber))
+            queue.start(partial(self._remove, subscriber))
             self._metrics.filter_subscribers.set(len(self))
-        subscriber.expires_ns = now_ns + _SUBSCRIPTION_NS
         subscriber.criteria |= new
         client.criteria += len(new)
         self._criteria += len(new)
         for criterion in new:
             self._index.setdefault(criterion, {})[subscriber] = None
+        return subscriber
 
     def _unsubscribe(self, subscriber: FilterSubscriber, criteria: set[Criterion]) -> None:
         common = criteria & subscriber.criteria
@@ -254,9 +236,4 @@ class Filter:
         self._feed.release()
         self._drop(subscriber, set(subscriber.criteria))
         self._metrics.filter_subscribers.set(len(self))
-        if subscriber.pushing is not None:
-            subscriber.pushing.cancel()
-
-    def _end(self, subscriber: FilterSubscriber, _pushing: asyncio.Task[None]) -> None:
-        self._remove(subscriber)
-        subscriber.queue.discard()
+        subscriber.queue.stop()

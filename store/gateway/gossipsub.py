@@ -26,7 +26,6 @@ from store.domain.environment import Random
 from store.gateway.gossipsub_wire import (
     GossipMessage,
     encode_graft,
-    encode_idontwant,
     encode_ihave,
     encode_iwant,
     encode_message,
@@ -47,6 +46,7 @@ from store.gateway.limits import (
     MAX_RPC_BYTES,
     MAX_SEEN_MESSAGES,
 )
+from storenode.common.bounded_dict import BoundedDict
 from storenode.wire.storenode.internal.v1.libp2p_pb2 import GossipsubControl
 
 MESH_PEERS: Final = 6
@@ -68,8 +68,13 @@ SEEN_S: Final = 120
 """How long a message is remembered: none whose timestamp is 20 s old or older is forwarded."""
 
 QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
-CACHE_HEARTBEATS: Final = 6
-GOSSIP_HEARTBEATS: Final = 3
+CACHE_S: Final = 6
+GOSSIP_S: Final = 3
+"""How long a message is sent to peers that request it, and announced to others."""
+
+REFUSAL_HEARTBEATS: Final = 6
+"""How long a message is kept from a peer that refuses it in advance."""
+
 PROMISE_S: Final = 3
 """Until a message that was requested must have come."""
 
@@ -77,9 +82,6 @@ MAX_SERVED: Final = 3
 """Times that a message is sent to one peer that requests it."""
 
 IHAVE_IDS: Final = 4_000
-LARGE_MESSAGE_BYTES: Final = 512
-"""A message with more bytes is announced as unwanted before it is judged, as nwaku does."""
-
 MAX_PING_BYTES: Final = 64
 DECAY: Final = 0.944
 REJECTED_PENALTY: Final = 1.0
@@ -117,7 +119,6 @@ class Arrived:
 
 
 RouterEffect = SendRpc | Disconnect | Arrived
-_Backoffs = dict[tuple[str, str], float]
 _T = TypeVar("_T")
 
 
@@ -134,43 +135,36 @@ class _RelayPeer:
     requested: int = 0
     served: dict[bytes, int] = field(default_factory=dict)
     unwanted: deque[set[bytes]] = field(
-        default_factory=lambda: deque([set()], maxlen=CACHE_HEARTBEATS)
+        default_factory=lambda: deque([set()], maxlen=REFUSAL_HEARTBEATS)
     )
+
+    def is_new(self, now_s: float) -> bool:
+        """Return True while the peer may remember an earlier stream."""
+        return self.joined_s + QUIET_S > now_s
 
     def wants(self, message_id: bytes) -> bool:
         return not any(message_id in each for each in self.unwanted)
 
 
-class SeenMessages:
+class SeenMessages(OrderedDict[Hashable, float]):
     """The messages of the last `SEEN_S` seconds, by any key, at most `MAX_SEEN_MESSAGES` of them.
 
     Times are seconds of a clock that never goes back.
     """
 
-    def __init__(self) -> None:
-        self._since_s: OrderedDict[Hashable, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Count the messages."""
-        return len(self._since_s)
-
-    def __contains__(self, key: Hashable) -> bool:
-        """Return True if a message is remembered."""
-        return key in self._since_s
-
     def add(self, key: Hashable, now_s: float) -> bool:
         """Remember a message; False if it is remembered already."""
-        if key in self._since_s:
+        if key in self:
             return False
-        self._since_s[key] = now_s
-        if len(self._since_s) > MAX_SEEN_MESSAGES:
-            self._since_s.popitem(last=False)
+        self[key] = now_s
+        if len(self) > MAX_SEEN_MESSAGES:
+            self.popitem(last=False)
         return True
 
     def forget(self, now_s: float) -> None:
         """Forget the messages that are too old."""
-        while self._since_s and next(iter(self._since_s.values())) < now_s - SEEN_S:
-            self._since_s.popitem(last=False)
+        while self and next(iter(self.values())) < now_s - SEEN_S:
+            self.popitem(last=False)
 
 
 class Router:
@@ -185,13 +179,11 @@ class Router:
         self._now_s = 0.0
         self._peers: dict[str, _RelayPeer] = {}
         self._mesh: dict[str, dict[str, None]] = {topic: {} for topic in topics}
-        self._pruned_until_s: _Backoffs = {}
-        self._quiet_until_s: _Backoffs = {}
-        self._penalties: OrderedDict[str, float] = OrderedDict()
+        self._backoffs: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_BACKOFFS)
+        self._penalties: BoundedDict[str, float] = BoundedDict(MAX_PENALTIES)
         self._seen = SeenMessages()
-        self._cache: dict[bytes, GossipMessage] = {}
+        self._cache: dict[bytes, tuple[GossipMessage, float]] = {}
         self._cached_bytes = 0
-        self._history: deque[list[bytes]] = deque([[]], maxlen=CACHE_HEARTBEATS)
         self._promises: dict[bytes, dict[str, float]] = {}
         self._effects: list[RouterEffect] = []
 
@@ -212,8 +204,6 @@ class Router:
         if self._penalties.get(key, 0.0) > CUT_OFF_PENALTY / 2:
             return [Disconnect(key, "the peer was disconnected a short time ago")]
         self._peers[key] = _RelayPeer(is_outbound, now_s)
-        for topic in self._mesh:
-            self._stay_quiet(topic, key, QUIET_S)
         self._send(key, encode_subscriptions(self._mesh))
         return self._flush()
 
@@ -261,10 +251,6 @@ class Router:
         self._promises.pop(message_id, None)
         if not self._seen.add((message_id, message.topic), self._now_s):
             return
-        if self._forwards and len(message.data) > LARGE_MESSAGE_BYTES:
-            for other in self._mesh[message.topic]:
-                if other != key:
-                    self._send(other, encode_idontwant([message_id]))
         self._effects.append(Arrived(key, message))
 
     def _take_control(self, key: str, peer: _RelayPeer, control: GossipsubControl) -> None:
@@ -299,7 +285,7 @@ class Router:
     def _take_graft(self, key: str, peer: _RelayPeer, topic: str) -> None:
         if topic not in self._mesh or key in self._mesh[topic]:
             return
-        is_early = self._pruned_until_s.get((topic, key), 0.0) - BACKOFF_SLACK_S > self._now_s
+        is_early = self._backoffs.get((topic, key), 0.0) - 2 * BACKOFF_SLACK_S > self._now_s
         if is_early:
             self._punish(key, EARLY_GRAFT_PENALTY, "it asks for a place in the mesh too often")
         is_full = len(self._mesh[topic]) >= MAX_MESH_PEERS and not peer.is_outbound
@@ -311,10 +297,10 @@ class Router:
             self._mesh[topic][key] = None
 
     def _serve(self, key: str, peer: _RelayPeer, message_id: bytes) -> None:
-        message, count = self._cache.get(message_id), peer.served.get(message_id, 0)
-        if message is not None and count < MAX_SERVED and self._forwards:
+        cached, count = self._cache.get(message_id), peer.served.get(message_id, 0)
+        if cached is not None and count < MAX_SERVED and self._forwards:
             peer.served[message_id] = count + 1
-            self._send(key, encode_message(message.topic, message.data))
+            self._send(key, encode_message(cached[0].topic, cached[0].data))
 
     # Judgements
 
@@ -345,8 +331,8 @@ class Router:
             key
             for key, peer in self._peers.items()
             if topic in peer.topics
-            and peer.joined_s + QUIET_S > self._now_s
-            and (topic, key) not in self._pruned_until_s
+            and peer.is_new(self._now_s)
+            and (topic, key) not in self._backoffs
             and key not in self._mesh[topic]
         ]
         return [*self._mesh[topic], *early]
@@ -371,17 +357,17 @@ class Router:
             peer.unwanted.appendleft(set())
             peer.served = {each: n for each, n in peer.served.items() if each in self._cache}
         if self._forwards:
+            oldest_s = self._now_s - GOSSIP_S
+            recent = [message for message, at_s in self._cache.values() if at_s > oldest_s]
             for topic in self._mesh:
                 self._balance(topic)
-                self._gossip(topic)
-        self._history.appendleft([])
+                self._gossip(topic, recent)
         return self._flush()
 
     def _forget(self) -> None:
         self._seen.forget(self._now_s)
-        for table in (self._pruned_until_s, self._quiet_until_s):
-            for pair in [each for each, until_s in table.items() if until_s <= self._now_s]:
-                del table[pair]
+        for pair in [each for each, until_s in self._backoffs.items() if until_s <= self._now_s]:
+            del self._backoffs[pair]
         for message_id, promised in list(self._promises.items()):
             for key in [each for each, until_s in promised.items() if until_s < self._now_s]:
                 del promised[key]
@@ -392,9 +378,9 @@ class Router:
             self._penalties[key] = penalty * DECAY
             if penalty < MALFORMED_PENALTY / 2:
                 del self._penalties[key]
-        if len(self._history) == CACHE_HEARTBEATS:
-            for message_id in self._history[-1]:
-                self._cached_bytes -= len(self._cache.pop(message_id).data)
+        oldest_s = self._now_s - CACHE_S
+        for message_id in [each for each, (_, at_s) in self._cache.items() if at_s < oldest_s]:
+            self._cached_bytes -= len(self._cache.pop(message_id)[0].data)
 
     def _balance(self, topic: str) -> None:
         mesh = self._mesh[topic]
@@ -417,13 +403,13 @@ class Router:
         return (
             topic in self._peers[key].topics
             and key not in self._mesh[topic]
-            and (topic, key) not in self._quiet_until_s
+            and (topic, key) not in self._backoffs
+            and not self._peers[key].is_new(self._now_s)
             and self._penalties.get(key, 0.0) <= GRAFT_PENALTY
         )
 
-    def _gossip(self, topic: str) -> None:
-        recent = list(self._history)[:GOSSIP_HEARTBEATS]
-        ids = [each for some in recent for each in some if self._cache[each].topic == topic]
+    def _gossip(self, topic: str, recent: Iterable[GossipMessage]) -> None:
+        ids = [each.message_id for each in recent if each.topic == topic]
         others = [
             key
             for key, peer in self._peers.items()
@@ -439,13 +425,10 @@ class Router:
         """Raise AssertionError if an invariant or a bound is broken."""
         assert all(mesh.keys() <= self._peers.keys() for mesh in self._mesh.values())
         assert len(self._penalties) <= MAX_PENALTIES
-        assert len(self._pruned_until_s) <= MAX_BACKOFFS
-        assert len(self._quiet_until_s) <= MAX_BACKOFFS
-        assert self._cached_bytes == sum(len(each.data) for each in self._cache.values())
+        assert len(self._backoffs) <= MAX_BACKOFFS
+        assert self._cached_bytes == sum(len(each.data) for each, _ in self._cache.values())
         assert self._cached_bytes <= MAX_CACHED_MESSAGE_BYTES
         assert all(self._promises.values())
-        listed = [each for some in self._history for each in some]
-        assert sorted(listed) == sorted(self._cache)
         for peer in self._peers.values():
             assert len(peer.topics) <= MAX_PEER_TOPICS
             assert peer.requested <= MAX_IWANT_PER_HEARTBEAT
@@ -470,22 +453,9 @@ class Router:
         self._send(key, encode_prune(topic, BACKOFF_S))
 
     def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
-        """Refuse and send no GRAFT for a while, after a PRUNE of either side."""
-        self._note(self._pruned_until_s, (topic, key), self._now_s + backoff_s)
-        self._stay_quiet(topic, key, backoff_s + BACKOFF_SLACK_S)
-
-    def _stay_quiet(self, topic: str, key: str, pause_s: float) -> None:
-        """Send a peer no GRAFT for a while, or for longer where that was so before."""
-        until_s = max(self._now_s + pause_s, self._quiet_until_s.get((topic, key), 0.0))
-        self._note(self._quiet_until_s, (topic, key), until_s)
-
-    @staticmethod
-    def _note(backoffs: _Backoffs, pair: tuple[str, str], until_s: float) -> None:
-        """Note a back-off; forget the oldest of too many, which only many peer IDs can cause."""
-        backoffs.pop(pair, None)
-        backoffs[pair] = until_s
-        if len(backoffs) > MAX_BACKOFFS:
-            del backoffs[next(iter(backoffs))]
+        """Refuse and send no GRAFT for a while after a PRUNE, and at least as long as before."""
+        until_s = self._now_s + backoff_s + BACKOFF_SLACK_S
+        self._backoffs[topic, key] = max(until_s, self._backoffs.get((topic, key), 0.0))
 
     def _keep(self, message: GossipMessage) -> None:
         message_id, size_bytes = message.message_id, len(message.data)
@@ -493,15 +463,11 @@ class Router:
             message_id not in self._cache
             and self._cached_bytes + size_bytes <= MAX_CACHED_MESSAGE_BYTES
         ):
-            self._cache[message_id] = message
+            self._cache[message_id] = message, self._now_s
             self._cached_bytes += size_bytes
-            self._history[0].append(message_id)
 
     def _punish(self, key: str, penalty: float, reason: str) -> None:
         total = self._penalties[key] = self._penalties.get(key, 0.0) + penalty
-        self._penalties.move_to_end(key)
-        if len(self._penalties) > MAX_PENALTIES:
-            self._penalties.popitem(last=False)
         if total > CUT_OFF_PENALTY and key in self._peers:
             self.leave(key)
             self._effects.append(Disconnect(key, reason))

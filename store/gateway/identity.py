@@ -5,23 +5,20 @@ Source: libp2p, "Peer Ids and Keys" and "noise-libp2p".
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
-    load_der_public_key,
     load_pem_private_key,
 )
 
@@ -29,13 +26,13 @@ from store.gateway.faults import GatewayError, RefusalError
 from store.gateway.wire import parse, require
 from storenode.wire.storenode.internal.v1.libp2p_pb2 import Libp2pPublicKey, NoisePayload
 
-_RSA, _ED25519, _SECP256K1, _ECDSA = range(4)
+_ED25519, _SECP256K1 = 1, 2
+"""Kinds of keys that Waku peers have; those of RSA and ECDSA are refused."""
+
 _STATIC_KEY: Final = b"noise-libp2p-static-key:"
 _IDENTITY_MULTIHASH: Final = b"\x00"
-_SHA256_MULTIHASH: Final = b"\x12\x20"
-_MAX_INLINE_KEY_BYTES: Final = 42
+_MAX_KEY_BYTES: Final = 42
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_MAX_RSA_BITS: Final = 8192
 _MAX_KEY_FILE_BYTES: Final = 16 * 1024
 
 
@@ -130,50 +127,31 @@ def require_proof(payload: bytes, static_key: bytes) -> str:
         require(proof, "identity_key", "identity_signature")
         key = parse(Libp2pPublicKey, proof.identity_key)
         require(key, "data")
-        if key.kind not in _VERIFIERS:
-            raise ValueError("the key is of no known kind")
-        _VERIFIERS[key.kind](key.data, proof.identity_signature, _STATIC_KEY + static_key)
+        _verify(key, proof.identity_signature, _STATIC_KEY + static_key)
+        return peer_id_of(proof.identity_key)
     except (ValueError, InvalidSignature) as error:
         raise RefusalError("identity", f"the client's identity is not proven: {error}") from error
-    return peer_id_of(proof.identity_key)
 
 
 def peer_id_of(public_key: bytes) -> str:
-    """Return the peer ID of an encoded public key (libp2p, "Peer Ids and Keys")."""
-    if len(public_key) <= _MAX_INLINE_KEY_BYTES:
-        return base58(_IDENTITY_MULTIHASH + bytes([len(public_key)]) + public_key)
-    return base58(_SHA256_MULTIHASH + hashlib.sha256(public_key).digest())
+    """Return the peer ID of an encoded public key (libp2p, "Peer Ids and Keys").
+
+    Raises:
+        ValueError: The key is longer than one that is in its peer ID.
+    """
+    if len(public_key) > _MAX_KEY_BYTES:
+        raise ValueError("the key is too long")
+    return base58(_IDENTITY_MULTIHASH + bytes([len(public_key)]) + public_key)
 
 
-def _verify_ed25519(raw: bytes, signature: bytes, data: bytes) -> None:
-    ed25519.Ed25519PublicKey.from_public_bytes(raw).verify(signature, data)
-
-
-def _verify_secp256k1(raw: bytes, signature: bytes, data: bytes) -> None:
-    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), raw)
-    key.verify(signature, data, ec.ECDSA(SHA256()))
-
-
-def _verify_ecdsa(raw: bytes, signature: bytes, data: bytes) -> None:
-    key = load_der_public_key(raw)
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("the key is not of the kind that is said")  # noqa: TRY004
-    key.verify(signature, data, ec.ECDSA(SHA256()))
-
-
-def _verify_rsa(raw: bytes, signature: bytes, data: bytes) -> None:
-    key = load_der_public_key(raw)
-    if not isinstance(key, rsa.RSAPublicKey) or key.key_size > _MAX_RSA_BITS:
-        raise ValueError("the key is not of the kind that is said, or too large")
-    key.verify(signature, data, padding.PKCS1v15(), SHA256())
-
-
-_VERIFIERS: Final[dict[int, Callable[[bytes, bytes, bytes], None]]] = {
-    _RSA: _verify_rsa,
-    _ED25519: _verify_ed25519,
-    _SECP256K1: _verify_secp256k1,
-    _ECDSA: _verify_ecdsa,
-}
+def _verify(key: Libp2pPublicKey, signature: bytes, data: bytes) -> None:
+    if key.kind == _ED25519:
+        ed25519.Ed25519PublicKey.from_public_bytes(key.data).verify(signature, data)
+    elif key.kind == _SECP256K1:
+        public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), key.data)
+        public.verify(signature, data, ec.ECDSA(SHA256()))
+    else:
+        raise ValueError("the key is of no known kind")
 
 
 def base58(data: bytes) -> str:

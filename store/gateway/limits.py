@@ -142,7 +142,8 @@ MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 """One request that publishes relayed messages."""
 
 MAX_RPC_BYTES: Final = 150 * 1024
-"""One RPC of gossipsub; nwaku closes the stream after a larger one."""
+"""One RPC of gossipsub, or message on a stream of transfer; nwaku closes the stream after a larger
+one."""
 
 MAX_RPC_ENTRIES: Final = 1_000
 """Entries of an RPC, of all kinds together; message IDs are counted by themselves."""
@@ -208,9 +209,6 @@ MAX_SYNC_RANGES: Final = 65_536
 MAX_SYNC_MESSAGES: Final = 100_000
 MAX_SYNC_BYTES: Final = 256 * 1024 * 1024
 """Messages that are transferred after a session, each way; the rest waits for the next one."""
-
-MAX_TRANSFER_FRAME_BYTES: Final = 153_600
-"""One message on a stream of transfer; nwaku closes the stream after a larger one."""
 
 TRANSFER_BATCH: Final = 50
 """Messages that are read from the node at a time: at most about 8 MiB."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from store.gateway.addresses import ListenAddress
 from store.gateway.clients import ClientAddress
+from store.gateway.connection import Handler
 from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.identity import Identity
 from store.gateway.limits import MAX_REQUEST_ID_BYTES, SEND_TIMEOUT_S
@@ -88,18 +89,15 @@ def _request_id(request: bytes) -> bytes:
     return b""
 
 
-class FixedResponse:
-    """A response that is the same for all clients, after a request that is not used, if any."""
+def fixed_response(response: bytes, max_request_bytes: int | None = None) -> Handler:
+    """Return a handler that answers any request, or none that is read, with the same bytes."""
 
-    def __init__(self, response: bytes, max_request_bytes: int | None = None) -> None:
-        self._response = response
-        self._max_request_bytes = max_request_bytes
+    async def serve(stream: Stream) -> None:
+        if max_request_bytes is not None:
+            await stream.request(max_request_bytes)
+        await stream.send_delimited(response)
 
-    async def serve(self, stream: Stream) -> None:
-        """Read the request and send the response."""
-        if self._max_request_bytes is not None:
-            await stream.request(self._max_request_bytes)
-        await stream.send_delimited(self._response)
+    return serve
 
 
 def encode_identify(

@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from store.domain.quota import Bucket, QuotaExceededError
@@ -75,15 +76,10 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class RelayPeer:
-    """A relay peer; ``is_configured`` if it is one of ``--relay-peer``.
-
-    ``rpcs`` and ``sizes`` are the rates of what is read of it, on all its streams together.
-    """
+    """A relay peer, with the rates of what is read of it, on all its streams together."""
 
     connection: WakuConnection
     queue: SendQueue
-    is_configured: bool
-    joined_s: float
     rpcs: Bucket = field(default_factory=lambda: Bucket(RELAY_RPCS_PER_S, "RPCs"))
     sizes: Bucket = field(default_factory=lambda: Bucket(RELAY_BYTES_PER_S, "bytes"))
 
@@ -106,13 +102,11 @@ class Relay:
         self._configured_peers = configured_peers
         self._spool = spool
         self._metrics = metrics
-        self._received = metrics.relayed.labels("received")
         self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
         self._router = Router(sorted(pubsub_topics), self._rng, forwards=forwards)
         self._peers: dict[str, RelayPeer] = {}
         self._known = SeenMessages()
-        self._delayed: dict[bytes, asyncio.TimerHandle] = {}
-        self._feed = feed
+        self._delayed: set[bytes] = set()
         metrics.relay_topics.set(len(self._pubsub_topics))
         if forwards:
             feed.listeners.append(self.offer)
@@ -123,21 +117,17 @@ class Relay:
         now_s = time.monotonic()
         self._known.forget(now_s)
         self._apply(self._router.heartbeat(now_s))
-        apart = [
-            key
-            for key, each in self._peers.items()
-            if each.is_configured and not self._router.common_topics(key)
-        ]
-        self._metrics.relay_peers_apart.set(len(apart))
+        connected = self._configured_peers & self._peers.keys()
+        apart = sum(not self._router.common_topics(key) for key in connected)
+        self._metrics.relay_peers_apart.set(apart)
 
     def describe(self) -> list[str]:
         """Return a line about each relay peer, for operators."""
-        now_s = time.monotonic()
         return [
             f"{key} at {peer.connection.client.network}"
-            f" ({'--relay-peer' if peer.is_configured else 'accepted'}), for"
-            f" {now_s - peer.joined_s:,.0f} s: {self._router.common_topics(key)} common topics, in"
-            f" the mesh of {self._router.meshes(key)}, {len(peer.queue):,} RPCs wait"
+            f" ({'--relay-peer' if key in self._configured_peers else 'accepted'}):"
+            f" {self._router.common_topics(key)} common topics, in the mesh of"
+            f" {self._router.meshes(key)}"
             for key, peer in self._peers.items()
         ]
 
@@ -171,10 +161,9 @@ class Relay:
             raise RefusalError("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
         if is_configured:
             connection.allow_frames(RELAY_FRAMES_PER_S)
-        queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS)
-        self._peers[key] = RelayPeer(connection, queue, is_configured, time.monotonic())
-        task = connection.start(queue.run(self._metrics))
-        task.add_done_callback(lambda _task: self._leave(key, queue))
+        queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS, self._metrics)
+        self._peers[key] = RelayPeer(connection, queue)
+        queue.start(partial(self._leave, key, queue))
         self._metrics.relay_peers.set(len(self._peers))
         _log.info("relay_peer_joined", peer=key, outbound=is_outbound)
         self._apply(self._router.join(time.monotonic(), key, is_outbound=is_outbound))
@@ -199,11 +188,11 @@ class Relay:
             self._metrics.relayed.labels("dropped").inc()
             return
         pause_s = DELAY_S + self._rng.random() * DELAY_JITTER_S
-        loop = asyncio.get_running_loop()
-        self._delayed[digest] = loop.call_later(pause_s, self._end_delay, message)
+        self._delayed.add(digest)
+        asyncio.get_running_loop().call_later(pause_s, self._end_delay, message)
 
     def _end_delay(self, message: FollowedMessage) -> None:
-        del self._delayed[message.message_hash]
+        self._delayed.remove(message.message_hash)
         self.publish(message.pubsub_topic, message.message_hash, message.encoded)
 
     def _apply(self, effects: Sequence[RouterEffect]) -> None:
@@ -229,7 +218,7 @@ class Relay:
             # A replay of an old message: others forward it, and no peer is punished for it.
             self._metrics.relayed.labels("ignored").inc()
             return
-        self._received.inc()
+        self._metrics.relayed.labels("received").inc()
         is_new = self._known.add(parsed[0], time.monotonic())
         self._apply(self._router.accept(key, message))
         if is_new:
@@ -243,7 +232,6 @@ class Relay:
             peer.connection.end()
 
     def _leave(self, key: str, queue: SendQueue) -> None:
-        queue.discard()
         peer = self._peers.get(key)
         if peer is not None and peer.queue is queue:
             del self._peers[key]

@@ -1,4 +1,4 @@
-"""A server that accepts connections, within their limits, until the gateway stops."""
+"""Connections that clients make, within their limits, and those that are made to peers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,36 @@ import errno
 import socket
 import ssl
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from store.gateway.addresses import ListenAddress, network_of
+from store.gateway.addresses import ListenAddress, PeerMultiaddr, network_of
 from store.gateway.clients import ClientAddress, Clients
-from store.gateway.connection import Surroundings, WakuConnection, shake_hands
+from store.gateway.connection import Surroundings, WakuConnection, begin_handshake, shake_hands
 from store.gateway.faults import GatewayError, RefusalError, StreamEndedError
 from store.gateway.limits import GOODBYE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKES, READ_BYTES
 from store.gateway.links import Link, TcpLink, WebSocketLink
 from store.gateway.multiplexing import FrameType
 from store.observe.logging import get_logger
+from storenode.common.backoff import Backoff
 
 _BACKLOG: Final = 1024
 _NO_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S: Final = 0.2
 """Before the next attempt to accept where the system has no more of what that takes."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+STEADY_S: Final = 60.0
+"""A connection that lasted so long makes the next pause the first again."""
+
+_REQUESTS_PER_S: Final = 1_000
+
 _log = get_logger("store.gateway")
+
+Join = Callable[[WakuConnection], None]
+"""A service that uses each connection of a peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +204,63 @@ class Server:
         reader = asyncio.StreamReader(limit=READ_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         tls: dict[str, Any] = {}
-        if address.tls:
+        if "tls" in address.over_tcp:
             tls = {"ssl": self._tls, "ssl_shutdown_timeout": GOODBYE_TIMEOUT_S}
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, **tls)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def _link(address: ListenAddress, below: TcpLink) -> Link:
-    if not address.websocket:
+    if not address.over_tcp:
         return below
     link = WebSocketLink(below)
     await link.accept()
     return link
+
+
+async def keep_connected(peer: PeerMultiaddr, around: Surroundings, joins: Sequence[Join]) -> None:
+    """Connect to a peer, again and again, until cancelled."""
+    backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+    while True:
+        began_s, reason = time.monotonic(), "the connection ended"
+        try:
+            await _connect(peer, around, joins)
+        except TimeoutError:
+            reason = "no answer in time"
+        except (RefusalError, StreamEndedError, OSError) as error:
+            reason = str(error) or reason
+        if time.monotonic() - began_s >= STEADY_S:
+            backoff.reset()
+        _log.warning("peer_away", peer=str(peer), reason=reason)
+        await asyncio.sleep(backoff.take())
+
+
+async def _connect(peer: PeerMultiaddr, around: Surroundings, joins: Sequence[Join]) -> None:
+    """Serve one connection until it ends.
+
+    Raises:
+        RefusalError, StreamEndedError: The peer speaks something else, or is another.
+        OSError, TimeoutError: It cannot be reached.
+    """
+    client = Clients(1, 1, _REQUESTS_PER_S).arrive(peer.host, time.monotonic_ns())
+    writer = None
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(peer.host, peer.port)
+            secured = await begin_handshake(TcpLink(reader, writer), around.key, peer.peer_id)
+        connection = WakuConnection(*secured, client, around)
+        running = asyncio.create_task(connection.run())
+        try:
+            # One turn of the loop, in which the connection begins to read.
+            await asyncio.sleep(0)
+            for join in joins:
+                join(connection)
+            await asyncio.wait({running})
+        finally:
+            running.cancel()
+            # Not awaited itself: its error would take the place of a cancellation of this task.
+            await asyncio.wait({running})
+        running.result()
+    finally:
+        if writer is not None:
+            writer.close()

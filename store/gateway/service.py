@@ -16,7 +16,6 @@ from typing import Final
 from store.gateway.clients import Clients
 from store.gateway.config import LEAF, GatewayConfig
 from store.gateway.connection import Handler, Surroundings
-from store.gateway.connector import Join, keep_connected
 from store.gateway.faults import GatewayError
 from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
@@ -31,14 +30,14 @@ from store.gateway.protocols import (
     METADATA,
     PING,
     STORE_QUERY,
-    FixedResponse,
     StoreQuery,
     encode_identify,
     encode_metadata,
+    fixed_response,
     serve_pings,
 )
 from store.gateway.relay import HEARTBEAT_S, RELAY, Relay
-from store.gateway.server import Listening, Server, bind
+from store.gateway.server import Join, Listening, Server, bind, keep_connected
 from store.gateway.spool import Spool
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, METRICS_PATH, STATUS_PATH, MetricsListener
@@ -79,7 +78,7 @@ class _Services:
         metadata = encode_metadata(config.cluster, config.shard)
         self.handlers: dict[str, Handler] = {
             STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: FixedResponse(metadata, MAX_METADATA_BYTES).serve,
+            METADATA: fixed_response(metadata, MAX_METADATA_BYTES),
             PING: serve_pings,
         }
         if not config.no_light_push and config.relay != LEAF:
@@ -211,9 +210,14 @@ class Gateway:
             served = services.handlers
             addresses = [each.address for each in bound]
             identify = encode_identify(identity, addresses, self._version, [*served, IDENTIFY])
-            served[IDENTIFY] = FixedResponse(identify).serve
+            served[IDENTIFY] = fixed_response(identify)
             around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
-            server = Server(around, Clients(config.rules), tls, config.max_connections)
+            clients = Clients(
+                config.max_connections_per_address,
+                config.max_new_connections_per_s,
+                config.max_requests_per_s,
+            )
+            server = Server(around, clients, tls, config.max_connections)
             for each in bound:
                 tasks.start(f"accept {each.address}", partial(server.accept, each))
             tasks.start("node", node.watch)

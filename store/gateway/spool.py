@@ -52,11 +52,7 @@ class Spool:
         self._waiting_bytes = 0
         self._filled = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._has_room.set()
-
-    def __len__(self) -> int:
-        """Count the messages that wait."""
-        return len(self._waiting)
+        self._note_room()
 
     def put(self, pubsub_topic: str, encoded: bytes) -> None:
         """Queue an encoded ``WakuMessage``."""
@@ -81,11 +77,13 @@ class Spool:
 
     async def run(self) -> None:
         """Publish batches until cancelled; a batch that the node did not take is tried again."""
+        batch: list[tuple[bytes, str]] = []
         backoff = Backoff(FIRST_NODE_PAUSE_S, LONGEST_NODE_PAUSE_S)
         while True:
-            await self._filled.wait()
-            await asyncio.sleep(LINGER_S)
-            batch = self._take_batch()
+            if not batch:
+                await self._filled.wait()
+                await asyncio.sleep(LINGER_S)
+                batch = self._take_batch()
             try:
                 await self._publish(batch)
             except StatusError as error:
@@ -95,10 +93,10 @@ class Spool:
                     messages=len(batch),
                     reason=str(error),
                 )
-                self._put_back(batch)
                 await asyncio.sleep(backoff.take())
             else:
                 backoff.reset()
+                batch = []
 
     async def _publish(self, batch: list[tuple[bytes, str]]) -> None:
         """Publish messages; where the node refuses the request, each by itself."""
@@ -131,10 +129,3 @@ class Spool:
             self._filled.clear()
         self._note_room()
         return batch
-
-    def _put_back(self, batch: list[tuple[bytes, str]]) -> None:
-        newer = list(self._waiting)
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        for encoded, pubsub_topic in (*batch, *newer):
-            self.put(pubsub_topic, encoded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from store.gateway.faults import RefusalError, StreamEndedError
@@ -158,12 +159,16 @@ class SendQueue:
     Their bytes count as unsent bytes of its address.
     """
 
-    def __init__(self, connection: WakuConnection, protocol: str, max_frames: int) -> None:
+    def __init__(
+        self, connection: WakuConnection, protocol: str, max_frames: int, metrics: GatewayMetrics
+    ) -> None:
         self._connection = connection
         self._protocol = protocol
         self._max_frames = max_frames
+        self._metrics = metrics
         self._frames: deque[bytes] = deque()
         self._filled = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """Count the frames that wait."""
@@ -181,27 +186,36 @@ class SendQueue:
         self._filled.set()
         return True
 
-    def discard(self) -> None:
-        """Forget all frames."""
-        while self._frames:
-            self._drop_first()
-
-    async def run(self, metrics: GatewayMetrics) -> None:
+    def start(self, on_end: Callable[[], None]) -> None:
         """Send frames on one stream after the other, until the client takes none on one.
 
         A client that does not speak the protocol, or does not read, is counted as refused.
+        ``on_end`` is called in the end, also after `stop`, and at the end of the connection.
         """
+        self._sending = self._connection.start(self._run())
+
+        def end(_sending: asyncio.Future[None]) -> None:
+            while self._frames:
+                self._drop_first()
+            on_end()
+
+        self._sending.add_done_callback(end)
+
+    def stop(self) -> None:
+        """Send no more; the frames that wait are dropped."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _run(self) -> None:
         try:
             while await self._send_on_one_stream():
                 pass
         except RefusalError as fault:
-            metrics.refused(fault.reason)
+            self._metrics.refused(fault.reason)
         except TimeoutError:
-            metrics.refused("timeout")
+            self._metrics.refused("timeout")
         except OSError:
             pass
-        finally:
-            self.discard()
 
     async def _send_on_one_stream(self) -> bool:
         count = 0

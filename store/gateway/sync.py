@@ -30,12 +30,12 @@ from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.feed import FollowedMessage, followed
 from store.gateway.limits import (
     MAX_REQUESTED_TOPICS,
+    MAX_RPC_BYTES,
     MAX_SYNC_BYTES,
     MAX_SYNC_FRAME_BYTES,
     MAX_SYNC_FRAMES,
     MAX_SYNC_IDS,
     MAX_SYNC_MESSAGES,
-    MAX_TRANSFER_FRAME_BYTES,
     MAX_UNSOLICITED_MESSAGES,
     MIN_SYNC_PAUSE_S,
     READ_BYTES,
@@ -49,7 +49,7 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
 from store.gateway.spool import Spool
 from store.gateway.streams import Stream
-from store.gateway.sync_codec import NO_COMMON_TOPIC, PayloadError, SyncPayload, decode_payload
+from store.gateway.sync_codec import NO_COMMON_TOPIC, SyncPayload, decode_payload
 from store.gateway.sync_session import MessageIds, SyncSession
 from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
@@ -71,6 +71,10 @@ FIRST_PAUSE_S: Final = 2.0
 """From the connection to the first session with a peer."""
 
 _OK: Final = 200
+_TOPICS_DIFFER: Final = "no pubsub topic is common to both sides"
+_OUTCOMES: Final = {"no_protocol": "refused", "topics_differ": "topics_differ"}
+"""Outcomes of a session by the reason why it was refused; others have failed."""
+
 _log = get_logger("store.gateway")
 
 
@@ -87,10 +91,6 @@ class SyncRules:
     def clipped_ns(self) -> int:
         """The oldest part of a range, of which nwaku may have dropped IDs: it is not compared."""
         return min(JITTER_NS + self.interval_ns, self.range_ns // 2)
-
-
-class TopicsDifferError(Exception):
-    """The two sides have no pubsub topic in common."""
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class NwakuSync:
         allowance = self._allowance_of(stream.connection)
         while True:
             try:
-                frame = await stream.delimited(MAX_TRANSFER_FRAME_BYTES)
+                frame = await stream.delimited(MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
@@ -214,16 +214,13 @@ class NwakuSync:
         try:
             async with asyncio.timeout(SYNC_SESSION_TIMEOUT_S), self._places:
                 session = await work()
-        except TopicsDifferError:
-            outcome, reason = "topics_differ", "no pubsub topic is common to both sides"
         except RefusalError as fault:
-            outcome = "refused" if fault.reason == "no_protocol" else "failed"
-            reason = str(fault)
+            outcome, reason = _OUTCOMES.get(fault.reason, "failed"), str(fault)
         except StreamEndedError:
             outcome, reason = "refused", "the peer ended the stream"
         except TimeoutError:
             outcome, reason = "failed", "the peer, or the node, did not answer in time"
-        except (PayloadError, StatusError, OSError) as error:
+        except (ValueError, StatusError, OSError) as error:
             outcome, reason = "failed", str(error)
         finally:
             allowance.in_session = False
@@ -241,9 +238,9 @@ class NwakuSync:
             topics = [topic for topic in topics if topic in payload.pubsub_topics]
         if not topics:
             await stream.send_delimited(NO_COMMON_TOPIC)
-            raise TopicsDifferError
+            raise RefusalError("topics_differ", _TOPICS_DIFFER)
         if len(payload.content_topics) > MAX_REQUESTED_TOPICS:
-            raise PayloadError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
+            raise ValueError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
         asked = [each for each in payload.ranges if each.content is not None]
         low_ns, high_ns = (asked[0].lower_ns, asked[-1].upper_ns) if asked else (0, 0)
         low_ns += min(self._rules.clipped_ns, (high_ns - low_ns) // 2)
@@ -283,7 +280,7 @@ class NwakuSync:
             await stream.send_delimited(session.begin())
             frame = await _read_frame(stream)
             if frame == NO_COMMON_TOPIC:
-                raise TopicsDifferError
+                raise RefusalError("topics_differ", _TOPICS_DIFFER)
             payload = await asyncio.to_thread(decode_payload, frame)
             await self._exchange(session, stream, payload)
         return session
@@ -338,7 +335,7 @@ class NwakuSync:
                         frame = TransferredMessage(
                             pubsub_topic=message.pubsub_topic, message=message.encoded
                         ).SerializeToString()
-                        if len(frame) > MAX_TRANSFER_FRAME_BYTES:
+                        if len(frame) > MAX_RPC_BYTES:
                             self._count("too_large")
                             continue
                         left_bytes -= len(frame)

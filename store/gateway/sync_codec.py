@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 from store.gateway.limits import MAX_SYNC_IDS, MAX_SYNC_RANGES
@@ -34,17 +33,8 @@ NO_COMMON_TOPIC: Final = b""
 Id = tuple[int, bytes]
 """A timestamp in nanoseconds and a message hash."""
 
-
-class PayloadError(ValueError):
-    """The bytes are not a payload, or more than one may have."""
-
-
-class SyncRangeKind(IntEnum):
-    """The content of a range."""
-
-    SKIP = 0
-    FINGERPRINT = 1
-    ITEM_SET = 2
+_SKIP, _FINGERPRINT, _ITEM_SET = range(3)
+"""Types of ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +85,11 @@ def encode_payload(payload: SyncPayload) -> bytes:
         at_ns = each.upper_ns
         match each.content:
             case None:
-                parts.append(bytes((SyncRangeKind.SKIP,)))
+                parts.append(bytes((_SKIP,)))
             case ItemSet():
-                parts.append(bytes((SyncRangeKind.ITEM_SET,)) + _encode_items(each.content))
+                parts.append(bytes((_ITEM_SET,)) + _encode_items(each.content))
             case fingerprint:
-                parts.append(bytes((SyncRangeKind.FINGERPRINT,)) + fingerprint)
+                parts.append(bytes((_FINGERPRINT,)) + fingerprint)
     return b"".join(parts)
 
 
@@ -116,7 +106,7 @@ def decode_payload(data: bytes) -> SyncPayload:
     """Decode a payload.
 
     Raises:
-        PayloadError: It is malformed, or has too many ranges or IDs.
+        ValueError: It is malformed, or has too many ranges or IDs.
     """
     if len(data) <= len(NO_RANGES):
         return SyncPayload((), (), ())
@@ -133,7 +123,7 @@ def decode_payload(data: bytes) -> SyncPayload:
             reader.skip_hash_prefix()
         content = reader.content()
         if len(ranges) >= MAX_SYNC_RANGES:
-            raise PayloadError(f"a payload has more than {MAX_SYNC_RANGES:,} ranges")
+            raise ValueError(f"a payload has more than {MAX_SYNC_RANGES:,} ranges")
         ranges.append(Range(lower_ns, at_ns, content))
         lower_ns = at_ns
     return SyncPayload(pubsub_topics, content_topics, ranges)
@@ -155,7 +145,7 @@ class _PayloadReader:
     def take(self, size_bytes: int) -> bytes:
         """Read bytes."""
         if size_bytes > self.unread_bytes:
-            raise PayloadError("a payload is cut off")
+            raise ValueError("a payload is cut off")
         start, self._at = self._at, self._at + size_bytes
         return self._data[start : self._at]
 
@@ -168,9 +158,9 @@ class _PayloadReader:
         try:
             found = decode_varint(self._data, self._at)
         except ValueError as error:
-            raise PayloadError(f"a payload is malformed: {error}") from error
+            raise ValueError(f"a payload is malformed: {error}") from error
         if found is None:
-            raise PayloadError("a payload is cut off")
+            raise ValueError("a payload is cut off")
         value, self._at = found
         return value
 
@@ -178,42 +168,42 @@ class _PayloadReader:
         """Read the difference to an earlier time, and return the time."""
         at_ns = before_ns + self.number()
         if at_ns > MAX_TIMESTAMP_NS:
-            raise PayloadError(f"a payload has the time {at_ns}, which is too large")
+            raise ValueError(f"a payload has the time {at_ns}, which is too large")
         return at_ns
 
     def skip_hash_prefix(self) -> None:
         """Read the beginning of the hash of a bound inside a nanosecond."""
         size_bytes = self.byte()
         if size_bytes > HASH_BYTES:
-            raise PayloadError(f"a payload has a bound with {size_bytes} bytes of hash")
+            raise ValueError(f"a payload has a bound with {size_bytes} bytes of hash")
         self.take(size_bytes)
 
     def topics(self) -> list[str]:
         """Read topics."""
         count = self.number()
         if count > MAX_TOPICS:
-            raise PayloadError(f"a payload has more than {MAX_TOPICS:,} topics")
+            raise ValueError(f"a payload has more than {MAX_TOPICS:,} topics")
         # A topic that is not UTF-8 is equal to none.
         return [self.take(self.number()).decode(errors="replace") for _ in range(count)]
 
     def content(self) -> bytes | ItemSet | None:
         """Read the type and the content of a range."""
         kind = self.byte()
-        if kind == SyncRangeKind.SKIP:
+        if kind == _SKIP:
             return None
-        if kind == SyncRangeKind.FINGERPRINT:
+        if kind == _FINGERPRINT:
             return self.take(HASH_BYTES)
-        if kind != SyncRangeKind.ITEM_SET:
-            raise PayloadError(f"a payload has a range of the unknown type {kind}")
+        if kind != _ITEM_SET:
+            raise ValueError(f"a payload has a range of the unknown type {kind}")
         count = self.number()
         self._ids += count
         if self._ids > MAX_SYNC_IDS:
-            raise PayloadError(f"a payload has more than {MAX_SYNC_IDS:,} IDs")
+            raise ValueError(f"a payload has more than {MAX_SYNC_IDS:,} IDs")
         ids, at_ns = [], 0
         for _ in range(count):
             at_ns = self.time(at_ns)
             ids.append((at_ns, self.take(HASH_BYTES)))
         is_reconciled = self.byte()
         if is_reconciled > 1:
-            raise PayloadError("an item set is neither reconciled nor not")
+            raise ValueError("an item set is neither reconciled nor not")
         return ItemSet(ids, bool(is_reconciled))

@@ -43,10 +43,6 @@ class MessageIds:
         self._fingerprints = np.zeros((len(order) + 1, _WORDS), np.uint64)
         np.bitwise_xor.accumulate(native, axis=0, out=self._fingerprints[1:])
 
-    def __len__(self) -> int:
-        """Count the IDs."""
-        return len(self._timestamps)
-
     def count(self, low_ns: int, high_ns: int) -> int:
         """Return the number of IDs in a range."""
         first, end = self._places(low_ns, high_ns)

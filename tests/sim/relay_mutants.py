@@ -47,7 +47,7 @@ RELAY_MUTANTS = {
         in_router("_forward", "key != source and ", ""), "sends a message back"
     ),
     "a peer is grafted at once": Mutant(
-        in_router("join", "self._stay_quiet(topic, key, QUIET_S)", "pass"),
+        in_router("_may_graft", "not self._peers[key].is_new(self._now_s)", "True"),
         "which remembers an old stream",
     ),
     "the back-off of a peer is ignored": Mutant(
@@ -79,7 +79,7 @@ RELAY_MUTANTS = {
         in_router("_serve", "count < MAX_SERVED and ", ""), "without end", first_seed=14
     ),
     "the cache of messages is never emptied": Mutant(
-        in_router("_forget", "len(self._history) == CACHE_HEARTBEATS", "False"), KEPT
+        in_router("_forget", "if at_s < oldest_s]", "if False]"), KEPT
     ),
     "a peer that left stays in the mesh": Mutant(
         replace_with(Router, "leave", lambda self, key: self._peers.pop(key, None)),
@@ -113,7 +113,7 @@ RECOVERY_MUTANTS = {
         first_seed=2,
     ),
     "requested messages are not sent": Mutant(
-        in_router("_serve", "message is not None and", "False and"), LOST
+        in_router("_serve", "cached is not None and", "False and"), LOST
     ),
     "relayed messages are not kept for requests": Mutant(
         in_router("accept", "self._keep(message)", "pass"), LOST

@@ -60,10 +60,6 @@ class GatewayProcess:
         """Return what the process holds in memory."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
-    def descriptors(self) -> int:
-        """Return how many files and sockets the process has open."""
-        return int(psutil.Process(self.process.pid).num_fds())
-
     def stop(self) -> int:
         """Send SIGTERM, wait, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)

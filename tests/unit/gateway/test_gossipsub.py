@@ -184,7 +184,7 @@ def test_a_message_is_served_three_times_to_a_peer_and_not_to_one_that_refuses_i
     assert subject.publish(1, message) == []
     wanted = encode_iwant([message.message_id] * 10)
     assert len(sent(subject.receive(1, "b", wanted))) == gossipsub.MAX_SERVED
-    for now in range(2, 2 + gossipsub.CACHE_HEARTBEATS + 1):
+    for now in range(2, 2 + gossipsub.CACHE_S + 1):
         subject.heartbeat(now)
     assert subject.receive(9, "b", encode_iwant([message.message_id])) == []
 
@@ -208,50 +208,6 @@ def test_a_leaf_receives_and_sends_nothing_on() -> None:
     assert subject.accept("a", message) == []
     assert subject.publish(1, GossipMessage(ONE, b"own")) == []
     assert sent([each for now in range(2, 80) for each in subject.heartbeat(now)]) == []
-
-
-STEPS: Final = st.lists(
-    st.tuples(
-        st.sampled_from("abc"),
-        st.sampled_from(("join", "leave", "graft", "prune", "message", "ihave", "iwant", "beat")),
-        st.integers(0, 5),
-    ),
-    max_size=60,
-)
-
-
-@given(STEPS, st.booleans())
-def test_any_order_of_events_keeps_the_invariants(
-    steps: list[tuple[str, str, int]], forwards: bool
-) -> None:
-    subject, now_s = router(forwards=forwards), 0.0
-    for key, what, number in steps:
-        data = b"message %d" % number
-        message = GossipMessage(TOPICS[number % 2], data)
-        match what:
-            case "join":
-                subject.leave(key)
-                subject.join(now_s, key, is_outbound=number % 2 == 0)
-                subject.receive(now_s, key, encode_subscriptions(TOPICS[: number % 3]))
-            case "leave":
-                subject.leave(key)
-            case "beat":
-                now_s += number
-                subject.heartbeat(now_s)
-            case "message":
-                rpc = encode_message(message.topic, data)
-                for effect in subject.receive(now_s, key, rpc):
-                    if isinstance(effect, Arrived):
-                        subject.accept(key, effect.message)
-            case _:
-                encoded = {
-                    "graft": encode_graft(message.topic),
-                    "prune": encode_prune(message.topic, number),
-                    "ihave": encode_ihave(message.topic, [message.message_id]),
-                    "iwant": encode_iwant([message.message_id]),
-                }[what]
-                subject.receive(now_s, key, encoded)
-        subject.check()
 
 
 def test_the_largest_announcement_is_within_the_limits_of_nwaku() -> None:

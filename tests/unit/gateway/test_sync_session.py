@@ -18,7 +18,6 @@ from store.gateway.limits import MAX_SYNC_FRAMES, MAX_SYNC_RANGES
 from store.gateway.sync_codec import (
     Id,
     ItemSet,
-    PayloadError,
     Range,
     SyncPayload,
     decode_payload,
@@ -116,7 +115,7 @@ def test_payloads_are_decoded_as_nwaku_does(name: str) -> None:
             decoded += 1
         elif answer["error"] not in {"Cannot decode topic count", "Cannot decode timestamp"}:
             # nwaku's limits on the shortest payload are not ours.
-            with pytest.raises(PayloadError):
+            with pytest.raises(ValueError, match=r"payload|item set"):
                 decode_payload(data)
     assert decoded >= 3
 
@@ -134,7 +133,7 @@ MALFORMED: Final = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_payloads_are_refused(data: bytes) -> None:
-    with pytest.raises(PayloadError):
+    with pytest.raises(ValueError, match=r"payload|item set"):
         decode_payload(data)
 
 
@@ -331,7 +330,7 @@ def test_a_liar_gets_little_and_only_what_is_in_the_window(
         false_frame = lie(rng, span_ns, false, frame)
         try:
             frame = side.receive(decode_payload(false_frame)) or b""
-        except PayloadError:
+        except ValueError:
             break
         assert len(frame) <= 50 * len(own) + 400 * len(false_frame) + 100
         if side.has_ended:

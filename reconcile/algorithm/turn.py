@@ -36,7 +36,7 @@ from reconcile.codec import Payload, Ranges, encode
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
-from reconcile.view import Items, Loading, Measured, SpanParts, View, no_fingerprints
+from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
 
 FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""
@@ -94,12 +94,23 @@ _NO_INTS = np.empty(0, np.int64)
 _NO_BOOLS = np.empty(0, np.bool_)
 
 
+MAX_CROWD = 262_144
+"""IDs, about 10 MiB, that are read because they share the nanosecond of a deduced one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The IDs that were deduced to be all that the peer lacks in their questions."""
+    """The IDs that were deduced to be all that the peer lacks in their questions.
+
+    Attributes:
+        rows: the questions.
+        ids: one ID of each.
+        spans: the nanoseconds of these, inside their questions.
+    """
 
     rows: Ints
     ids: SyncIds
+    spans: Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +237,7 @@ class Turn:
             local = with_stop(local, found, cap.stop)
             found, decided = found.select(cap.chosen), decided[cap.chosen]
             rest = left - len(found)
-            named = _Named(named.rows[:rest], named.ids[:rest])
+            named = _Named(named.rows[:rest], named.ids[:rest], named.spans[:rest])
             deferred = compared.take(cap.deferred)
         unsettled = self._differs | asked.is_set
         unsettled[named.rows] = unsettled[compared] = False
@@ -235,9 +246,8 @@ class Turn:
         later = np.union1d(rows[parts == 1], deferred)
         pieces = [self._echo(later), narrow_sets(found.select(decided), local, spans)]
         if len(named.ids):
-            within = moments(named.ids, asked.spans[named.rows])
-            around = yield from self._view.items(within)
-            pieces.append(show_deduced(named.ids, around, within))
+            around = yield from self._view.items(named.spans)
+            pieces.append(show_deduced(named.ids, around, named.spans))
         pieces.append((yield from self._items(rows[parts == 0])))
         pieces += yield from self._split(rows[parts > 1], parts[parts > 1])
         return _Draft(pieces, found, decided, named.ids, compared[sets.reconciled])
@@ -266,8 +276,11 @@ class Turn:
         prints = self._asked.ranges.fingerprints.take(at, 0)
         apart = self._measured.fingerprints.take(at, 0) ^ prints
         found = yield from self._view.probe(self._asked.spans[at], apart)
-        hits = found.hit.nonzero()[0]
-        return _Named(at.take(hits), found.found[hits])
+        rows, ids = at[found.hit], found.found[found.hit]
+        within = moments(ids, self._asked.spans[rows])
+        counts = (yield from self._view.measure(within)).counts
+        few = np.cumsum(counts) <= MAX_CROWD
+        return _Named(rows[few], ids[few], within[few])
 
     def _parts(self, rows: Ints, forced: int) -> Ints:
         """Choose into how many parts to split questions; 0: send the items, 1: leave for later."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reconcile.algorithm import turn
 from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
@@ -178,6 +179,21 @@ def test_a_window_below_the_horizon_ends_at_once() -> None:
     assert first.begin() is None
     assert first.result.rounds == 0
     assert first.result.to_send == SyncIds.empty()
+
+
+def test_a_crowd_around_deduced_ids_is_not_read_beyond_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(6)
+    shared, mine = some_ids(rng, 3_000, 2), some_ids(rng, 12, 10**6)
+    ours = sorted({*shared, *((shared[at][0], hash_) for at, (_, hash_) in enumerate(mine))})
+    sizes: list[int] = []
+    for most in (turn.MAX_CROWD, 40):
+        monkeypatch.setattr(turn, "MAX_CROWD", most)
+        results = reconcile(ours, shared, memory_view)
+        assert_exact(results, ours, shared)
+        sizes.append(results[0].bytes_sent)
+    assert sizes[0] < sizes[1]
 
 
 def test_equal_sets_need_one_payload_and_an_empty_one() -> None:

@@ -252,8 +252,8 @@ def order_of(ids: SyncIds) -> Ints:
 def ordered(ids: SyncIds) -> SyncIds:
     """Return the IDs strictly ascending, each once; `ids` itself if it is that already."""
     timestamps = ids.timestamps
-    after = np.flatnonzero(timestamps[1:] <= timestamps[:-1]) + 1
-    if bool(np.all(less(ids[after - 1], ids[after]))):
+    after = (timestamps[1:] <= timestamps[:-1]).nonzero()[0] + 1
+    if not len(after) or bool(np.all(less(ids[after - 1], ids[after]))):
         return ids
     ids = ids[order_of(ids)]
     repeated = np.zeros(len(ids), np.bool_)

@@ -43,7 +43,7 @@ from reconcile.codec import (
 from reconcile.errors import SessionLimitError
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Loading, View, chain_spans, no_fingerprints
+from reconcile.view import Loading, Spans, View, no_fingerprints
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
@@ -181,21 +181,21 @@ class ReconcileSession:
         if upper <= lower:
             return SessionStep(result=self._end())
         self._territory = lower, upper
-        ends = [lower, *(cut for cut in config.cuts if lower < cut < upper), upper]
-        starts = [LOWEST, *ends[:-1]]
-        if lower == LOWEST:
-            starts, ends = starts[1:], ends[1:]
-        rows, bounds = bridge(SyncIds.of(starts), SyncIds.of(ends))
-        spans = chain_spans(SyncIds.of([LOWEST]), np.zeros(1, np.int64), bounds)
+        window = [lower, *(cut for cut in config.cuts if lower < cut < upper), upper]
+        edges = SyncIds.of([LOWEST, *window] if lower > LOWEST else window)
+        rows, bounds = bridge(edges[:-1], edges[1:])
         skips = int(np.count_nonzero(rows == 0)) if lower > LOWEST else 0
-        measured = yield from view.measure(spans[skips:])
+        if len(bounds) >= len(edges):
+            edges = SyncIds.join([edges[:1], bounds])
+        measured = yield from view.measure(Spans(edges[skips:-1], bounds[skips:]))
         self._own_count = int(measured.counts.sum())
         self._large = self._own_count >= config.tuning.large_count
-        kinds = np.full(len(bounds), RangeKind.FINGERPRINT, np.uint8)
-        kinds[:skips] = RangeKind.SKIP
+        kinds = np.zeros(len(bounds), np.uint8)
+        kinds[skips:] = RangeKind.FINGERPRINT
         prints = np.concatenate((no_fingerprints(skips), measured.fingerprints))
-        payload = Payload(config.cluster, config.shards, Ranges.of_prints(spans, prints, kinds))
-        return SessionStep(self._send(encode(payload)))
+        never = np.zeros(len(bounds), np.int64), np.zeros(len(bounds), np.bool_)
+        ranges = Ranges(bounds, kinds, prints, *never, SyncIds.empty())
+        return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
 
     def receive(self, given: PayloadFrame, view: View) -> Loading[SessionStep]:
         """Read a frame of the peer, and compute the answer from the view.

@@ -192,28 +192,19 @@ def _replaced(bounds: SyncIds, others: SyncIds, where: Bools) -> SyncIds:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LimitedDifferences:
-    """The differences that there is room for.
-
-    Attributes:
-        chosen: (d,) those that are.
-        deferred: sets whose differences are all left for later.
-        stop: place of the first difference that is left out of a set that was cut; None: none was.
-    """
-
-    chosen: Bools
-    deferred: Ints
-    stop: int | None
-
-
-def limit_differences(found: Differences, decided: Bools, limit: int) -> LimitedDifferences:
+def limit_differences(
+    found: Differences, decided: Bools, limit: int
+) -> tuple[Bools, Ints, int | None]:
     """Choose the differences that there is room for.
 
     Args:
         found: in ascending order.
         decided: (d,) those that we decide, and show to the peer.
         limit: how many may be taken.
+
+    Returns:
+        (d,) those that are chosen; the sets whose differences are all left for later; the place of
+        the first difference that is left out of a set that was cut, or None.
     """
     chosen = ~decided
     theirs = np.flatnonzero(chosen)
@@ -224,10 +215,10 @@ def limit_differences(found: Differences, decided: Bools, limit: int) -> Limited
     whole = int(np.searchsorted(np.cumsum(counts), room, side="right"))
     if whole < len(sets) and not whole and room:
         chosen[ours[:room]] = True
-        return LimitedDifferences(chosen, sets[1:], int(ours[room]))
+        return chosen, sets[1:], int(ours[room])
     end = int(starts[whole]) if whole < len(sets) else len(ours)
     chosen[ours[:end]] = True
-    return LimitedDifferences(chosen, sets[whole:], None)
+    return chosen, sets[whole:], None
 
 
 def with_stop(local: Items, found: Differences, stop: int | None) -> Items:

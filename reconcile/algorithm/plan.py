@@ -117,12 +117,6 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
     return chosen[_place(sizes, density)]
 
 
-def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
-    """Return which ranges that differ to search for a single ID that is all the difference."""
-    table = tables(depth)
-    return table.probe[_place(sizes, density)]
-
-
 # Half-way, in steps, between the sizes and between the rates of the tables.
 SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
 RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
@@ -277,7 +271,7 @@ class SplitPlan:
         """Return which ranges that differ to search for one ID that may be all the difference."""
         if self.known is None:
             return sizes <= PROBE_FREELY
-        worth = worth_probing(sizes, self.known.density, self.depth)
+        worth = tables(self.depth).probe[_place(sizes, self.known.density)]
         if not worth.all():
             worth |= np.cumsum(sizes) <= PROBE_FREELY
         return worth

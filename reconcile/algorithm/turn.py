@@ -233,12 +233,12 @@ class Turn:
         decided, left = ~sets.reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
-            cap = limit_differences(found, decided, left)
-            local = with_stop(local, found, cap.stop)
-            found, decided = found.select(cap.chosen), decided[cap.chosen]
+            chosen, later_sets, stop = limit_differences(found, decided, left)
+            local = with_stop(local, found, stop)
+            found, decided = found.select(chosen), decided[chosen]
             rest = left - len(found)
             named = _Named(named.rows[:rest], named.ids[:rest], named.spans[:rest])
-            deferred = compared.take(cap.deferred)
+            deferred = compared.take(later_sets)
         unsettled = self._differs | asked.is_set
         unsettled[named.rows] = unsettled[compared] = False
         rows = unsettled.nonzero()[0]

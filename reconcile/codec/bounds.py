@@ -16,7 +16,7 @@ _PLACES = np.arange(HASH_BYTES)
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
     """Return ``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
     result = (bounds.timestamps > previous.timestamps) & ~rows_filled(bounds.words)
-    ties = np.flatnonzero(bounds.timestamps == previous.timestamps)
+    ties = (bounds.timestamps == previous.timestamps).nonzero()[0]
     if len(ties):
         before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])
         first = (before != after).argmax(axis=1)
@@ -51,7 +51,7 @@ def bridge(previous: SyncIds, bounds: SyncIds, but: Ints | None = None) -> tuple
     fits = expressible(previous, bounds)
     if but is not None:
         fits[but] = True
-    awkward = np.flatnonzero(~fits)
+    awkward = (~fits).nonzero()[0]
     if not len(awkward):
         return np.arange(len(bounds)), bounds
     before, after = previous[awkward], bounds[awkward]

@@ -81,13 +81,11 @@ class Ranges:
         return _NO_RANGES
 
     @classmethod
-    def of_prints(
-        cls, spans: Spans, prints: Words, kinds: int | NDArray[np.uint8] = RangeKind.FINGERPRINT
-    ) -> Ranges:
-        """Return ranges with fingerprints, or Skips with zeros for these; one kind or ``(m,)``."""
-        column, counts = np.full(len(spans), kinds, np.uint8), np.zeros(len(spans), np.int64)
+    def of_prints(cls, spans: Spans, prints: Words, kind: int = RangeKind.FINGERPRINT) -> Ranges:
+        """Return ranges with fingerprints, or Skips with zeros for these."""
+        kinds, counts = np.full(len(spans), kind, np.uint8), np.zeros(len(spans), np.int64)
         never = np.zeros(len(spans), np.bool_)
-        return cls(spans.upper, column, prints, counts, never, SyncIds.empty(), spans.lower)
+        return cls(spans.upper, kinds, prints, counts, never, SyncIds.empty(), spans.lower)
 
     @classmethod
     def of_sets(cls, spans: Spans, counts: Ints, items: SyncIds, *, reconciled: bool) -> Ranges:

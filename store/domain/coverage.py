@@ -240,7 +240,8 @@ def updated(
 def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) -> list[Statement]:
     """Return the statements that are there after `updated`, ascending by their starts."""
     gone, made = updated(old, new, now_ns)
-    left = [each for each in old if each not in gone]
+    gone_ids = set(map(id, gone))
+    left = [each for each in old if id(each) not in gone_ids]
     return sorted([*left, *made], key=lambda each: (each.start_ns, -each.end_ns))
 
 

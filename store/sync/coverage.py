@@ -7,6 +7,7 @@ so the peer's view holds all that the peer held at that moment. The other way ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,8 +37,7 @@ from storenode.common.bounded_dict import BoundedDict
 _LONG_NS: Final = 1_000 * DAY_NS
 _MAX_STORES: Final = 64
 _WRITTEN_EVERY_NS: Final = HOUR_NS
-"""Statements that only repeat others at a later time are written this often."""
-
+"""Statements are written this often."""
 
 Measured = tuple[Comparison, Sums]
 """What a session has compared, and the sums of the spans that it may make statements about."""
@@ -90,66 +90,58 @@ async def statements_of(report: SessionReport, measured: Measured) -> list[State
 
 
 @dataclass(slots=True)
-class _Written:
-    """The last write about a store, and newer statements that only repeat it."""
+class _Buffered:
+    """The statements about a store that are not written yet, and when some were written last."""
 
-    content: frozenset[tuple[object, ...]]
-    written_ns: int
     waiting: Sequence[Statement] = ()
     noted_ns: int = 0
+    written_ns: int = -_WRITTEN_EVERY_NS
 
 
 class StatementBuffer:
-    """`Statements` that are written when they change, after an hour, or at shutdown."""
+    """`Statements` that are written once an hour for each store, and at shutdown.
+
+    Until then they are in memory, where reads find them; a node that crashes loses them, and makes
+    them again by its next session.
+    """
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
-        self._written = BoundedDict[str, _Written](_MAX_STORES)
+        self._stores = BoundedDict[str, _Buffered](_MAX_STORES)
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Keep statements in place of older ones about the same time, as `Statements.note`."""
         if not statements:
             return
-        before, content = self._written.get(store_id), _content(statements)
-        if (
-            before is None
-            or content != before.content
-            or not 0 <= now_ns - before.written_ns < _WRITTEN_EVERY_NS
+        store = self._stores.get(store_id) or _Buffered()
+        self._stores[store_id] = store
+        waiting = store.waiting
+        if waiting and not (
+            statements[0].start_ns <= waiting[-1].end_ns
+            and waiting[0].start_ns <= statements[-1].end_ns
         ):
-            await self._statements.note(store_id, statements, now_ns)
-            self._written[store_id] = _Written(content, now_ns)
-        else:
-            before.waiting, before.noted_ns = statements, now_ns
+            # What is written together has no gaps.
+            await self._write(store_id, store)
+        store.waiting = replaced(store.waiting, statements, now_ns)
+        store.noted_ns = now_ns
+        if not 0 <= now_ns - store.written_ns < _WRITTEN_EVERY_NS:
+            await self._write(store_id, store)
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
         """Return by store the statements that overlap a range, as `Statements.between`."""
         found = dict(await self._statements.between(start_ns, end_ns))
-        for store_id, written in self._written.items():
-            if about := overlapping(written.waiting, (start_ns, end_ns)):
-                found[store_id] = replaced(found.get(store_id, ()), about, written.noted_ns)
+        for store_id, store in self._stores.items():
+            if about := overlapping(store.waiting, (start_ns, end_ns)):
+                found[store_id] = replaced(found.get(store_id, ()), about, store.noted_ns)
         return found
 
     async def flush(self) -> None:
         """Write what waits; a database that does not serve keeps the older statements."""
-        for store_id, written in list(self._written.items()):
-            if written.waiting:
-                try:
-                    await self._statements.note(store_id, written.waiting, written.noted_ns)
-                except NotServingError:
-                    return
-                written.waiting = ()
+        with suppress(NotServingError):
+            for store_id, store in list(self._stores.items()):
+                await self._write(store_id, store)
 
-
-def _content(statements: Sequence[Statement]) -> frozenset[tuple[object, ...]]:
-    """Return what statements say of messages, without the times of the comparison."""
-    return frozenset(
-        (
-            each.start_ns,
-            each.keyed,
-            (each.missing_here, each.missing_there),
-            each.count,
-            each.fingerprint,
-        )
-        for each in statements
-        if each.count or not each.equal
-    )
+    async def _write(self, store_id: str, store: _Buffered) -> None:
+        if store.waiting:
+            await self._statements.note(store_id, store.waiting, store.noted_ns)
+            store.waiting, store.written_ns = (), store.noted_ns

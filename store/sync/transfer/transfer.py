@@ -63,7 +63,7 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import SessionReport, SyncObserver
+from store.sync.session.report import SessionReport, SyncObserver, SyncRole
 from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
 from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.common.backoff import Backoff
@@ -141,6 +141,8 @@ class Transfer:
         self._sending = Sending(to_send, limits, report, theirs)
         self._receiving = Receiving(to_receive, limits, report, ours, partial=partial)
         self._partial = partial
+        # The caller names the session at once; the callee with what it has to send first.
+        self._is_caller = report.role is SyncRole.INITIATOR
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False
@@ -161,9 +163,10 @@ class Transfer:
         steady_ns = self._work.environment.steady_ns()
         self._patience = Patience(self._limits, steady_ns, self._open_ids)
         self._reader = self._spawn(self._read())
+        self._ticks = asyncio.get_running_loop().call_later(TRANSFER_TICK_S, self._tick)
         try:
-            self._spawn(self._tick())
-            self._go_on()
+            if self._is_caller:
+                self._go_on()
             await self._ended
             if not self._report.fault:
                 await self._close()
@@ -250,6 +253,7 @@ class Transfer:
         await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
 
     async def _stop(self) -> None:
+        self._ticks.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -276,12 +280,15 @@ class Transfer:
             if not self._ended.done():
                 self._ended.set_exception(error)
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TRANSFER_TICK_S)
-            self._work.observer.session_progressed(self._report)
-            if self._pass_time():
+    def _tick(self) -> None:
+        """Count what has moved, and see whether there is time left; every few seconds."""
+        self._ticks = asyncio.get_running_loop().call_later(TRANSFER_TICK_S, self._tick)
+        self._work.observer.session_progressed(self._report)
+        if self._pass_time():
+            try:
                 self._patience.check_time(self._open_ids)
+            except SessionFaultError as error:
+                self._end(error.fault, str(error))
 
     @property
     def _open_ids(self) -> int:
@@ -339,7 +346,8 @@ class Transfer:
         room -= sum(_REFUSED_BYTES + len(reason.encode()) for _, reason in refused)
         messages = self._sending.take(room, alone=not stored and not refused)
         done = not self._done and self._sending.exhausted
-        if not (messages or stored or refused or done) and self._named:
+        must_name = self._is_caller and not self._named
+        if not (messages or stored or refused or done or must_name):
             return None
         self._done = self._done or done
         session_id = "" if self._named else self.session_id

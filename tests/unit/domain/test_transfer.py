@@ -53,6 +53,7 @@ async def test_both_sides_end_with_everything(
     sides = pair(left, right, seed=seed)
     reports = await finish(*sides)
     assert left.frames == right.frames
+    assert sides[1].sent[0] != TransferFrame(session_id=SESSION), "a frame that says nothing"
     counts = (only_left, only_right), (only_right, only_left)
     for side, report, (sent, received) in zip(sides, reports, counts, strict=True):
         assert report.moved_all

@@ -141,6 +141,7 @@ class Side:
         memory: PolicyMemory | None = None,
         partial: bool = False,
         clock_ns: int = NOW_NS,
+        role: SyncRole = SyncRole.INITIATOR,
     ) -> None:
         self.contents = store
         self.limits = limits
@@ -164,7 +165,7 @@ class Side:
             cast("EventLog", None),
             cast("Any", None),
         )
-        self.report = SessionReport(SyncRole.INITIATOR, 0)
+        self.report = SessionReport(role, 0)
         writer = cast("Writer", self)
         observer = cast("Any", SimpleNamespace(session_progressed=lambda _: None))
         reads = cast("TransferReads", SimpleNamespace(load=self.load, are_stored=self.find))
@@ -308,7 +309,17 @@ def pair(
     there, here = right.lacks(left), left.lacks(right)
     return join(
         Side(left, there, here, peer="b", memory=one, policy=policies[0], seed=seed, **more),
-        Side(right, here, there, peer="a", memory=other, policy=policies[1], seed=~seed, **more),
+        Side(
+            right,
+            here,
+            there,
+            peer="a",
+            memory=other,
+            policy=policies[1],
+            seed=~seed,
+            role=SyncRole.RESPONDER,
+            **more,
+        ),
     )
 
 

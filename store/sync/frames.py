@@ -1,8 +1,8 @@
 """Frames between stores: bytes of a stream into what sessions and transfers take, and back.
 
-A frame has up to 64 MiB, and a few of its bytes may become an object of fifty: a large one is cut
-between its entries and decoded piece by piece, so that memory is a small multiple of its size.
-Entries are taken in the order in which they come.
+A frame has up to 64 MiB, and a few of its bytes may become an object of fifty: it is cut between
+its entries and decoded piece by piece, so that memory is a small multiple of its size. Entries are
+taken in the order in which they come.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from reconcile.lattice import DIGEST_BYTES as SUM_BYTES
 from store.messages.fields import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
-    DELIMITED,
     MAX_COUNTED_FIELDS,
-    chunk_messages,
     end_of_value,
     read_varint,
 )
@@ -28,7 +26,6 @@ from store.sync.limits import (
     MAX_PIECE_ANSWERS,
     MAX_SEARCH_IDS,
     MAX_SEARCH_SPANS,
-    MAX_UNCUT_ENTRIES,
     SESSION_ID_CHARS,
 )
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
@@ -42,15 +39,6 @@ from storenode.wire.storenode.v1.peer_pb2 import (
 _MESSAGES: Final = TransferFrame.DESCRIPTOR.fields_by_name["messages"].number
 _ANSWERS: Final = frozenset(
     TransferFrame.DESCRIPTOR.fields_by_name[name].number for name in ("stored", "refused")
-)
-
-# An entry of ``messages``, ``stored`` or ``refused`` begins with its tag, whose first byte is one
-# of these, also where it is encoded longer than it need be.
-_FIRST_BYTES: Final = bytes(
-    tag | longer
-    for field in (_MESSAGES, *_ANSWERS)
-    for tag in (field << 3 | DELIMITED,)
-    for longer in (0, 0x80)
 )
 
 
@@ -116,15 +104,12 @@ def pieces(frame: bytes) -> Iterator[Piece]:
         ProtocolBrokenError: it is none.
         SessionFaultError: it has too many fields that the schema does not know.
     """
-    if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
-        yield from _chunks(_decode(frame), len(frame))
-        return
     start, done = 0, False
     for end in _cuts(frame):
         part = _decode(frame[start:end])
         done = done or part.done
         part.done = done and end == len(frame)
-        yield from _chunks(part, end - start)
+        yield part, end - start
         start = end
 
 
@@ -140,25 +125,8 @@ def _no_frame() -> ProtocolBrokenError:
     return ProtocolBrokenError("the frame is no TransferFrame: encode it as the schema says")
 
 
-def _chunks(part: RawTransferFrame, size_bytes: int) -> Iterator[Piece]:
-    """Cut a piece between its messages; what else is in it comes first, and ``done`` last."""
-    messages = part.messages
-    step = chunk_messages(len(messages), size_bytes)
-    chunks = max(1, -(-len(messages) // step))
-    if chunks == 1:
-        yield part, size_bytes
-        return
-    for chunk in range(chunks):
-        piece = RawTransferFrame(messages=messages[chunk * step : (chunk + 1) * step])
-        if not chunk:
-            piece.session_id = part.session_id
-            piece.stored.extend(part.stored)
-            piece.refused.extend(part.refused)
-        piece.done = part.done and chunk == chunks - 1
-        yield piece, size_bytes // chunks
-
-
 def _cuts(frame: bytes) -> Iterator[int]:
+    """Yield the ends of the pieces of a frame."""
     position = start = messages = answers = others = 0
     size = len(frame)
     while position < size:

@@ -52,12 +52,8 @@ sessions together."""
 THREADED_PAYLOAD_BYTES: Final = 64 * 1024
 """The step of a session on a larger payload runs beside the event loop."""
 
-MAX_UNCUT_ENTRIES: Final = 131_072
-"""Entries that a ``TransferFrame`` may seem to have and is still decoded at one go; such a frame
-has less than 20 MiB of objects. An honest one of 1 MiB seems to have 30,000."""
-
 MAX_PIECE_ANSWERS: Final = 8_192
-"""Answers in a piece of a larger frame."""
+"""Answers in a piece of a frame."""
 
 BUSY_PATIENCE_S: Final = 30.0
 """How long a transfer waits for a store that is busy; its peer takes that for silence."""

@@ -124,17 +124,6 @@ class _Due:
     parts: deque[tuple[PeerAddress, Window]] = field(default_factory=deque)
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """A session that begins; ``due`` or ``request`` wants it. ``part``: its window is a part."""
-
-    peer: _Peer
-    window: Window
-    due: _Due | None = None
-    part: Window | None = None
-    request: _Request | None = None
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     """A session that an operator wants.
@@ -302,14 +291,14 @@ class Synchronizer:
             peer = self._free_for(request)
             if peer is not None:
                 self._waiting.remove(request)
-                self._begin(_Session(peer, self._window(request=request), request=request))
+                self._begin(peer, self._window(request=request), request)
         now_ns = self._environment.steady_ns()
         for due in self._due:
             ready = [] if due.next_ns is None or due.next_ns > now_ns else self._rested(now_ns)
             if ready:
                 peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
                 due.next_ns = now_ns + self._jittered(due.interval_ns)
-                self._begin(_Session(peer, part or self._window(due), due, part))
+                self._begin(peer, part or self._window(due), due, is_part=part is not None)
         self._wake_at(self._next_ns(now_ns))
 
     def _free_for(self, request: _Request) -> _Peer | None:
@@ -354,14 +343,18 @@ class Synchronizer:
 
     # A session
 
-    def _begin(self, session: _Session) -> None:
-        session.peer.busy = True
-        task = asyncio.create_task(self._run(session), name=f"sync with {session.peer.address}")
+    def _begin(
+        self, peer: _Peer, window: Window, cause: _Due | _Request, *, is_part: bool = False
+    ) -> None:
+        peer.busy = True
+        session = self._run(peer, window, cause, is_part=is_part)
+        task = asyncio.create_task(session, name=f"sync with {peer.address}")
         self._sessions.add(task)
         task.add_done_callback(self._sessions.discard)
 
-    async def _run(self, session: _Session) -> None:
-        peer, window, request = session.peer, session.window, session.request
+    async def _run(
+        self, peer: _Peer, window: Window, cause: _Due | _Request, *, is_part: bool
+    ) -> None:
         self._observer.session_began(peer.address)
         began_ns = self._environment.steady_ns()
         report = SessionReport(SyncRole.INITIATOR, began_ns, peer=peer.address, window=window)
@@ -375,11 +368,11 @@ class Synchronizer:
             self._observer.session_ended(report)
         finally:
             report.ending = report.ending or SyncEnding.FAILED
-            if request is not None and not request.done.done():
-                request.done.set_result(report)
             peer.busy = False
-            if session.due is not None:
-                self._come_round(session, session.due, report)
+            if isinstance(cause, _Due):
+                self._come_round(cause, report, is_part=is_part)
+            elif not cause.done.done():
+                cause.done.set_result(report)
             self._rest(peer, report.ending)
             self._go_on()
 
@@ -397,17 +390,18 @@ class Synchronizer:
             if not other.is_wide and other.next_ns is not None:
                 other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(self, session: _Session, due: _Due, report: SessionReport) -> None:
+    def _come_round(self, due: _Due, report: SessionReport, *, is_part: bool) -> None:
         """Set when a session of this kind is due again, and over what (rules 5 and 6)."""
         is_done, aborted = report.ending is SyncEnding.DONE, report.ending is SyncEnding.ABORTED
         failed = not aborted and not is_done
         moved = report.messages_sent + report.messages_received > 0
         parts: tuple[Window, ...] = ()
-        if session.part is not None and not is_done:
-            parts = (session.part,)
+        if is_part and not is_done:
+            parts = (report.window,)
         elif report.left_over and not moved and is_done:
-            parts = halves(session.window, report.middle_ns)
-        due.parts.extendleft((session.peer.address, each) for each in reversed(parts))
+            parts = halves(report.window, report.middle_ns)
+        assert report.peer is not None
+        due.parts.extendleft((report.peer, each) for each in reversed(parts))
         while len(due.parts) > MAX_PARTS:
             due.parts.pop()
         wait_ns = due.interval_ns

@@ -296,7 +296,7 @@ OTHERS = {
         "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        in_schedule("_run", "request is not None", "False"), "circles|nothing is left", 31
+        in_schedule("_run", "not cause.done.done()", "False"), "circles|nothing is left", 31
     ),
     "never ends a session for the schedule": Mutant(
         in_schedule("_run", "peer.busy = False", "pass"), f"{UNEQUAL}|circles"

@@ -63,31 +63,26 @@ def whole(parts: Sequence[RawTransferFrame]) -> TransferFrame:
             max_size=10,
         ),
         done=st.booleans(),
-    ),
-    st.booleans(),
+    )
 )
-def test_the_pieces_of_a_frame_are_the_frame(frame: TransferFrame, large: bool) -> None:
+def test_the_pieces_of_a_frame_are_the_frame(frame: TransferFrame) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "MAX_UNCUT_ENTRIES", -1 if large else 10_000)
         patch.setattr(frames, "ADMISSION_CHUNK_MESSAGES", 7)
         patch.setattr(frames, "MAX_PIECE_ANSWERS", 5)
         parts, sizes = zip(*pieces(frame.SerializeToString()), strict=True)
     assert whole(parts) == frame
     assert not any(part.done for part in parts[:-1])
     assert sum(sizes) <= frame.ByteSize()
-    if large:
-        assert all(len(part.messages) <= 7 for part in parts)
-        assert all(len(part.stored) + len(part.refused) <= 5 for part in parts)
+    assert all(len(part.messages) <= 7 for part in parts)
+    assert all(len(part.stored) + len(part.refused) <= 5 for part in parts)
 
 
-@given(st.binary(max_size=200), st.booleans())
-def test_any_bytes_are_a_frame_or_are_refused(data: bytes, large: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "MAX_UNCUT_ENTRIES", -1 if large else 10_000)
-        try:
-            parts = [part for part, _ in pieces(data)]
-        except SessionFaultError:
-            return
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_frame_or_are_refused(data: bytes) -> None:
+    try:
+        parts = [part for part, _ in pieces(data)]
+    except SessionFaultError:
+        return
     read = RawTransferFrame.FromString(data)
     assert [message for part in parts for message in part.messages] == read.messages
     assert [digest for part in parts for digest in part.stored] == read.stored

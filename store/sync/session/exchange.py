@@ -464,7 +464,6 @@ class Exchange:
 
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""
-        limits = self.work.transfer_limits
         return await in_thread_if(
             len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
             Transfer,
@@ -473,10 +472,8 @@ class Exchange:
             session.to_receive,
             self.work.transfer,
             memory=self.memory,
-            peer=session.node_id,
             report=session.report,
-            limits=limits.with_grace() if session.own else limits,
-            partial=session.report.left_over,
+            limits=self.work.transfer_limits,
         )
 
     def _expire(self, session: PeerSession) -> None:

@@ -63,6 +63,15 @@ class SessionState(Enum):
     ENDED = "ended"
 
 
+NEXT_STATES: Final = {
+    SessionState.RECONCILING: (SessionState.WAITING, SessionState.TRANSFERRING, SessionState.ENDED),
+    SessionState.WAITING: (SessionState.TRANSFERRING, SessionState.ENDED),
+    SessionState.TRANSFERRING: (SessionState.ENDED,),
+    SessionState.ENDED: (),
+}
+"""The states that may follow each one."""
+
+
 @dataclass(slots=True, eq=False)
 class PeerSession:
     """A session, with its report; only `Sessions` and `Exchange` change it.
@@ -85,6 +94,11 @@ class PeerSession:
     stopped: Fault = Fault.NONE
     to_send: SyncIds = field(default_factory=SyncIds.empty)
     to_receive: SyncIds = field(default_factory=SyncIds.empty)
+
+    def enter(self, state: SessionState, now_ns: int) -> None:
+        """Begin the next state, at a time of the monotonic clock."""
+        assert state in NEXT_STATES[self.state], f"{state} after {self.state}"
+        self.state, self.since_ns, self.awaits_ns = state, now_ns, None
 
     @property
     def own(self) -> bool:
@@ -183,12 +197,13 @@ class Sessions:
         self, now_ns: int, session: PeerSession, to_send: SyncIds, to_receive: SyncIds
     ) -> None:
         """Note the end of the reconciliation; a session that found nothing ends here."""
-        session.since_ns, session.awaits_ns = now_ns, None
         if len(to_send) or len(to_receive):
             session.to_send, session.to_receive = to_send, to_receive
-            session.state = SessionState.TRANSFERRING if session.own else SessionState.WAITING
+            follows = SessionState.TRANSFERRING if session.own else SessionState.WAITING
+            session.enter(follows, now_ns)
             return
         if not session.own:
+            session.since_ns = now_ns
             self._equal[session.node_id] = session
         self.end(session)
 
@@ -211,7 +226,7 @@ class Sessions:
                 and session.session_id == session_id
                 and session.node_id == node_id
             ):
-                session.state, session.since_ns = SessionState.TRANSFERRING, now_ns
+                session.enter(SessionState.TRANSFERRING, now_ns)
                 return session
         raise SessionFaultError(
             Fault.UNKNOWN,

@@ -116,8 +116,8 @@ class Transfer:
     """A transfer, made in about half a second for a million IDs each way.
 
     ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
-    ascend. ``peer`` names the peer in ``memory``. ``partial``: see rule 7.
-    ``report`` is filled on the way, and final when `run` has ended.
+    ascend. ``report`` names the peer in ``memory``; it is filled on the way, and final when `run`
+    has ended. The result is ``partial`` (rule 7) where differences are left over.
     """
 
     def __init__(
@@ -128,21 +128,19 @@ class Transfer:
         work: TransferWork,
         *,
         memory: PolicyMemory,
-        peer: str,
         report: SessionReport,
         limits: TransferLimits = DEFAULT_LIMITS,
-        partial: bool = False,
     ) -> None:
+        # The caller names the session at once; the callee with what it has to send first.
+        self._is_caller = report.role is SyncRole.INITIATOR
+        self._partial = report.left_over
         self.session_id = session_id
         self._report = report
         self._work = work
-        self._limits = limits
-        theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
+        self._limits = limits.with_grace() if self._is_caller else limits
+        theirs, ours = (memory.book(report.node_id, side) for side in (Side.THEIRS, Side.OURS))
         self._sending = Sending(to_send, limits, report, theirs)
-        self._receiving = Receiving(to_receive, limits, report, ours, partial=partial)
-        self._partial = partial
-        # The caller names the session at once; the callee with what it has to send first.
-        self._is_caller = report.role is SyncRole.INITIATOR
+        self._receiving = Receiving(to_receive, limits, report, ours, partial=self._partial)
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False

@@ -165,7 +165,7 @@ class Side:
             cast("EventLog", None),
             cast("Any", None),
         )
-        self.report = SessionReport(role, 0)
+        self.report = SessionReport(role, 0, peer, left_over=partial)
         writer = cast("Writer", self)
         observer = cast("Any", SimpleNamespace(session_progressed=lambda _: None))
         reads = cast("TransferReads", SimpleNamespace(load=self.load, are_stored=self.find))
@@ -175,10 +175,8 @@ class Side:
             none if to_receive is None else to_receive,
             TransferWork(reads, writer, lambda: policy, observer, environment),
             memory=self.memory,
-            peer=peer,
             report=self.report,
             limits=limits,
-            partial=partial,
         )
         go_on = self.transfer._go_on
 

@@ -22,7 +22,7 @@ from store.domain.ports import (
     StoreUnavailableError,
     TopicFilter,
 )
-from store.sync.fetch import FetchWork, OnlineRecorder, ResumeConfig, Resumer
+from store.sync.fetch import FetchWork, OnlineRecorder, Resumer
 from store.sync.index.hot import HotIndex
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
@@ -71,9 +71,10 @@ class Peering:
             self._store, process.world_env, interval_s=scenario.online_every_s
         )
         self._resumer = Resumer(
-            ResumeConfig(peers=peers, slack_ns=scenario.offset_ns),
+            peers,
             work,
             self._recorder,
+            slack_ns=scenario.offset_ns,
             proceed=self._synchronizer.start,
             failed=lambda _peer, _error: None,
         )

@@ -403,11 +403,11 @@ class NodeRuntime:
         # Without a schedule nothing else fetches what a short stop has missed.
         shortest_ns = fetch.SHORTEST_GAP_NS if config.sync_interval else 0
         self.resumer = fetch.Resumer(
-            fetch.ResumeConfig(
-                peers=self._peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns
-            ),
+            self._peers,
             replace(work, environment=system_environment("store.sync.resume", metrics)),
             self._recorder,
+            slack_ns=config.sync_offset,
+            shortest_ns=shortest_ns,
             proceed=self.synchronizer.start,
             failed=states.failed,
         )

@@ -110,19 +110,6 @@ class FetchWork:
         return admitted, counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeConfig:
-    """The options of the resume.
-
-    ``slack_ns``: how far before "last online" the gap begins, for clocks that differ.
-    ``shortest_ns``: a shorter time off is no gap.
-    """
-
-    peers: tuple[PeerAddress, ...]
-    slack_ns: int
-    shortest_ns: int = SHORTEST_GAP_NS
-
-
 @dataclass(slots=True)
 class ResumeState:
     """The progress of the resume at the start; times in Unix nanoseconds.
@@ -224,18 +211,24 @@ class Resumer:
 
     def __init__(
         self,
-        config: ResumeConfig,
+        peers: Sequence[PeerAddress],
         work: FetchWork,
         recorder: OnlineRecorder,
         *,
+        slack_ns: int,
+        shortest_ns: int = SHORTEST_GAP_NS,
         proceed: Callable[[], None],
         failed: Callable[[PeerAddress, str], None],
     ) -> None:
         """Take the parts; ``proceed`` is called once, when reconciliation may begin.
 
-        ``failed`` is called with the reason why what a peer was asked for did not come.
+        ``slack_ns``: how far before "last online" the gap begins, for clocks that differ.
+        ``shortest_ns``: a shorter time off is no gap. ``failed`` is called with the reason why what
+        a peer was asked for did not come.
         """
-        self._config = config
+        self._configured = tuple(peers)
+        self._slack_ns = slack_ns
+        self._shortest_ns = shortest_ns
         self._work = work
         self._recorder = recorder
         self._environment = work.environment
@@ -267,24 +260,24 @@ class Resumer:
         progress = self._progress
         start_ns = progress.time_start_ns
         assert start_ns <= progress.reached_ns <= max(start_ns, progress.time_end_ns)
-        assert not self._peers or set(self._peers) == set(self._config.peers)
+        assert not self._peers or set(self._peers) == set(self._configured)
         assert progress.stored <= progress.messages
         assert self._has_proceeded or not self._recorder.is_complete
         assert bool(progress.peers) == bool(progress.messages)
 
     async def resume(self) -> None:
         """Fill the gap, if there is one."""
-        config, progress = self._config, self._progress
-        if self._recorder.is_complete or not config.peers:
+        progress = self._progress
+        if self._recorder.is_complete or not self._configured:
             self._proceed_once()
             return
         last_ns = await self._recorder.last()
         now_ns, horizon_ns = self._environment.now_ns(), self._work.policy().horizon_ns or 0
-        if last_ns and now_ns - last_ns >= config.shortest_ns:
+        if last_ns and now_ns - last_ns >= self._shortest_ns:
             self._last_ns, progress.time_end_ns = last_ns, now_ns
-            progress.time_start_ns = max(0, horizon_ns, last_ns - config.slack_ns)
+            progress.time_start_ns = max(0, horizon_ns, last_ns - self._slack_ns)
             progress.reached_ns = progress.time_start_ns
-            peers = list(config.peers)
+            peers = list(self._configured)
             self._environment.random.shuffle(peers)
             self._peers = deque(peers)
             progress.running = True

@@ -21,7 +21,7 @@ from store.rpc import peer_calls
 from store.rpc.peer_calls import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from store.runtime.node import system_environment
 from store.serving.tasks import BackgroundTasks
-from store.sync.fetch import FetchWork, OnlineRecorder, ResumeConfig, Resumer
+from store.sync.fetch import FetchWork, OnlineRecorder, Resumer
 from store.sync.peers import ScannedPage
 from store.sync.session.report import SyncEnding, Window
 from storenode.cli.options.types import parse_peer
@@ -65,7 +65,7 @@ def resuming(
 ) -> Resumer:
     """Return the resume of a node that was last online an hour ago."""
     return Resumer(
-        ResumeConfig(peers=peers, slack_ns=0),
+        peers,
         FetchWork(
             node.caller,
             node.context.writer,
@@ -75,6 +75,7 @@ def resuming(
         OnlineRecorder(
             DatabaseOnlineTimes(database), system_environment("test", node.context.metrics)
         ),
+        slack_ns=0,
         proceed=proceed,
         failed=lambda _peer, _error: None,
     )

@@ -22,7 +22,6 @@ from store.sync.fetch import (
     SHORTEST_GAP_NS,
     FetchWork,
     OnlineRecorder,
-    ResumeConfig,
     Resumer,
 )
 from store.sync.peers import PeerCaller, ScannedPage
@@ -107,7 +106,7 @@ class World:
             self.errors.append(error)
 
         resumer = Resumer(
-            ResumeConfig(peers=self.peers, slack_ns=SLACK, shortest_ns=self.shortest_ns),
+            self.peers,
             FetchWork(
                 cast("PeerCaller", self),
                 cast("Writer", self),
@@ -115,6 +114,8 @@ class World:
                 environment,
             ),
             recorder,
+            slack_ns=SLACK,
+            shortest_ns=self.shortest_ns,
             proceed=lambda: self.proceeded.append(len(self.asked)),
             failed=failed,
         )

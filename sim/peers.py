@@ -229,12 +229,8 @@ class JudgedExchange(shipped.Exchange):
     def _judge_memory(self, node_id: str) -> None:
         process = self.process
         now_ns = process.clock.unix_ns()
-        hashes, labels = self.memory.book(node_id, Whose.OURS).known(now_ns)
-        too_new = [
-            digest.tobytes()
-            for digest, label in zip(hashes, labels, strict=True)
-            if label == Reason.TOO_NEW
-        ]
+        labels = self.memory.book(node_id, Whose.OURS).known(now_ns)
+        too_new = [digest for digest, label in labels.items() if label == Reason.TOO_NEW]
         process.judge.remembered(process.name, now_ns, too_new)
 
 

@@ -89,7 +89,7 @@ def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
         yield lower_ns, lower_ns + step_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take four times as long to make, and a session makes many
 class Statement:
     """A finding of a session about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
 

@@ -54,7 +54,6 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.session.report import UNSOLICITED, ContentConflict, SessionReport
-from store.sync.transfer.id_lookup import IdLookup, hash_column
 from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
@@ -72,6 +71,7 @@ _WITHHELD: Final = 4
 _ANSWERED: Final = 0x80
 
 _FIRST_GUESS_BYTES: Final = 1_024
+_HASH: Final = np.dtype(f"S{HASH_BYTES}")
 
 Answer = tuple[bytes, str | None]
 """A message hash, and why it is refused; None: it is stored."""
@@ -87,6 +87,43 @@ _UNSOLICITED: Final = f"{UNSOLICITED}: this session has not found that message m
 _REPEATED: Final = f"{REPEATED}: this session has had that message before"
 _CONFLICT: Final = f"{CONFLICT.label}: {CONFLICT.sentence}"
 _BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
+
+
+class IdLookup:
+    """Finds the places of hashes in ``ids``; made in about 0.25 s for a million.
+
+    IDs are in the order of time, and what comes back from a peer are hashes: the places of the IDs
+    in the order of their hashes are kept, 4 bytes each, and searched by bisection. Whole hashes are
+    compared, so that made-up ones with a common beginning cost nothing more.
+    """
+
+    def __init__(self, ids: SyncIds) -> None:
+        self._keys = np.ascontiguousarray(ids.hashes).view(_HASH).reshape(-1)
+        self._order = np.argsort(self._keys, kind="stable").astype(np.uint32)
+
+    def find(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the places of hashes, -1 for those that are not there; about 1 us each.
+
+        Raises:
+            ValueError: one of them does not have 32 bytes.
+        """
+        if any(len(digest) != HASH_BYTES for digest in hashes):
+            raise ValueError(f"a message hash does not have {HASH_BYTES} bytes")
+        if not len(self._keys) or not hashes:
+            return np.full(len(hashes), -1, np.int64)
+        wanted = np.frombuffer(b"".join(hashes), _HASH)
+        keys, order, last = self._keys, self._order, len(self._keys) - 1
+        low = np.zeros(len(wanted), np.int64)
+        high = np.full(len(wanted), last, np.int64)
+        # At the end ``low`` is the first key that is not less, or the last one of all.
+        for _ in range(last.bit_length()):
+            middle = (low + high) >> 1
+            less = keys[order[middle]] < wanted
+            low = np.where(less, np.minimum(middle + 1, high), low)
+            high = np.where(less, high, middle)
+        places = order[low].astype(np.int64)
+        places[keys[places] != wanted] = -1
+        return places
 
 
 class Sending:
@@ -142,9 +179,9 @@ class Sending:
 
     def withhold(self, now_ns: int) -> None:
         """Mark what the peer has refused before: it is not sent."""
-        hashes, labels = self._refusals.known(now_ns)
-        places = self._lookup.find(hashes)
-        known = zip(places.tolist(), labels, strict=True)
+        refused = self._refusals.known(now_ns)
+        places = self._lookup.find(list(refused))
+        known = zip(places.tolist(), refused.values(), strict=True)
         self._withheld = {place: label for place, label in known if place >= 0}
         self._states[places[places >= 0]] = _WITHHELD
         self._report.refused_by_peer.update(self._withheld.values())
@@ -215,15 +252,14 @@ class Sending:
             ProtocolBrokenError: an answer is not about this session, or is the second one.
         """
         try:
-            hashes = hash_column([digest for digest, _ in answers])
+            places = self._lookup.find([digest for digest, _ in answers])
         except ValueError as error:
             raise ProtocolBrokenError(f"in an answer, {error}") from None
         if not partial and len(answers) > self.unanswered:
             raise ProtocolBrokenError("the peer answers more IDs than are open")
-        places = self._lookup.find(hashes)
         is_known = places >= 0
         if not (partial or is_known.all()):
-            digest = hashes[int(np.argmin(is_known))].tobytes().hex()
+            digest = answers[int(np.argmin(is_known))][0].hex()
             raise ProtocolBrokenError(f"the peer answers {digest}, which it was not sent")
         reasons = list(compress((reason for _, reason in answers), is_known))
         places = places[is_known]
@@ -336,10 +372,10 @@ class Receiving:
 
     def decline(self, now_ns: int) -> None:
         """Refuse at once what this node has refused before."""
-        hashes, labels = self._refusals.known(now_ns)
-        places = self._lookup.find(hashes)
+        refused = self._refusals.known(now_ns)
+        places = self._lookup.find(list(refused))
         by_label: dict[str, list[int]] = {}
-        for place, label in zip(places.tolist(), labels, strict=True):
+        for place, label in zip(places.tolist(), refused.values(), strict=True):
             if place >= 0:
                 by_label.setdefault(label, []).append(place)
         for label, members in by_label.items():
@@ -380,7 +416,7 @@ class Receiving:
     def _places_of(self, admitted: Admitted) -> NDArray[np.int64]:
         """Return the places of judged messages, -1 where no such ID is expected."""
         hashes = admitted.hashes
-        places = self._lookup.find(hash_column([digest or _NAMELESS for digest in hashes]))
+        places = self._lookup.find([digest or _NAMELESS for digest in hashes])
         places[[not digest for digest in hashes]] = -1
         # A message that is refused has no timestamp here, and is not stored anyway.
         at = np.array(admitted.positions, np.int64)

@@ -21,12 +21,8 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reconcile.ids import SyncIds
 from store.sync.limits import MAX_REMEMBERED, REMEMBERED_NS
-from store.sync.transfer.id_lookup import hash_column
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Reason
 
@@ -117,11 +113,11 @@ class Book:
             known[digest] = memory.until_ns(now_ns, timestamp_ns, label), label
         memory.make_room()
 
-    def known(self, now_ns: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """Return the hashes (n, 32) and the labels; those whose time has come are forgotten."""
+    def known(self, now_ns: int) -> dict[bytes, str]:
+        """Return the labels by hash; those whose time has come are forgotten."""
         entries = self.entries
         self.forget([digest for digest, (until_ns, _) in entries.items() if until_ns <= now_ns])
-        return hash_column(list(entries)), [label for _, label in entries.values()]
+        return {digest: label for digest, (_, label) in entries.items()}
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """Remove refusals that no longer stand."""

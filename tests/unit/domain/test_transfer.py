@@ -14,7 +14,7 @@ from store.messages.record import RecordBatch
 from store.sync.errors import Fault
 from store.sync.limits import BUSY_PATIENCE_S, MAX_SHOWN_HIDDEN, TransferLimits
 from store.sync.session.report import ContentConflict
-from store.sync.transfer.id_lookup import IdLookup, hash_column
+from store.sync.transfer.halves import IdLookup
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
@@ -306,5 +306,5 @@ hashes = st.builds(
 @example([bytes(32)], [bytes(32), b"\xff" * 32])
 def test_every_hash_is_found_at_its_place(stored: list[bytes], wanted: list[bytes]) -> None:
     lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(stored)))
-    found = lookup.find(hash_column(wanted)).tolist()
+    found = lookup.find(wanted).tolist()
     assert found == [stored.index(digest) if digest in stored else -1 for digest in wanted]

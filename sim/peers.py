@@ -42,7 +42,7 @@ from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.policy_memory import Side as Whose
-from store.sync.transfer.transfer import Transfer, TransferWork
+from store.sync.transfer.transfer import Transfer
 from storenode.message.rules import Reason
 
 CLUSTER: Final = 7
@@ -134,9 +134,11 @@ class JudgedExchange(shipped.Exchange):
                 cluster=CLUSTER,
                 shards=SHARDS,
                 reconcilable=views,
-                transfer=TransferWork(
-                    store, store, process.policy, SimObserver(), process.world_env
-                ),
+                reads=store,
+                writer=store,
+                policy=process.policy,
+                observer=SimObserver(),
+                environment=process.world_env,
                 limits=scenario.limits,
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,

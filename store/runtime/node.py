@@ -92,7 +92,6 @@ from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import TransferLimits
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.transfer.transfer import TransferWork
 from storenode.cli.options.types import Address
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
@@ -368,13 +367,11 @@ class NodeRuntime:
                 cluster=config.cluster,
                 shards=tuple(sorted(config.shard)),
                 reconcilable=self.reconcilable,
-                transfer=TransferWork(
-                    reads=TransferReader(self.database),
-                    writer=writer,
-                    policy=policy,
-                    observer=states,
-                    environment=system_environment("store.sync.session", metrics),
-                ),
+                reads=TransferReader(self.database),
+                writer=writer,
+                policy=policy,
+                observer=states,
+                environment=system_environment("store.sync.session", metrics),
                 transfer_limits=TransferLimits(silence_ns=config.peer_silence),
                 statements=self._statements,
             )

@@ -88,8 +88,8 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeWork:
-    """The parts that sessions work on.
+class ExchangeWork(TransferWork):
+    """The parts that sessions and their transfers work on.
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
     The silence of ``transfer_limits`` holds for every frame of a session. ``sums``: conclude
@@ -103,7 +103,6 @@ class ExchangeWork:
     cluster: int
     shards: tuple[int, ...]
     reconcilable: IndexedReconcilable
-    transfer: TransferWork
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
@@ -114,8 +113,8 @@ class ExchangeWork:
 
     def horizon(self, view: StoredView) -> SyncId:
         """Return the bound below which nothing is held, or all would be refused as too old."""
-        now_ns = self.transfer.environment.now_ns()
-        refused_below_ns = self.transfer.policy().horizon_ns
+        now_ns = self.environment.now_ns()
+        refused_below_ns = self.policy().horizon_ns
         if refused_below_ns is None:
             return view.horizon
         return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
@@ -154,7 +153,7 @@ class Exchange:
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
-        self.environment: Environment = work.transfer.environment
+        self.environment: Environment = work.environment
         silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
             work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
@@ -460,7 +459,7 @@ class Exchange:
     def ended(self, report: SessionReport) -> None:
         """Report a session that has ended to the observer."""
         report.finish(self.environment.steady_ns())
-        self.work.transfer.observer.session_ended(report)
+        self.work.observer.session_ended(report)
 
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""
@@ -470,7 +469,7 @@ class Exchange:
             session.session_id,
             session.to_send,
             session.to_receive,
-            self.work.transfer,
+            self.work,
             memory=self.memory,
             report=session.report,
             limits=self.work.transfer_limits,

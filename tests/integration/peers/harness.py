@@ -35,7 +35,7 @@ from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.report import SessionReport, SyncRole, Window
-from store.sync.transfer.transfer import DEFAULT_LIMITS, TransferWork
+from store.sync.transfer.transfer import DEFAULT_LIMITS
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -166,13 +166,6 @@ async def peer_node(
         context = context_of(identity, database, services, rules, metrics)
         ids, environment = DatabaseIds(database), system_environment("test", metrics)
         reconcilable = CountedViews(ids, HotIndex(ids, OwnCommits(), environment))
-        work = TransferWork(
-            reads,
-            context.writer,
-            lambda: rules.policy,
-            observer,
-            environment,
-        )
         exchange = Exchange(
             ExchangeWork(
                 node_id=identity.node_id,
@@ -180,7 +173,11 @@ async def peer_node(
                 cluster=1,
                 shards=shards,
                 reconcilable=reconcilable,
-                transfer=work,
+                reads=reads,
+                writer=context.writer,
+                policy=lambda: rules.policy,
+                observer=observer,
+                environment=environment,
                 limits=limits,
                 transfer_limits=transfer_limits,
                 statements=statements,

@@ -24,7 +24,7 @@ from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import TOO_LONG, Reconciliation, in_time
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
-from store.sync.transfer.transfer import TransferReads, TransferWork
+from store.sync.transfer.transfer import TransferReads
 from storenode.message.rules import Policy
 from tests.support.virtual_time import virtual_time
 
@@ -59,20 +59,17 @@ class World:
 
     def __init__(self, silence_ns: int = SILENCE_NS) -> None:
         self.observer = Observer()
-        transfer = TransferWork(
-            cast("TransferReads", None),
-            cast("Writer", None),
-            lambda: Policy(max_drift_ns=None),
-            self.observer,
-            system_environment("test", Metrics("1")),
-        )
         work = ExchangeWork(
             node_id="m",
             store_id="sm",
             cluster=1,
             shards=(),
             reconcilable=cast("IndexedReconcilable", None),
-            transfer=transfer,
+            reads=cast("TransferReads", None),
+            writer=cast("Writer", None),
+            policy=lambda: Policy(max_drift_ns=None),
+            observer=self.observer,
+            environment=system_environment("test", Metrics("1")),
             transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
         self.exchange = Exchange(work)

@@ -209,7 +209,6 @@ def _verifying(
     environment = SimpleNamespace(
         steady_ns=lambda: 0, random=SimpleNamespace(getrandbits=lambda _: nonce)
     )
-    observer = SimpleNamespace(session_progressed=lambda _: None)
     exchange = Exchange(
         ExchangeWork(
             node_id="",
@@ -217,7 +216,11 @@ def _verifying(
             cluster=side.cluster,
             shards=(),
             reconcilable=cast("Any", None),
-            transfer=cast("Any", SimpleNamespace(environment=environment, observer=observer)),
+            reads=cast("Any", None),
+            writer=cast("Any", None),
+            policy=cast("Any", None),
+            observer=cast("Any", None),
+            environment=cast("Any", environment),
             limits=side.limits,
             transfer_limits=TransferLimits(silence_ns=5 * 10**9),
             sums=side.agrees,

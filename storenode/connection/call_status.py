@@ -36,10 +36,9 @@ class Ending:
         For a call that has ended, or of which a write has failed, which may be reported before the
         reason of its end.
         """
-        if self._status is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STATUS_TIMEOUT_S):
-                    await self._known.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                await self._known.wait()
         return self._status or BROKEN_WRITE
 
     async def failure(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:

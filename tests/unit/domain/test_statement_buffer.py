@@ -47,24 +47,14 @@ async def test_statements_are_written_once_an_hour_and_read_at_once() -> None:
     assert written.last["a"] == [again, last], "what waited was not lost"
 
 
-async def test_what_waits_is_written_at_the_end() -> None:
+async def test_what_waits_is_written_at_the_end_and_before_what_it_does_not_touch() -> None:
     written = Written()
     buffer = StatementBuffer(written)
-    later = replace(SAID, compared_ns=200)
+    later, distant = replace(SAID, compared_ns=200), replace(SAID, start_ns=50, end_ns=60)
     await buffer.note("a", [SAID], 100)
     await buffer.note("a", [later], 200)
-    await buffer.flush()
-    await buffer.flush()
-    assert (written.writes, written.last) == (2, {"a": [later]})
-
-
-async def test_statements_about_distant_times_are_written_apart() -> None:
-    written = Written()
-    buffer = StatementBuffer(written)
-    near, distant = replace(SAID, compared_ns=200), replace(SAID, start_ns=50, end_ns=60)
-    await buffer.note("a", [SAID], 100)
-    await buffer.note("a", [near], 200)
     await buffer.note("a", [distant], 300)
-    assert (written.writes, written.last) == (2, {"a": [near]})
+    assert (written.writes, written.last) == (2, {"a": [later]})
+    await buffer.flush()
     await buffer.flush()
     assert (written.writes, written.last) == (3, {"a": [distant]})

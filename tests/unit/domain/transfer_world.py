@@ -305,19 +305,10 @@ def pair(
     """Return the two sides of a session over what two stores hold."""
     one, other = memories or (PolicyMemory(), PolicyMemory())
     there, here = right.lacks(left), left.lacks(right)
+    callee = {"role": SyncRole.RESPONDER, **more}
     return join(
         Side(left, there, here, peer="b", memory=one, policy=policies[0], seed=seed, **more),
-        Side(
-            right,
-            here,
-            there,
-            peer="a",
-            memory=other,
-            policy=policies[1],
-            seed=~seed,
-            role=SyncRole.RESPONDER,
-            **more,
-        ),
+        Side(right, here, there, peer="a", memory=other, policy=policies[1], seed=~seed, **callee),
     )
 
 

@@ -202,9 +202,8 @@ def stated(measured: Sums, found: Comparison) -> list[Statement]:
         keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
         here, there = (0, 0) if found.resolved else (last - first, to - from_)
         differs = here + (end - begin), there + (end - begin)
-        made.append(
-            Statement(start_ns, end_ns, found.compared_ns, keyed, *differs, count, fingerprint)
-        )
+        about = start_ns, end_ns, found.compared_ns, keyed
+        made.append(Statement(*about, *differs, count, fingerprint))
     return made
 
 

@@ -21,7 +21,7 @@ from bench.support import report
 from sim.groups.scenario import FIXED_TALK_NS
 from sim.limits import MAX_GROUP
 from sim.run import simulate
-from sim.world import Summary
+from sim.stage import Summary
 from storenode.sds.events import BroadcastReason
 
 SEEDS: Final = {3: 50, 50: 10, 1_000: 2}

@@ -54,6 +54,21 @@ class Life:
             _LIFE.reset(token)
 
 
+class Promise(asyncio.Future[_T]):
+    """A future that is settled once: later values and errors have no effect."""
+
+    def keep(self, value: _T) -> None:
+        """Keep the promise with a value."""
+        if not self.done():
+            self.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        """Fail the promise with an error, which need not be awaited."""
+        if not self.done():
+            self.set_exception(error)
+            self.exception()
+
+
 _LIFE: Final[ContextVar[Life | None]] = ContextVar("life", default=None)
 
 

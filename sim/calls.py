@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.bridge import Promise
 from sim.limits import STREAM_WINDOW_FRAMES
 from sim.marks import Mark
-from sim.promise import Promise
 
 if TYPE_CHECKING:
     from sim.network import Network
@@ -27,9 +27,7 @@ class Status(StrEnum):
     OK = "ok"
     CANCELLED = "cancelled"
     INVALID_ARGUMENT = "invalid argument"
-    DEADLINE_EXCEEDED = "deadline exceeded"
     FAILED_PRECONDITION = "failed precondition"
-    RESOURCE_EXHAUSTED = "resource exhausted"
     ABORTED = "aborted"
     OUT_OF_RANGE = "out of range"
     UNAVAILABLE = "unavailable"
@@ -221,10 +219,23 @@ class End:
         self._in = inward
         self._out = outward
         self._lost = False
+        self._over = False
 
-    def read(self) -> Promise[Any]:
-        """Return the next frame, or `Ended` when the other side has no more."""
-        return self._in.read()
+    async def read(self) -> Any:  # noqa: ANN401 - whatever the other side has sent
+        """Return the next frame; None after the last.
+
+        Raises:
+            CallClosedError: The call ended with an error.
+        """
+        if self._over:
+            return None
+        item = await self._in.read()
+        if not isinstance(item, Ended):
+            return item
+        self._over = True
+        if item.status is not Status.OK:
+            raise CallClosedError(item.status, item.sentence)
+        return None
 
     def send(self, frame: object) -> Promise[None]:
         """Send a frame; kept when there is room for another."""

@@ -12,7 +12,7 @@ from reconcile.ids import SyncId
 from sim.index import JudgedView, JudgedViews, SimIds
 from sim.marks import Mark
 from sim.process import Process
-from sim.rng import Rng, happens
+from sim.rng import happens
 from store.domain.coverage import (
     BLOCK_NS,
     Coverage,
@@ -28,10 +28,12 @@ from store.domain.view import Span
 if TYPE_CHECKING:
     from sim.database import Database
     from sim.node import Node
-    from sim.node_world import NodeWorld
+    from sim.world import World
 
 _PAUSE_S: Final = 6.0
 _MOST_STEPS: Final = 60
+_TRIES: Final = 20
+_RETRY_S: Final = 0.1
 _STEPS_NS: Final = (BLOCK_NS, HOUR_NS, DAY_NS)
 _STATED: Final = 0.8
 _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
@@ -41,9 +43,8 @@ _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
 class SimStatements:
     """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
 
-    def __init__(self, process: Process, rng: Rng | None = None) -> None:
+    def __init__(self, process: Process) -> None:
         self._process = process
-        self._rng = rng
         self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def ended(self, session_id: str) -> None:
@@ -78,60 +79,62 @@ class SimStatements:
             about = ((each, overlapping(stated[each], (start_ns, end_ns))) for each in stated)
             return {store: found for store, found in about if found}
 
-        return await self._process.database.look(read, rng=self._rng)
+        return await self._process.database.look(read)
 
 
-async def read_coverage(world: NodeWorld, rng: Rng) -> None:
-    """Ask nodes, one after the other, with a generator of their own, which changes nothing else."""
+async def read_coverage(world: World) -> None:
+    """Ask nodes, one after the other."""
     while True:
-        await asyncio.sleep(_PAUSE_S * rng.uniform(0, 2))
-        node = rng.choice(world.nodes)
+        await asyncio.sleep(_PAUSE_S * world.rng.uniform(0, 2))
+        node = world.rng.choice(world.nodes)
         if node.process is not None:
-            node.process.begin_task("coverage", ask_coverage(node, node.process, rng))
+            node.process.begin_task("coverage", ask_coverage(node, node.process))
 
 
-def ask_after_loss(world: NodeWorld, database: Database) -> None:
+def ask_after_loss(world: World, database: Database) -> None:
     """Ask, as clients, what statements say about messages, right after commits were lost."""
     for node in world.nodes:
         if node.peering is None or node.process is None:
             continue
         if node.database is database:
-            work = _ask_all(node, node.process, world.own_rng())
-            node.process.begin_task("coverage", work)
+            node.process.begin_task("coverage", _ask_all(node, node.process))
 
 
-async def _ask_all(node: Node, process: Process, rng: Rng) -> None:
-    coverage, views = _reads(node, process, rng)
+async def _ask_all(node: Node, process: Process) -> None:
+    coverage, views = _reads(node, process)
     said = process.database.stated.values()
     spans = {(each.start_ns, each.end_ns) for found in said for each in found if each.count}
-    try:
-        for span in sorted(spans)[-_MOST_STEPS:]:
-            await _ask_about(process, coverage, views, [span])
-    except NotServingError:
-        process.note("cannot say how complete it is")
+    for span in sorted(spans)[-_MOST_STEPS:]:
+        for _ in range(_TRIES):
+            try:
+                await _ask_about(process, coverage, views, [span])
+                break
+            except NotServingError:
+                # Soon it can say how complete it is, and others have not brought back what is lost.
+                await asyncio.sleep(_RETRY_S)
 
 
-def _reads(node: Node, process: Process, rng: Rng) -> tuple[Coverage, _Views]:
+def _reads(node: Node, process: Process) -> tuple[Coverage, _Views]:
     assert node.peering is not None
-    ids = SimIds(process, rng)
+    ids = SimIds(process)
     views = _Views(process, ids, node.peering.index)
-    return Coverage(views.open_view, SimStatements(process, rng), ids), views
+    return Coverage(views.open_view, SimStatements(process), ids), views
 
 
-async def ask_coverage(node: Node, process: Process, rng: Rng) -> None:
+async def ask_coverage(node: Node, process: Process) -> None:
     """Ask for the steps of a range, or for messages with the short form."""
-    coverage, views = _reads(node, process, rng)
+    coverage, views = _reads(node, process)
     try:
-        if happens(rng, 0.5):
-            await _ask_steps(process, coverage, views, rng)
+        if happens(process.rng, 0.5):
+            await _ask_steps(process, coverage, views)
         else:
-            await _ask_messages(process, coverage, rng)
+            await _ask_messages(process, coverage)
     except NotServingError:
         process.note("cannot say how complete it is")
 
 
-async def _ask_steps(process: Process, coverage: Coverage, views: _Views, rng: Rng) -> None:
-    span = _range(process, rng)
+async def _ask_steps(process: Process, coverage: Coverage, views: _Views) -> None:
+    span, rng = _range(process), process.rng
     bounds = [span]
     if happens(rng, 0.5):
         step_ns = rng.choice(_STEPS_NS)
@@ -156,12 +159,12 @@ async def _ask_about(
                 )
 
 
-async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
-    start_ns, end_ns = _range(process, rng)
+async def _ask_messages(process: Process, coverage: Coverage) -> None:
+    (start_ns, end_ns), rng = _range(process), process.rng
     known = await coverage.known(start_ns, end_ns)
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     database = process.database
-    stored = await database.look(lambda: list(database.ids), rng=rng)
+    stored = await database.look(lambda: list(database.ids))
     await asyncio.sleep(rng.choice(_SLOW_S) * rng.random())
     lost, horizon_ns = await coverage.lost_since(known.places)
     found = known.answer((start_ns, end_ns), horizon_ns, lost=lost)
@@ -171,8 +174,9 @@ async def _ask_messages(process: Process, coverage: Coverage, rng: Rng) -> None:
         process.judge.covered(database, stores, span, found.compared_at, stored, whole=False)
 
 
-def _range(process: Process, rng: Rng) -> Span:
+def _range(process: Process) -> Span:
     """Draw the range of a statement about messages, or any other up to now; not empty."""
+    rng = process.rng
     said = process.database.stated.values()
     stated = [each for found in said for each in found if each.count]
     if stated and happens(rng, _STATED):

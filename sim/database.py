@@ -9,29 +9,36 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from reconcile.ids import SyncId, SyncIds
-from sim.claims import claim_of
+import numpy as np
+
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.lattice import LatticeSum
+from reconcile.summaries.buckets import TimeBuckets as Buckets
+from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from sim.bridge import Promise
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS, NS_PER_S
-from sim.promise import Promise
+from sim.messages import claim_of
 from sim.rng import Rng, happens
-from sim.snapshot import Snapshot
+from sim.scenario import Faults
 from sim.timeline import Timeline
 from store.domain.claims import Claim, rank
 from store.domain.coverage import Statement
 from store.domain.hub import START, CommitRow, OwnCommits, Place
 from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.domain.unread import OwnBatch, UnreadEvent
+from store.domain.view import Span
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 _T = TypeVar("_T")
 
@@ -62,21 +69,6 @@ class Client(Protocol):
 
 
 @dataclass(slots=True)
-class DiskWeather:
-    """The faults of a disk: ``delay_ns`` per piece of work, and the share that goes wrong.
-
-    ``crashes``: commits after which the writer is gone before it learns of them. ``busy``: writes
-    that are refused for now. ``fails``: other work that fails. ``pauses``: work that takes seconds.
-    """
-
-    delay_ns: int = 5 * NS_PER_MS
-    crashes: float = 0.0
-    busy: float = 0.0
-    fails: float = 0.0
-    pauses: float = 0.0
-
-
-@dataclass(slots=True)
 class UnreadRow:
     """An unread event."""
 
@@ -101,6 +93,7 @@ class Database:
     """A simulated database of one store.
 
     Attributes:
+        faults: those of this moment; ``delay_ns``: how long a piece of work takes.
         stored: hash -> (timestamp, frame as it is stored).
         digests: hash -> content digest, also of what was dropped since.
         ids: all of it, ascending.
@@ -122,7 +115,8 @@ class Database:
         self, store_id: str, timeline: Timeline, rng: Rng, judge: Judge, lengths_ns: list[int]
     ) -> None:
         self.store_id = store_id
-        self.weather = DiskWeather()
+        self.faults = Faults()
+        self.delay_ns = 5 * NS_PER_MS
         self.stored: dict[bytes, Row] = {}
         self.ids: list[SyncId] = []
         self.digests: dict[bytes, bytes] = {}
@@ -201,7 +195,7 @@ class Database:
         Raises:
             StoreBusyError: too many wait already.
         """
-        if happens(self._rng, self.weather.busy):
+        if happens(self._rng, self.faults.busy):
             raise StoreBusyError("too many writes wait already")
 
     def look(
@@ -210,26 +204,23 @@ class Database:
         portions: int = 1,
         *,
         since: int | None = None,
-        rng: Rng | None = None,
     ) -> Promise[_T]:
         """Run work that takes time; all of it reads one moment.
 
         ``portions``: into how many pieces like this one the work is cut, about. ``since``: the
-        number of outages when the connection was made that it is done on. ``rng``: its chance, by
-        default the run's.
+        number of outages when the connection was made that it is done on.
         """
-        rng = rng or self._rng
         done: Promise[_T] = Promise()
 
         def act() -> None:
             broken = since not in (None, self.outages)
-            if not self.available or broken or happens(rng, self.weather.fails):
+            if not self.available or broken or happens(self._rng, self.faults.fails):
                 done.fail(DatabaseUnavailableError("the database does not answer"))
                 return
             value = work()
-            self._later(lambda: done.keep(value), portions, rng)
+            self._later(lambda: done.keep(value), portions)
 
-        self._later(act, portions, rng)
+        self._later(act, portions)
         return done
 
     def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
@@ -377,7 +368,7 @@ class Database:
             done.fail(DatabaseUnavailableError("the database did not commit"))
             return
         value = work()
-        if client.alive and happens(self._rng, self.weather.crashes):
+        if client.alive and happens(self._rng, self.faults.commit_crashes):
             client.crash_soon()
         self._later(lambda: self._answer(value, done))
 
@@ -387,13 +378,77 @@ class Database:
         else:
             done.fail(DatabaseUnavailableError("the database went away before it answered"))
 
-    def _later(self, action: Callable[[], None], portions: int = 1, rng: Rng | None = None) -> None:
-        if happens(self._rng, self.weather.pauses):
-            pause_ns = int(self._rng.uniform(0, _PAUSE_NS))
-            self._timeline.after(pause_ns, lambda: self._work(action, portions, rng))
-        else:
-            self._work(action, portions, rng)
-
-    def _work(self, action: Callable[[], None], portions: int, rng: Rng | None) -> None:
-        delay_ns = int(2 * self.weather.delay_ns * (rng or self._rng).random()) // portions
+    def _later(self, action: Callable[[], None], portions: int = 1) -> None:
+        delay_ns = int(2 * self.delay_ns * self._rng.random()) // portions
+        if happens(self._rng, self.faults.pauses):
+            delay_ns += int(self._rng.uniform(0, _PAUSE_NS))
         self._timeline.after(delay_ns, action)
+
+
+class Snapshot:
+    """Ascending IDs, and the lengths of their buckets in nanoseconds, the longest first.
+
+    Attributes:
+        place: of the newest commit.
+        horizon_ns: everything older was dropped.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[SyncId],
+        lengths_ns: Sequence[int],
+        place: Place = START,
+        horizon_ns: int = 0,
+        digests: Mapping[bytes, bytes] | None = None,
+    ) -> None:
+        """Copy IDs; ``digests`` are the content digests by hash, None: zeros."""
+        self.ids = list(ids)
+        self.place = place
+        self.horizon_ns = horizon_ns
+        self._lengths_ns = lengths_ns
+        self._digests = digests
+        self._all = SyncIds.of(self.ids)
+        self._buckets: dict[int, Buckets] = {}
+
+    def top(self) -> Buckets:
+        """Return the longest buckets."""
+        return self._of(self._lengths_ns[0])
+
+    def between(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
+        """Return the IDs in a half-open range."""
+        return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
+
+    def lattices(self, spans: Sequence[Span]) -> list[LatticeSum]:
+        """Return the lattice sums of ranges of time."""
+        no_hash = LOWEST[1]
+        found = [self.between((low, no_hash), (high, no_hash)) for low, high in spans]
+        return [LatticeSum.of(self.contents(SyncIds.of(ids)).elements) for ids in found]
+
+    def contents(self, ids: SyncIds) -> SyncIds:
+        """Return IDs with their content digests."""
+        if self._digests is None:
+            return ids
+        joined = b"".join(self._digests[digest.tobytes()] for digest in ids.hashes)
+        digests = np.frombuffer(joined, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+        return SyncIds(ids.timestamps, ids.hashes, digests)
+
+    def load(self, needs: Needs) -> Loaded:
+        """Load what a view needs."""
+        match needs:
+            case NeedBuckets(length_ns, parents, parent_ns):
+                return self._of(length_ns).within(parents, parent_ns)
+            case NeedIds(spans, limit):
+                found: list[SyncId] = []
+                for lower, upper in spans.pairs():
+                    found += self.between(lower, upper)
+                    if len(found) >= limit:
+                        break
+                return self.contents(SyncIds.of(found[:limit]))
+            case NeedHashes(hashes):
+                wanted = {digest.tobytes() for digest in hashes}
+                return SyncIds.of(each for each in self.ids if each[1] in wanted)
+
+    def _of(self, length_ns: int) -> Buckets:
+        if length_ns not in self._buckets:
+            self._buckets[length_ns] = Buckets.of_ids(length_ns, self._all)
+        return self._buckets[length_ns]

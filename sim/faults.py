@@ -7,27 +7,31 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.coverage import ask_after_loss
-from sim.limits import NS_PER_MS, NS_PER_S
-from sim.node import Node
+from sim.limits import NS_PER_S
 from sim.rng import happens
+from sim.scenario import Faults
 
 if TYPE_CHECKING:
-    from sim.node_world import NodeWorld
+    from sim.groups.member import Member
+    from sim.node import Node
+    from sim.world import World
 
 Fault: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 _BUSY_MOMENTS: Final = 0.7
 """Share of faults that wait for something to be under way, where they do more harm."""
 
-_GOSSIP_KEEPALIVE_NS: Final = 15 * NS_PER_S
 _LOOK_EVERY_S: Final = 0.02
 _LOOKS: Final = 250
+_MOST_LOST_COMMITS: Final = 12
+_MOST_CUT_OFF: Final = 20
+"""Hosts of a large group that a partition cuts off."""
 
 
 class FaultInjector:
-    """Breaks nodes, their databases and their network from time to time until `stop`."""
+    """Breaks nodes, databases, participants and the network from time to time until `stop`."""
 
-    def __init__(self, world: NodeWorld) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.rng
         self._faults = world.scenario.faults
@@ -35,69 +39,56 @@ class FaultInjector:
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
-        faults, weather = self._faults, self._world.network.weather
-        weather.breaks, weather.unnoticed = faults.breaks, faults.unnoticed
-        weather.lost, weather.twice = faults.lost, faults.twice
-        gossip = self._world.scenario.gossip
-        if gossip is not None:
-            weather.stalls, weather.silent = gossip.stalls, gossip.silent
-            weather.keepalive_ns = _GOSSIP_KEEPALIVE_NS
-        for database in self._world.databases:
-            database.weather.pauses = 0.0 if gossip is None else gossip.pauses
-            database.weather.crashes = faults.commit_crashes
-            database.weather.busy = faults.busy
-            database.weather.fails = faults.fails
-        for every_ns, what in self.kinds():
+        self._befall(self._faults)
+        for every_ns, what in self._kinds():
             if every_ns:
                 self._tasks.append(self._world.loop.begin(None, self._again(every_ns, what)))
-        if faults.skew_ns:
-            self.skew_all()
+        if self._faults.skew_ns:
+            for host in self._world.clocked:
+                host.jump(self._offset_ns())
 
-    def kinds(self) -> Sequence[tuple[int, Fault]]:
+    def _kinds(self) -> Sequence[tuple[int, Fault]]:
         """Return what is done from time to time, with its mean distance in ns; 0: never."""
         faults = self._faults
         return (
             (faults.crash_every_ns, self._crash),
+            (faults.leave_every_ns, self._leave),
+            (faults.disk_every_ns, self._lose_disk),
             (faults.partition_every_ns, self._partition),
-            (faults.outage_every_ns, self._outage),
+            (faults.outage_every_ns if self._world.databases else 0, self._outage),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
             (faults.index_lost_every_ns, self._lose_index),
         )
-
-    def skew_all(self) -> None:
-        """Set all clocks."""
-        for node in self._world.nodes:
-            self._skew(node)
 
     def stop(self) -> None:
         """Let everything go right from now on."""
         for task in self._tasks:
             task.cancel()
-        weather = self._world.network.weather
-        weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
-        weather.stalls = weather.silent = 0.0
+        self._befall(Faults())
         self._world.network.heal()
         for database in self._world.databases:
             database.come_back()
-            database.weather.crashes = database.weather.busy = database.weather.fails = 0.0
-            database.weather.pauses = 0.0
-        for node in self._world.nodes:
-            node.clock.offset_ns = 0
+        for member in self._world.members:
+            member.disk.away = False
+        for host in self._world.clocked:
+            if host.clock.offset_ns:
+                host.jump(0)
 
-    def offset_ns(self) -> int:
+    def _befall(self, faults: Faults) -> None:
+        self._world.network.faults = faults
+        for database in self._world.databases:
+            database.faults = faults
+
+    def _offset_ns(self) -> int:
         """Draw how far a clock is ahead; half of them are right."""
         most_ns = self._faults.skew_ns
         return 0 if happens(self._rng, 0.5) else int(self._rng.uniform(-most_ns, most_ns))
 
-    async def choose_moment(self) -> None:
-        """Wait, in most cases, until something is under way."""
-        if happens(self._rng, _BUSY_MOMENTS):
-            await self._busy_moment()
-
     async def _again(self, every_ns: int, what: Fault) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(0, 2) * every_ns / NS_PER_S)
-            await self.choose_moment()
+            if not self._world.members and happens(self._rng, _BUSY_MOMENTS):
+                await self._busy_moment()
             await what()
 
     async def _busy_moment(self) -> None:
@@ -111,19 +102,31 @@ class FaultInjector:
 
     async def _crash(self) -> None:
         world = self._world
-        up = [node for node in world.nodes if node.process is not None]
-        gentle = 0.0 if world.scenario.gossip is None else world.gossip.gentle
-        if up and happens(self._rng, gentle):
-            node = self._rng.choice(up)
+        nodes = [node for node in world.nodes if node.process is not None]
+        members = [member for member in world.members if not member.life.ended]
+        up: list[Node | Member] = [*nodes, *members]
+        if nodes and happens(self._rng, self._faults.gentle):
+            node = self._rng.choice(nodes)
             await asyncio.wait({world.loop.begin(None, node.stop_gossip())})
             world.restart_later(node)
         elif up:
             self._rng.choice(up).crash("by force")
 
+    async def _leave(self) -> None:
+        up = [member for member in self._world.members if member.stays]
+        if up:
+            self._rng.choice(up).leave()
+
+    async def _lose_disk(self) -> None:
+        disk = self._rng.choice(self._world.members).disk
+        disk.away = True
+        await asyncio.sleep(self._rng.uniform(0.1, 5))
+        disk.away = False
+
     async def _partition(self) -> None:
         world = self._world
-        names = [node.name for node in world.nodes] + [each.name for each in world.clients]
-        world.cut_off(names, len(names) - 1)
+        names = [each.name for each in (*world.nodes, *world.clients, *world.members)]
+        world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
         await asyncio.sleep(self._rng.uniform(0, 1) ** 2 * 15)
         world.make_whole()
 
@@ -133,21 +136,17 @@ class FaultInjector:
         database.go_away()
         await asyncio.sleep(self._rng.uniform(0.1, 5))
         loses = happens(self._rng, self._faults.commits_lost)
-        without = min(self._rng.randint(1, 3), len(database.commits)) if loses else 0
+        most = min(_MOST_LOST_COMMITS, len(database.commits))
+        without = self._rng.randint(0, most) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)
         if without:
             ask_after_loss(self._world, database)
 
     async def _jump(self) -> None:
-        self._skew(self._rng.choice(self._world.nodes))
+        self._rng.choice(self._world.clocked).jump(self._offset_ns())
 
     async def _lose_index(self) -> None:
         node = self._rng.choice(self._world.nodes)
         if node.peering is not None:
             node.peering.index.lost()
-
-    def _skew(self, node: Node) -> None:
-        node.clock.offset_ns = self.offset_ns()
-        offset_ms = node.clock.offset_ns // NS_PER_MS
-        self._world.trace.note(node.name, f"has a clock that is {offset_ms} ms ahead")

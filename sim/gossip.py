@@ -9,12 +9,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sim.calls import CallClosedError, End, Ended, Status
+from sim.bridge import Promise
+from sim.calls import CallClosedError, End, Status
 from sim.database import Database
 from sim.limits import MAX_FRAME_IDS, NS_PER_MS
 from sim.process import Process
-from sim.promise import Promise
 from sim.rng import happens
+from sim.service import PUBLISH
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
 from store.domain.places import Caller
@@ -50,7 +51,7 @@ from storenode.common.bounded_dict import BoundedDict
 
 if TYPE_CHECKING:
     from sim.node import Node
-    from sim.node_world import NodeWorld
+    from sim.world import World
 
 _T = TypeVar("_T")
 
@@ -62,7 +63,7 @@ _TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
 _CHECK_EVERY_STEPS: Final = 17
 _REPORT_NS: Final = 20 * NS_PER_MS
 _CALL: Final = "call"
-_CALLS: Final = (_CALL, "publish")
+_CALLS: Final = (_CALL, PUBLISH)
 _FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: PeerRefusedError}
 
 
@@ -76,26 +77,26 @@ class Frames:
 
     async def read(self) -> FrameIn | None:
         """Return the next frame, its messages judged."""
-        frame = await self._kept(self._end.read())
-        if not isinstance(frame, Ended):
-            return self._judged(frame)
-        if frame.status is Status.OK:
-            return None
-        raise _failure(frame.status, frame.sentence)
+        self._require_life()
+        try:
+            frame = await self._end.read()
+        except CallClosedError as error:
+            raise _failure(error) from None
+        return None if frame is None else self._judged(frame)
 
     async def write(self, frame: FrameOut) -> None:
         """Send a frame; what it says must be true."""
         self._node.world.counts["frames"] += 1
         self._node.world.gossip_checker.sends(self._node, frame)
-        await self._kept(self._end.send(frame))
+        self._require_life()
+        try:
+            await self._end.send(frame)
+        except CallClosedError as error:
+            raise _failure(error) from None
 
-    async def _kept(self, promise: Promise[Any]) -> Any:  # noqa: ANN401 - a frame, or nothing
+    def _require_life(self) -> None:
         if self._process is None or not self._process.alive:
             raise asyncio.CancelledError
-        try:
-            return await promise
-        except CallClosedError as error:
-            raise _failure(error.status, error.sentence) from None
 
     def _judged(self, frame: object) -> FrameIn:
         """Return a frame as the transport decodes it.
@@ -141,7 +142,7 @@ class Connector:
         try:
             end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
         except CallClosedError as error:
-            raise _failure(error.status, error.sentence) from None
+            raise _failure(error) from None
         self._answered[peer] = end.there.node_id
         try:
             yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
@@ -171,14 +172,14 @@ async def serve_gossip(node: Node, driver: GossipDriver, end: End) -> None:
             end.finish(status, sentence)
 
 
-def _failure(status: Status, sentence: str) -> PeerError:
-    return _FAILURES.get(status, PeerError)(sentence)
+def _failure(error: CallClosedError) -> PeerError:
+    return _FAILURES.get(error.status, PeerError)(error.sentence)
 
 
 class Session:
     """The messages of a store, and the transactions of one life of a node."""
 
-    def __init__(self, world: NodeWorld, process: Process, database: Database) -> None:
+    def __init__(self, world: World, process: Process, database: Database) -> None:
         self.database = database
         self._world = world
         self.process = process

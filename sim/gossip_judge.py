@@ -1,4 +1,4 @@
-"""Peers that lie in gossip, and a checker of rules that a run must keep besides `sim.judge`.
+"""A checker of rules that a run with gossip must keep besides those of `sim.judge`.
 
 1. A confirmation that is noted, or reported to a publisher, is of a store that holds the message;
    no node confirms its own messages, and a liar counts once in the life of a node, in however many
@@ -12,31 +12,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.bridge import Life
-from sim.calls import CallClosedError, End, Ended, Identity
-from sim.gossip import GOSSIP
-from sim.limits import MAX_FRAME_IDS, NS_PER_S
-from sim.network import Caller
-from sim.scenario import Trick
-from store.domain.admission import Admission
-from store.domain.ports import Source
+from sim.limits import NS_PER_S
 from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.events import FrameOut, GetEvents, Inventory, OutgoingBodies, SyncLeaves
-from storenode.message.rules import Policy
+from store.gossip.events import FrameOut, Inventory, SyncLeaves
 
 if TYPE_CHECKING:
     from sim.database import Database
     from sim.node import Node
-    from sim.node_world import NodeWorld
     from sim.process import Process
+    from sim.world import World
 
 LIAR: Final = "liar-"
 """The names of liars, and of their stores, begin so; the liar's number follows."""
@@ -64,7 +54,7 @@ class GossipChecker:
     wanted confirmations, was answered.
     """
 
-    def __init__(self, world: NodeWorld) -> None:
+    def __init__(self, world: World) -> None:
         self.fail, self.acknowledge = world.judge.fail, world.judge.acknowledge
         self.in_peace: dict[bytes, bool] = {}
         self.answers = 0
@@ -197,79 +187,3 @@ class GossipChecker:
 
 def _name(digest: bytes) -> str:
     return digest.hex()[:12]
-
-
-_PAUSE_S: Final = 2.0
-_FRAME_IDS: Final = 64
-_REMEMBERED: Final = 200
-
-
-class Liar(Caller):
-    """A peer that lies."""
-
-    def __init__(self, world: NodeWorld, number: int, trick: Trick) -> None:
-        self.name = f"x{number}"
-        self._world = world
-        self._number = number
-        self._trick = trick
-        self._lives = count()
-        self._announced: dict[bytes, None] = {}
-        self._bodies: list[bytes] = []
-
-    async def haunt(self, victim: str) -> None:
-        """Connect to a node, over and over."""
-        world = self._world
-        while True:
-            store_id = f"{LIAR}{self._number}/{next(self._lives)}"
-            who = Identity(f"{LIAR}{self._number}", store_id)
-            with suppress(CallClosedError):
-                end = await world.network.call(self.name, victim, GOSSIP, who)
-                try:
-                    await self._talk(end)
-                finally:
-                    end.cancel()
-            await asyncio.sleep(_PAUSE_S * world.rng.uniform(0.5, 1.5))
-
-    async def _talk(self, end: End) -> None:
-        listening = asyncio.create_task(self._listen(end))
-        try:
-            while not listening.done() and not end.has_ended:
-                await end.send(self._lie())
-                await asyncio.sleep(self._pace_s() * self._world.rng.uniform(0.5, 1.5))
-        finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-
-    async def _listen(self, end: End) -> None:
-        if self._trick is Trick.DEAF:
-            await asyncio.Event().wait()
-        while not isinstance(frame := await end.read(), Ended):
-            self._hear(frame)
-
-    def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame
-        if isinstance(frame, OutgoingBodies):
-            self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
-            admission = Admission(Policy(max_drift_ns=None), 0, Source.GOSSIP)
-            admission.admit(frame.messages)
-            self._announced.update(dict.fromkeys(admission.admitted.hashes))
-        elif isinstance(frame, Inventory | SyncLeaves):
-            self._announced.update(dict.fromkeys(frame.ids))
-
-    def _pace_s(self) -> float:
-        return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
-
-    def _lie(self) -> object:
-        rng = self._world.rng
-        announced = list(self._announced)[-_FRAME_IDS:]
-        lies: dict[Trick, object] = {
-            Trick.CLAIM: Inventory(announced or [rng.randbytes(32)]),
-            Trick.INVENT: Inventory([rng.randbytes(32) for _ in range(_FRAME_IDS)]),
-            Trick.REPEAT: OutgoingBodies(self._bodies[:8])
-            if self._bodies
-            else SyncLeaves(announced),
-            Trick.ASK: GetEvents(announced) if announced else SyncLeaves(announced),
-            Trick.HOARD: Inventory([bytes(32)] * (MAX_FRAME_IDS + 1)),
-            Trick.GARBAGE: rng.choice((b"garbage", OutgoingBodies([b"\xff"]))),
-            Trick.DEAF: SyncLeaves(announced),
-        }
-        return lies[self._trick]

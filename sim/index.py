@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from reconcile.ids import END, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Loaded, Needs, Spans
-from sim.database import DatabaseUnavailableError
+from sim.database import DatabaseUnavailableError, Snapshot
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
-from sim.rng import Rng
-from sim.snapshot import Snapshot
 from store.domain.hub import CommitRow, Place
 from store.domain.view import Newest, Span
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 from store.sync.limits import FRESH_NS
+
+_T = TypeVar("_T")
 
 _PORTIONS: Final = 20
 """Into how many pieces a read is cut, about, of which one takes so much less than a whole."""
@@ -33,11 +33,9 @@ _RETRY_S: Final = 1.0
 class SimIds:
     """The IDs of a simulated database: a `store.domain.view.StoredIds`."""
 
-    def __init__(self, process: Process, rng: Rng | None = None) -> None:
-        """Read a database; ``rng`` is by default the run's."""
+    def __init__(self, process: Process) -> None:
         self._process = process
         self._database = process.database
-        self._rng = rng
         self._open = 0
 
     @asynccontextmanager
@@ -45,14 +43,14 @@ class SimIds:
         """Open a view of everything that is stored now."""
         self._open += 1
         try:
-            look = self._database.look(self._database.snapshot, rng=self._rng)
-            yield SimColdView(self._process, await look, self._rng)
+            snapshot = await self._database.look(self._database.snapshot)
+            yield SimColdView(self._process, snapshot)
         finally:
             self._open -= 1
 
     async def newest(self, seen: Place) -> Newest:
         """Return the newest commit, and whether the database still has one that was seen."""
-        return await self._database.look(partial(self._newest, seen), rng=self._rng)
+        return await self._database.look(partial(self._newest, seen))
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """Return the IDs that some commits have added and that are stored."""
@@ -74,7 +72,7 @@ class SimIds:
 class SimColdView:
     """A snapshot, which is lost when its database goes away."""
 
-    def __init__(self, process: Process, snapshot: Snapshot, rng: Rng | None) -> None:
+    def __init__(self, process: Process, snapshot: Snapshot) -> None:
         lengths = process.scenario.lengths_ns
         self.view = SummaryView(snapshot.top(), lengths[1:], process.scenario.summary)
         self.snapshot = snapshot
@@ -82,22 +80,20 @@ class SimColdView:
         self.horizon_ns = snapshot.horizon_ns
         self._database = process.database
         self._outages = process.database.outages
-        self._rng = rng
 
     async def load(self, needs: Needs) -> Loaded:
         """Load what the view needs."""
-        load = partial(self.snapshot.load, needs)
-        look = self._database.look(load, _PORTIONS, since=self._outages, rng=self._rng)
-        return await look
+        return await self._look(partial(self.snapshot.load, needs))
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of ranges of time."""
-        load = partial(self.snapshot.lattices, spans)
-        return await self._database.look(load, _PORTIONS, since=self._outages)
+        return await self._look(partial(self.snapshot.lattices, spans))
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests."""
-        load = partial(self.snapshot.contents, ids)
+        return await self._look(partial(self.snapshot.contents, ids))
+
+    async def _look(self, load: Callable[[], _T]) -> _T:
         return await self._database.look(load, _PORTIONS, since=self._outages)
 
 

@@ -24,9 +24,9 @@ MAX_FRAME_IDS: Final = 1_024
 MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 
-MAX_GOSSIP_EVENTS: Final = 1_000_000
-CHECK_EVERY_GOSSIP_EVENTS: Final = 2_048
-"""The same in runs with gossip."""
+MAX_LARGE_EVENTS: Final = 20_000_000
+CHECK_EVERY_LARGE_EVENTS: Final = 1_024
+"""The same in runs with gossip or with participants, of which one is checked at a time."""
 
 MAX_WAITING_EVENTS: Final = 5_000
 """Timers and frames under way at one moment, of all nodes together."""
@@ -43,18 +43,9 @@ COMMITS_AT_ONCE: Final = 20
 MAX_COLD_VIEWS: Final = 5
 """Views of one node that read from its database at one moment: four, and the warm-up."""
 
-SCAN_PAGE_MESSAGES: Final = 3
-"""Messages in a page of a scan."""
-
 CLOSING_ROUNDS: Final = 4
 """Payloads that an initiator may send in a session of two nodes that hold the same set: one, and a
 few where their horizons differ."""
 
 MAX_GROUP: Final = 10_000
 """Participants of one group."""
-
-MAX_GROUP_EVENTS: Final = 20_000_000
-"""In one run; more means that something goes round in circles."""
-
-CHECK_EVERY_GROUP_EVENTS: Final = 512
-"""After so many events the whole state of one participant is checked, of each in its turn."""

@@ -1,4 +1,4 @@
-"""Lookups of SDS messages by ID: the selection of a store, the service of a node, and clients."""
+"""Lookups of SDS messages by ID: those of a node at its peers, and clients that ask for them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ from sim.database import Database
 from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
-from sim.rng import happens
-from sim.streams import EndStream
-from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, Lookup
+from sim.service import selected
 from store.domain.ports import HistoryEntry, PeerAddress, SdsLookup
-from store.messages.transfer import transferred
 from store.sync.fetch import FetchDone, Fetcher, FetchWork
-from store.sync.session.reconciliation import in_time
 from storenode.sds.codec import encode, sds_key
 
 if TYPE_CHECKING:
-    from sim.node_world import NodeWorld
+    from sim.world import World
 
-LOOKUP: Final = "GetSdsMessages"
 CHANNEL: Final = "channel"
 
-_PAGE_MESSAGES: Final = 1
 _PARENTS: Final = 3
 _HEADS: Final = 3
 _GENERATIONS: Final = 4
 _RECENT: Final = 12
 _PATIENCE_NS: Final = 120 * NS_PER_S
-_LIES: Final = (b"\xff", b"", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,7 @@ class Channel:
         spoken: all of it by message ID, in its order.
     """
 
-    def __init__(self, world: NodeWorld) -> None:
+    def __init__(self, world: World) -> None:
         self.spoken: dict[bytes, Spoken] = {}
         self._world = world
 
@@ -78,32 +71,6 @@ class Channel:
         return tuple(HistoryEntry(each.message_id, each.digest) for each in some)
 
 
-def selected(database: Database, request: SdsLookup) -> Lookup:
-    """Select SDS messages of a database by the shipped rules."""
-    lookup = Lookup(request)
-    answer = None
-    while (read := lookup.step(answer)) is not None:
-        answer = claims_for(database, read, request.claimants)
-    return lookup
-
-
-def claims_for(database: Database, read: ClaimQuery, claimants: int) -> ClaimAnswer:
-    """Return the claims that a step reads, with one claimant too many where there are more."""
-    found = [claim for key in read.keys for claim in _stored(database, key)[: claimants + 1]]
-    hinted = {
-        (query.key, query.hash): next(
-            (Hinted(each, True) for each in _stored(database, query.key) if each[2] == query.hash),
-            None,
-        )
-        for query in read.hints
-    }
-    return ClaimAnswer(read.keys, found, hinted)
-
-
-def _stored(database: Database, key: bytes) -> list[Claim]:
-    return [each for each in database.claims.get(key, ()) if each[2] in database.stored]
-
-
 class SimSds:
     """The SDS messages of a node: a `store.domain.ports.SdsLookups`."""
 
@@ -117,36 +84,6 @@ class SimSds:
         assert request.prefer_proven
         found = await self._database.look(partial(selected, self._database, request))
         return found.missing, found.unproven
-
-
-async def serve_lookup(process: Process, stream: EndStream) -> None:
-    """Serve a peer; while there are faults, some nodes break the rules."""
-    silence_s = process.scenario.silence_ns / NS_PER_S
-    request: SdsLookup = await in_time(stream.read(), silence_s)
-    database = process.database
-
-    def read() -> list[bytes]:
-        found = selected(database, request).messages
-        return [transferred(database.stored[digest][1]) for _, _, digest, *_ in found]
-
-    messages = await database.look(read)
-    if process.node.world.faulty and happens(process.rng, process.scenario.faults.lies):
-        messages = _lie(process, messages)
-    for start in range(0, len(messages), _PAGE_MESSAGES):
-        await in_time(stream.write(messages[start : start + _PAGE_MESSAGES]), silence_s)
-
-
-def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
-    """Leave something out, or send what is no message or was not asked for."""
-    process.judge.lies[process.name] += 1
-    process.mark(Mark.LIED)
-    lie = process.rng.choice(_LIES)
-    others = list(process.database.stored.values())
-    if lie is None:
-        return messages[1:]
-    if lie or not others:
-        return [*messages, b"\xff"]
-    return [*messages, transferred(process.rng.choice(others)[1])]
 
 
 _StoredEntries = dict[HistoryEntry, tuple[int, bytes]]
@@ -209,7 +146,7 @@ class JudgedFetcher(Fetcher):
                 yield each, claim[2]
 
 
-async def seek(world: NodeWorld) -> None:
+async def seek(world: World) -> None:
     """Look up messages at nodes, and then their parents."""
     while True:
         await asyncio.sleep(world.rng.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)

@@ -1,18 +1,24 @@
-"""Messages as clients make them, in their encoding, and sets that have one XOR."""
+"""Messages as clients make them, sets that have one XOR, and claims as a database returns them."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from store.domain.claims import Claim
 from storenode.message.hashing import message_hash
 from storenode.message.varint import delimited, varint
+from storenode.sds.codec import SdsMetadata, sds_key
 
 CANDIDATES: Final = 258
 """Among so many hashes some of an even number have the XOR zero: they have 257 bits with a one."""
 
 _EPHEMERAL: Final = b"\xf8\x01\x01"
+
+UUID: Final = 2950
+BYTEA: Final = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +65,28 @@ def forged_halves(hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:
             return chosen[::2], chosen[1::2]
         rows[value.bit_length()] = value, used
     raise AssertionError("these hashes are independent")
+
+
+def claim_of(message: SdsMetadata, timestamp_ns: int, digest: bytes) -> Claim:
+    """Return the claim of a stored message."""
+    channel_id = message.channel_id
+    return (
+        sds_key(channel_id, message.message_id),
+        timestamp_ns,
+        digest,
+        message.message_id,
+        encode_array(UUID, [sds_key(channel_id, parent) for parent, _ in message.parents]),
+        encode_array(BYTEA, [hint for _, hint in message.parents]),
+        message.proven,
+    )
+
+
+def encode_array(kind: int, values: Sequence[bytes | None]) -> bytes:
+    """Encode an array in the binary format of Postgres."""
+    if not values:
+        return struct.pack(">iii", 0, 0, kind)
+    parts = [struct.pack(">iiiii", 1, int(None in values), kind, len(values), 1)]
+    for value in values:
+        parts.append(struct.pack(">i", -1 if value is None else len(value)))
+        parts.append(value or b"")
+    return b"".join(parts)

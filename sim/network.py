@@ -8,80 +8,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from sim.bridge import Promise
 from sim.calls import Call, CallClosedError, End, Identity, Status
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
-from sim.promise import Promise
 from sim.rng import Rng, happens
+from sim.scenario import Faults
 from sim.timeline import Timeline, Trace
 
 _SHORTEST_DELAY_NS: Final = NS_PER_MS // 5
 _STALL_NS: Final = 4_000 * NS_PER_MS
+_CONNECT_NS: Final = 3_000 * NS_PER_MS
 
 
-@dataclass(slots=True)
-class Weather:
-    """The faults and delays of a network, in nanoseconds and shares of all cases.
-
-    ``breaks``: of sent frames, those at which the call breaks. ``lost`` and ``twice``: of letters.
-    ``unnoticed``: of ends of a call that broke, those that learn of it only after
-    ``keepalive_ns``. ``silent``: of calls that broke, those of which the callee never learns.
-    ``stalls``: of what is sent, what takes seconds.
-    """
-
-    delay_ns: int = 5 * NS_PER_MS
-    breaks: float = 0.0
-    lost: float = 0.0
-    twice: float = 0.0
-    unnoticed: float = 0.0
-    silent: float = 0.0
-    stalls: float = 0.0
-    connect_ns: int = 3_000 * NS_PER_MS
-    keepalive_ns: int = 80_000 * NS_PER_MS
-
-
-class Host(Protocol):
-    """A participant of the network, with a name."""
+class Host:
+    """A host with a name; by default it serves no call and reads no letter."""
 
     name: str
 
     @property
     def identity(self) -> Identity | None:
         """The identity that answers calls; None while the host is off."""
+        return None
 
-    def serve(self, method: str, end: End) -> bool:
+    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
         """Serve a call; False: there is no such method."""
+        return False
 
     def receive(self, sender: str, letter: object) -> None:
         """Receive a letter."""
 
 
-class Caller:
-    """A host that others never call: it calls them, or writes letters. ``receive`` may be more."""
-
-    @property
-    def identity(self) -> Identity | None:
-        """The identity, which is None: the host answers no calls."""
-        return None
-
-    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Refuse all calls."""
-        return False
-
-    def receive(self, sender: str, letter: object) -> None:
-        """Read no letters."""
-
-
 class Network:
-    """The hosts, and the calls and letters between them."""
+    """The hosts, and the calls and letters between them.
+
+    Attributes:
+        faults: those of this moment.
+        distance_ns: about how long a frame takes.
+        keepalive_ns: after so long an end of a call notices that it broke, if it does not at once.
+    """
 
     def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, counts: Counter[str]) -> None:
         self.counts = counts
         self.timeline = timeline
         self.trace = trace
-        self.weather = Weather()
+        self.faults = Faults()
+        self.distance_ns = 5 * NS_PER_MS
+        self.keepalive_ns = 80_000 * NS_PER_MS
         self.calls: dict[Call, None] = {}
         self._rng = rng
         self._hosts: dict[str, Host] = {}
@@ -105,8 +79,8 @@ class Network:
         call.caller.on_lost = opened.fail
         delay_ns = self.delay_ns(caller, target)
         self.timeline.after(delay_ns, lambda: self._connect(call, method, opened))
-        late = CallClosedError(Status.DEADLINE_EXCEEDED, f"{target} did not answer in time")
-        timer = self.timeline.after(self.weather.connect_ns, lambda: opened.fail(late))
+        late = CallClosedError(Status.UNAVAILABLE, f"{target} did not answer in time")
+        timer = self.timeline.after(_CONNECT_NS, lambda: opened.fail(late))
         try:
             call.caller.there = await opened
         except BaseException:
@@ -130,11 +104,11 @@ class Network:
 
     def breaks_now(self) -> bool:
         """Draw whether a call breaks at a frame."""
-        return happens(self._rng, self.weather.breaks)
+        return happens(self._rng, self.faults.breaks)
 
     def is_silent(self) -> bool:
         """Draw whether the callee of a broken call is never notified."""
-        return happens(self._rng, self.weather.silent)
+        return happens(self._rng, self.faults.silent)
 
     def forget(self, call: Call) -> None:
         """Forget a call that is over."""
@@ -150,8 +124,8 @@ class Network:
 
     def post(self, sender: str, target: str, letter: object) -> None:
         """Send a letter, which may be lost or arrive twice."""
-        copies = 0 if happens(self._rng, self.weather.lost) else 1
-        copies += happens(self._rng, self.weather.twice)
+        copies = 0 if happens(self._rng, self.faults.lost) else 1
+        copies += happens(self._rng, self.faults.twice)
         for _ in range(copies):
             delay_ns = self.delay_ns(sender, target)
             self.timeline.after(delay_ns, lambda: self._deliver(sender, target, letter))
@@ -182,7 +156,7 @@ class Network:
         return bool(self._cut) and frozenset((one, other)) in self._cut
 
     def _doubt(self, call: Call) -> None:
-        if not happens(self._rng, self.weather.unnoticed):
+        if not happens(self._rng, self.faults.unnoticed):
             call.break_off()
             return
 
@@ -190,19 +164,19 @@ class Network:
             if not call.over and self.is_cut(*call.hosts):
                 call.break_off()
 
-        self.timeline.after(self.weather.keepalive_ns, look)
+        self.timeline.after(self.keepalive_ns, look)
 
     def delay_ns(self, sender: str, receiver: str) -> int:
         """Draw a delay; every pair of hosts has its own distance."""
-        longest_ns = self.weather.delay_ns * (1 + (hash_of(sender, receiver) % 4))
-        stalls = happens(self._rng, self.weather.stalls)
+        longest_ns = self.distance_ns * (1 + (hash_of(sender, receiver) % 4))
+        stalls = happens(self._rng, self.faults.stalls)
         stall_ns = int(_STALL_NS * self._rng.random()) if stalls else 0
         return _SHORTEST_DELAY_NS + int(longest_ns * self._rng.random() ** 2) + stall_ns
 
     def notice_ns(self, sender: str, receiver: str) -> int:
         """Draw the delay until the unannounced end of a call is noticed."""
-        if happens(self._rng, self.weather.unnoticed):
-            return self.weather.keepalive_ns
+        if happens(self._rng, self.faults.unnoticed):
+            return self.keepalive_ns
         return self.delay_ns(sender, receiver)
 
     def check(self) -> None:

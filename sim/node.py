@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sim.calls import CallClosedError, End, Identity
 from sim.database import Database, DatabaseUnavailableError
 from sim.gossip import GOSSIP, Gossiping, serve_gossip
-from sim.intake import Publish, take
-from sim.limits import NS_PER_S
+from sim.limits import NS_PER_MS, NS_PER_S
 from sim.marks import Mark
+from sim.network import Host
 from sim.peering import Peering
 from sim.process import Process
+from sim.service import PUBLISH, Service
 from sim.streams import served
 from sim.timeline import Clock
 from store.domain.partitioning import Bounds
@@ -29,24 +32,25 @@ from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
-    from sim.node_world import NodeWorld
+    from sim.world import World
 
-MAX_DRIFT_NS: Final = 20_000_000_000
 _PORT: Final = 7420
 
 
-class Node:
-    """A node; a `sim.network.Host`.
+class Node(Host):
+    """A node.
 
     Attributes:
         process: its life; None while it is off.
+        service: of that life.
         peering: of that life, if nodes reconcile.
         gossiping: of the last life, if nodes gossip.
     """
 
+    service: Service
     gossiping: Gossiping
 
-    def __init__(self, world: NodeWorld, number: int, database: Database) -> None:
+    def __init__(self, world: World, number: int, database: Database) -> None:
         scenario = world.scenario
         self.world = world
         self.number = number
@@ -75,7 +79,7 @@ class Node:
         if self.retention_ns is not None:
             horizon_ns = max(horizon_ns, self.clock.unix_ns() - self.retention_ns)
         return Policy(
-            max_drift_ns=MAX_DRIFT_NS,
+            max_drift_ns=self.world.scenario.drift_ns,
             horizon_ns=horizon_ns or None,
             max_message_bytes=self.world.message_limit(self.number),
         )
@@ -90,6 +94,7 @@ class Node:
     def begin(self, process: Process) -> None:
         """Begin everything that a life does."""
         scenario = self.world.scenario
+        self.service = Service(process)
         if scenario.gossip is not None:
             self.gossiping = Gossiping(self, process)
             self.gossiping.start()
@@ -130,14 +135,23 @@ class Node:
         self.world.network.drop_calls(self.name)
         self.world.restart_later(self)
 
+    def jump(self, offset_ns: int) -> None:
+        """Set the clock."""
+        self.clock.offset_ns = offset_ns
+        note = f"has its clock set to {offset_ns // NS_PER_MS} ms ahead"
+        self.world.trace.note(self.name, note)
+
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
         process, peering = self.process, self.peering
         if method == GOSSIP and process is not None:
             process.begin_task("served stream", serve_gossip(self, self.gossiping.driver, end))
             return True
-        work = None if peering is None else peering.calls().get(method)
-        if process is None or work is None:
+        if process is None or (peering is not None and peering.stopped):
+            return False
+        calls = {**self.service.calls, **({} if peering is None else peering.calls())}
+        work = calls.get(method)
+        if work is None:
             return False
         serving = process.begin_task(method, served(process, end, method, work))
 
@@ -147,10 +161,14 @@ class Node:
         end.on_lost = lost
         return True
 
-    def receive(self, sender: str, letter: object) -> None:
-        """Take a letter; one that comes while the node is off is lost."""
-        if self.process is not None and isinstance(letter, Publish):
-            self.process.begin_task("publish", take(self.process, sender, letter))
+    def take(self, sender: str, messages: Sequence[bytes]) -> None:
+        """Store what reaches the node from an outsider, who is not answered; nothing while off."""
+        if self.process is not None:
+            self.process.begin_task(PUBLISH, self._take(sender, messages))
+
+    async def _take(self, sender: str, messages: Sequence[bytes]) -> None:
+        with suppress(DatabaseUnavailableError):
+            await self.service.publish(sender, messages)
 
     def check(self) -> None:
         """Verify everything that the node has in memory."""
@@ -160,7 +178,7 @@ class Node:
             self.gossiping.check()
 
 
-def _address(world: NodeWorld, number: int) -> PeerAddress:
+def _address(world: World, number: int) -> PeerAddress:
     """Return an address; some have no node ID, which is learned from the answer."""
     named = f"node-{number}" if world.rng.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)

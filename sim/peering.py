@@ -8,10 +8,9 @@ from contextlib import suppress
 from typing import Final
 
 from sim.index import JudgedViews, SimFeed, SimIds
-from sim.lookups import CHANNEL, LOOKUP, JudgedFetcher, serve_lookup
+from sim.lookups import CHANNEL, JudgedFetcher
 from sim.peers import JudgedExchange, SimCaller, SimObserver, SimStore
 from sim.process import Process
-from sim.scans import SCAN, serve_scan
 from sim.streams import EndStream, Handler
 from store.domain.places import Caller
 from store.domain.ports import (
@@ -40,7 +39,7 @@ class Peering:
     def __init__(self, process: Process, peers: tuple[PeerAddress, ...]) -> None:
         scenario = process.scenario
         self._process = process
-        self._stopped = False
+        self.stopped = False
         self._ids = SimIds(process)
         self.index = HotIndex(
             self._ids,
@@ -80,15 +79,8 @@ class Peering:
         )
 
     def calls(self) -> Mapping[str, Handler]:
-        """Return the calls that are served to peers; none once it is stopped."""
-        if self._stopped:
-            return {}
-        return {
-            RECONCILE: self._reconcile,
-            TRANSFER: self._transfer,
-            SCAN: lambda stream: serve_scan(self._process, stream),
-            LOOKUP: lambda stream: serve_lookup(self._process, stream),
-        }
+        """Return the calls that are served to peers alone."""
+        return {RECONCILE: self._reconcile, TRANSFER: self._transfer}
 
     def start(self) -> None:
         """Begin with the index and the resume, which begins the schedule."""
@@ -128,7 +120,7 @@ class Peering:
             AssertionError: a task is left.
         """
         life = self._process.life
-        self._stopped = True
+        self.stopped = True
         await self._synchronizer.stop()
         self.exchange.close()
         for task in [task for task in life.tasks if task.get_name() in _ENDLESS]:

@@ -14,10 +14,9 @@ from sim.calls import Status
 from sim.coverage import SimStatements
 from sim.index import JudgedView, JudgedViews
 from sim.judge import Side
-from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
-from sim.scans import SCAN, Page, Scan
+from sim.service import LOOKUP, NO_HASH, SCAN, Entry, ScanRequest
 from sim.streams import SimConnector, StatusReceivedError
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
@@ -48,8 +47,8 @@ from storenode.message.rules import Reason
 CLUSTER: Final = 7
 SHARDS: Final = ()
 
-_NO_HASH: Final = bytes(32)
 _SLACK_NS: Final = 1_000_000_000
+_TIMER_NS: Final = 1_000_000
 
 
 class SimStore:
@@ -205,6 +204,17 @@ class JudgedExchange(shipped.Exchange):
         alive = session.task is not None and not self.process.life.ended
         assert not alive, "the driver of a session that gave way goes on"
 
+    def keep(self, session: PeerSession) -> None:
+        """Let a session wait for its transfer, for a silence at most."""
+        super().keep(session)
+        delay_ns = self.work.transfer_limits.silence_ns + _TIMER_NS
+        self.process.timeline.after(delay_ns, partial(self._demand_claimed, session))
+
+    def _demand_claimed(self, session: PeerSession) -> None:
+        waits = session.state is SessionState.WAITING and not self.process.life.ended
+        is_kept = any(each is session for each in self.sessions)
+        assert not (waits and is_kept), "a session waits too long for its transfer"
+
     def _expire(self, session: PeerSession) -> None:
         self.process.mark(Mark.EXPIRED)
         super()._expire(session)
@@ -219,9 +229,6 @@ class JudgedExchange(shipped.Exchange):
         both = [each for each in entries if each.task is not None and each.timer is not None]
         assert not both, f"timers of waits that are over: {both}"
         assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
-        latest_ns = self.environment.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
-        waits = [session.since_ns for session in entries if session.state is SessionState.WAITING]
-        assert not waits or min(waits) >= latest_ns, "a session waits too long for its transfer"
 
     def check_empty(self) -> None:
         """Verify that nothing is left of a node that was stopped."""
@@ -276,12 +283,14 @@ class SimCaller:
         try:
             async with self._connector.call(peer, SCAN) as stream:
                 store.expected = self._promised(peer, start_ns, end_ns, cursor)
-                await stream.write(Scan(start_ns, end_ns, cursor))
-                page: Page | None
+                await stream.write(ScanRequest(start_ns, end_ns, cursor))
+                page: list[Entry] | None
                 while (page := await in_time(stream.read(), silence_s)) is not None:
                     process.mark(Mark.SCANNED)
-                    store.refused |= self._refused(page.messages)
-                    yield ScannedPage(page.messages, page.hashes, page.cursor, page.reached_ns)
+                    times, hashes, messages = map(list, zip(*page, strict=True))
+                    store.refused |= self._refused(messages)
+                    cursor = ScanCursor(times[-1], hashes[-1]).encode()
+                    yield ScannedPage(messages, hashes, cursor, times[-1])
                 await stream.half_close()
                 whole = True
         except StatusReceivedError as error:
@@ -305,11 +314,12 @@ class SimCaller:
         silence_s, asked = self._exchange.work.silence_s, RequestedEntries(channel_id, entries)
         async with self._connector.call(peer, LOOKUP) as stream:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
-            page: list[bytes] | None
+            page: list[Entry] | None
             while (page := await in_time(stream.read(), silence_s)) is not None:
-                for encoded in page:
+                messages = [encoded for _, _, encoded in page]
+                for encoded in messages:
                     _check_asked(asked, encoded)
-                yield page
+                yield messages
             await stream.half_close()
 
     def _promised(
@@ -317,11 +327,11 @@ class SimCaller:
     ) -> list[SyncId]:
         """Return what the peer has now of what it is asked for."""
         ids = self._process.node.world.database_at(peer.host).ids
-        lower = (start_ns, _NO_HASH)
+        lower = (start_ns, NO_HASH)
         if cursor:
             after = ScanCursor.decode(cursor)
             lower = max(lower, (after.timestamp, after.hash + b"\0"))
-        return ids[bisect_left(ids, lower) : bisect_left(ids, (end_ns, _NO_HASH))]
+        return ids[bisect_left(ids, lower) : bisect_left(ids, (end_ns, NO_HASH))]
 
     def _refused(self, messages: list[bytes]) -> set[bytes]:
         admission = Admission(self._process.policy(), self._process.clock.unix_ns(), Source.RESUME)

@@ -27,7 +27,7 @@ from typing import Final
 from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.rng import Rng, happens
-from sim.world import World
+from sim.stage import Stage
 from store.gateway.gossipsub import (
     BACKOFF_S,
     MAX_SERVED,
@@ -404,7 +404,7 @@ def _signed(message: GossipMessage) -> bytes:
     return delimited(b"\x12", parts + delimited(b"\x2a", b"signature"))
 
 
-class RelayWorld(World):
+class RelayWorld(Stage):
     """A network of routers and liars."""
 
     topics: tuple[str, ...] = _TOPICS

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from sim.groups.scenario import drawn_group, fixed_group
-from sim.groups.world import GroupWorld
-from sim.node_world import NodeWorld
 from sim.relay import RelayWorld, drawn_relay, without_pushes
 from sim.rng import Rng
 from sim.scenario import draw_with_gossip, drawn
-from sim.world import Summary, World
+from sim.stage import Stage, Summary
+from sim.world import World
 from sim.year import YEAR_DAYS, YearWorld
 
 Sink = Callable[[str], None]
@@ -24,21 +23,21 @@ class SimulationError(AssertionError):
 
 SMALLEST_GROUP: Final = 3
 
-KINDS: Final[Mapping[str, Callable[[Rng, int | None, Sink | None], World]]] = {
-    "nodes": lambda rng, size, sink: NodeWorld(drawn(rng, size), rng, sink),
-    "gossip": lambda rng, size, sink: NodeWorld(
+KINDS: Final[Mapping[str, Callable[[Rng, int | None, Sink | None], Stage]]] = {
+    "nodes": lambda rng, size, sink: World(drawn(rng, size), rng, sink),
+    "gossip": lambda rng, size, sink: World(
         draw_with_gossip(rng, beside=False, nodes=size), rng, sink
     ),
-    "gossip-and-sync": lambda rng, size, sink: NodeWorld(
+    "gossip-and-sync": lambda rng, size, sink: World(
         draw_with_gossip(rng, beside=True, nodes=size), rng, sink
     ),
-    "group": lambda rng, size, sink: GroupWorld(
+    "group": lambda rng, size, sink: World(
         drawn_group(rng, size or SMALLEST_GROUP, with_store=False), rng, sink
     ),
-    "group-with-store": lambda rng, size, sink: GroupWorld(
+    "group-with-store": lambda rng, size, sink: World(
         drawn_group(rng, size or SMALLEST_GROUP, with_store=True), rng, sink
     ),
-    "fixed-group": lambda rng, size, sink: GroupWorld(
+    "fixed-group": lambda rng, size, sink: World(
         fixed_group(rng, size or SMALLEST_GROUP), rng, sink
     ),
     "relay": lambda rng, _, sink: RelayWorld(drawn_relay(rng), rng, sink),

@@ -15,8 +15,10 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
+from store.domain.query import RequestLimits
 from store.gossip.limits import GossipLimits
 from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
+from storenode.sds.config import ChannelConfig
 
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS
@@ -25,6 +27,7 @@ DAY_NS: Final = 24 * HOUR_NS
 MIN_NODES: Final = 2
 MAX_NODES: Final = 6
 _GOSSIP_HISTORY: Final = 40
+_SMALL_PAGES: Final = RequestLimits(page_messages=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +35,15 @@ class Faults:
     """The faults of a run. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
     ``commits_lost``: share of outages after which the newest commits are lost.
-    ``lies``: of answers to look-ups, those that are wrong. ``skew_ns``: how far
-    a clock may be off.
+    ``lies``: of answers to look-ups, those that are wrong. ``broken_scans``: of their pages, those
+    after which a scan breaks. ``skew_ns``: how far a clock may be off.
+
+    Of calls, ``breaks`` is the share of frames at which they break; ends of those that broke learn
+    of it late (``unnoticed``), callees never (``silent``); frames take seconds (``stalls``).
+    ``lost`` and ``twice``: of letters and answers. Of a database, ``commit_crashes`` are commits
+    after which the writer is gone before it learns of them, ``busy`` writes that are refused for
+    now, ``fails`` other work that fails, ``pauses`` work that takes seconds. ``gentle``: of
+    crashes of nodes, those that are a shutdown.
 
     Of the transactions of a participant of a group, ``refused_saves`` fail, ``doubtful_saves`` are
     written and fail, and it crashes before ``save_crashes`` are written, and after
@@ -49,6 +59,7 @@ class Faults:
     fails: float = 0.0
     commits_lost: float = 0.0
     lies: float = 0.0
+    broken_scans: float = 0.0
     crash_every_ns: int = 0
     partition_every_ns: int = 0
     outage_every_ns: int = 0
@@ -63,6 +74,10 @@ class Faults:
     save_crashes: float = 0.0
     send_crashes: float = 0.0
     forged: float = 0.0
+    stalls: float = 0.0
+    silent: float = 0.0
+    pauses: float = 0.0
+    gentle: float = 0.0
 
 
 class Trick(StrEnum):
@@ -92,9 +107,6 @@ class GossipScenario:
     holds. ``retold``: of commits, those that are reported again. ``kept_bytes``: of its own
     commits, that a node keeps in memory. ``tricks``: of the peers that lie, each of which
     connects to ``victims`` honest nodes.
-
-    Faults, as shares of all cases: ``stalls`` and ``silent`` (`sim.network.Weather`), ``pauses`` of
-    calls of a store; of crashes, those that are a shutdown are ``gentle``.
     """
 
     beside: bool
@@ -108,10 +120,23 @@ class GossipScenario:
     replayed: int = 1_000
     tricks: tuple[Trick, ...] = ()
     victims: int = 1
-    stalls: float = 0.0
-    silent: float = 0.0
-    pauses: float = 0.0
-    gentle: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScenario:
+    """The participants of a run, all of one channel.
+
+    ``follow``: they follow a node, else they receive each other's broadcasts. ``joins_ns[i]``: when
+    participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``.
+    ``config`` is of all, but for their names.
+    """
+
+    follow: bool
+    joins_ns: tuple[int, ...]
+    messages: int
+    burst: int
+    talk_ns: int
+    config: ChannelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +151,8 @@ class Scenario:
     every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in
     memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
     it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
-    ``gossip``: None: nodes do not gossip.
+    ``drift_ns``: how far from a node's time a message's may be. ``requests`` are limits of reads.
+    ``gossip``: None: nodes do not gossip. ``group``: None: there are no participants.
     """
 
     stores: tuple[int, ...]
@@ -165,7 +191,10 @@ class Scenario:
     transfer: TransferLimits
     summary: SummaryLimits
     faults: Faults
+    drift_ns: int = 20 * NS_PER_S
+    requests: RequestLimits = _SMALL_PAGES
     gossip: GossipScenario | None = None
+    group: GroupScenario | None = None
 
     @property
     def reconciles(self) -> bool:
@@ -261,8 +290,16 @@ def draw_with_gossip(rng: Rng, *, beside: bool, nodes: int | None = None) -> Sce
     )
     if not beside:
         base = replace(base, ask_every_ns=0, offset_ns=0, faults=without_clock_faults(base.faults))
-    unnoticed = base.faults.unnoticed
-    return replace(base, gossip=_gossip(rng, base.stores, tricks, unnoticed, beside=beside))
+    gossip = _gossip(rng, base.stores, tricks, beside=beside)
+    faults = replace(
+        base.faults,
+        stalls=rng.choice((0.0, 0.0, 0.02)),
+        silent=base.faults.unnoticed / 2,
+        pauses=rng.choice((0.0, 0.0, 0.02)),
+        # A shutdown takes longer than the pause between two of them where sessions must end.
+        gentle=0.0 if beside else rng.choice((0.0, 0.5, 1.0)),
+    )
+    return replace(base, gossip=gossip, faults=faults)
 
 
 def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
@@ -391,6 +428,7 @@ def _faults(rng: Rng) -> Faults:
         fails=share(0.0, 0.0, 0.03),
         commits_lost=share(0.8, 1.0),
         lies=share(0.3),
+        broken_scans=0.2,
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),
         outage_every_ns=every(0, 0, 15),
@@ -407,9 +445,9 @@ def _tricks(rng: Rng) -> list[Trick]:
 
 
 def _gossip(
-    rng: Rng, stores: Sequence[int], tricks: Sequence[Trick], unnoticed: float, *, beside: bool
+    rng: Rng, stores: Sequence[int], tricks: Sequence[Trick], *, beside: bool
 ) -> GossipScenario:
-    """Draw the gossip among nodes with these stores; ``unnoticed`` is that of the faults."""
+    """Draw the gossip among nodes with these stores."""
     honest = len(set(stores))
     return GossipScenario(
         beside=beside,
@@ -422,11 +460,6 @@ def _gossip(
         kept_bytes=rng.choice((1_000_000, 1_000_000, 1_000)),
         tricks=tuple(tricks),
         victims=rng.randint(1, len(stores)),
-        stalls=rng.choice((0.0, 0.0, 0.02)),
-        silent=unnoticed / 2,
-        pauses=rng.choice((0.0, 0.0, 0.02)),
-        # A shutdown takes longer than the pause between two of them where sessions must end.
-        gentle=0.0 if beside else rng.choice((0.0, 0.5, 1.0)),
     )
 
 

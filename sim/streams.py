@@ -8,16 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
-from sim.calls import CallClosedError, End, Ended, Identity, Status
+from sim.calls import CallClosedError, End, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
-from store.domain.ports import (
-    CursorOutOfRangeError,
-    PeerAddress,
-    PeerError,
-    StoreBusyError,
-    StoreUnavailableError,
-)
+from store.domain.ports import CursorOutOfRangeError, NotServingError, PeerAddress, PeerError
 from store.sync.errors import CallFailedError, Fault, SessionFaultError
 from store.sync.frames import pieces
 from store.sync.session.exchange import TRANSFER
@@ -30,24 +24,15 @@ _PATIENCE_NS: Final = 20_000_000_000
 """Nobody waits longer for a frame than so many silences and this: a transfer looks at the clock
 now and then only, and whoever began it lets the other end it first."""
 
-_FAULTS: Final = {
-    Fault.PROTOCOL: Status.INVALID_ARGUMENT,
-    Fault.LIMIT: Status.RESOURCE_EXHAUSTED,
-    Fault.SILENCE: Status.DEADLINE_EXCEEDED,
-    Fault.SLOW: Status.DEADLINE_EXCEEDED,
-    Fault.LOST: Status.UNAVAILABLE,
-    Fault.CROWDED: Status.RESOURCE_EXHAUSTED,
-    Fault.UNKNOWN: Status.FAILED_PRECONDITION,
-    Fault.GAVE_WAY: Status.ABORTED,
-}
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
-    (StoreUnavailableError, Status.UNAVAILABLE),
-    (StoreBusyError, Status.RESOURCE_EXHAUSTED),
     (MalformedPayloadError, Status.INVALID_ARGUMENT),
-    (PayloadLimitError, Status.RESOURCE_EXHAUSTED),
     (CursorOutOfRangeError, Status.OUT_OF_RANGE),
+    (PayloadLimitError, Status.UNAVAILABLE),
+    (NotServingError, Status.UNAVAILABLE),
     (PeerError, Status.UNAVAILABLE),
 )
+_FAULTS: Final = {Fault.PROTOCOL: Status.INVALID_ARGUMENT, Fault.GAVE_WAY: Status.ABORTED}
+"""The status of a fault of a session; all others are `Status.UNAVAILABLE`."""
 
 FramesListener = Callable[[bytes], None]
 Handler = Callable[["EndStream"], Awaitable[None]]
@@ -83,7 +68,6 @@ class EndStream:
         self._end = end
         self._calls = calls
         self._identified = identified
-        self._over = False
         self._patience_ns = _PATIENCE_SILENCES * process.scenario.silence_ns + _PATIENCE_NS
 
     @property
@@ -93,28 +77,25 @@ class EndStream:
 
     async def read(self) -> Any:  # noqa: ANN401 - bytes, or the pages of a scan
         """Return the next frame; None after the last."""
-        if self._over:
-            return None
         if self._identified is not None:
             self._identified(self.callee.node_id, self.callee.store_id)
             self._identified = None
         began_ns = self._process.timeline.now_ns
         try:
-            item = await self._kept(self._end.read())
+            return await self._end.read()
+        except CallClosedError as error:
+            raise self._failed(error) from None
         finally:
             self._judge_patience(began_ns)
-        if not isinstance(item, Ended):
-            return item
-        self._over = True
-        if item.status is not Status.OK:
-            raise self._failed(CallClosedError(item.status, item.sentence))
-        return None
 
     async def write(self, frame: Any) -> None:  # noqa: ANN401 - bytes, or the pages of a scan
         """Send a frame; waits while the other side does not read."""
         if self.on_written is not None:
             self.on_written(frame)
-        await self._kept(self._end.send(frame))
+        try:
+            await self._end.send(frame)
+        except CallClosedError as error:
+            raise self._failed(error) from None
 
     async def half_close(self) -> None:
         """End the frames of this side."""
@@ -126,12 +107,6 @@ class EndStream:
         if not process.life.ended:
             waited_ns = process.timeline.now_ns - began_ns
             process.judge.waited(process.name, waited_ns, self._patience_ns)
-
-    async def _kept(self, promise: Any) -> Any:  # noqa: ANN401 - whatever it is kept with
-        try:
-            return await promise
-        except CallClosedError as error:
-            raise self._failed(error) from None
 
     def _failed(self, error: CallClosedError) -> StatusReceivedError:
         if self.failed_ns is None:
@@ -196,21 +171,17 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
     except Exception as error:
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
         if isinstance(error, SessionFaultError):
-            status = _FAULTS[error.fault]
+            status = _FAULTS.get(error.fault, Status.UNAVAILABLE)
         if status is None:
             raise
         if status is Status.INVALID_ARGUMENT:
             process.judge.accused(process.name, str(error))
         if status is Status.ABORTED:
             process.mark(Mark.GAVE_WAY)
-        _finish(end, status, error)
+        end.finish(status, str(error))
     else:
         end.finish()
     _demand_notice(process, stream)
-
-
-def _finish(end: End, status: Status, error: Exception) -> None:
-    end.finish(status, str(error))
 
 
 def _demand_notice(process: Process, stream: EndStream) -> None:

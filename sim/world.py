@@ -1,153 +1,589 @@
-"""The world of a run: a timeline, an event loop, a network, counts; and the course of the run."""
+"""The world of a run: faults first, then peace; at the end all stores and all logs must be equal.
+
+A scenario says who acts in it: nodes on their databases, clients and operators, peers that lie,
+participants of a channel, and one who forges their messages.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
-from sim.bridge import TimelineLoop
-from sim.judge import ViolationError
-from sim.limits import NS_PER_MS, START_NS
-from sim.network import Host, Network
-from sim.rng import Rng
-from sim.timeline import Timeline, Trace
+from reconcile.ids import SyncId, SyncIds
+from reconcile.session import Result
+from sim.coverage import ask_coverage, read_coverage
+from sim.database import Database
+from sim.faults import FaultInjector
+from sim.gossip import SPREAD_S
+from sim.gossip_judge import GossipChecker
+from sim.groups.judge import GroupJudge
+from sim.groups.link import encoded
+from sim.groups.member import LEAVE_NS, Member
+from sim.intake import PUBSUB, Client, ask_nodes
+from sim.judge import Judge, ViolationError
+from sim.liars import Forger, Liar
+from sim.limits import (
+    CHECK_EVERY_EVENTS,
+    CHECK_EVERY_LARGE_EVENTS,
+    CLOSING_ROUNDS,
+    MAX_EVENTS,
+    MAX_LARGE_EVENTS,
+    MAX_WAITING_EVENTS,
+    NS_PER_MS,
+    NS_PER_S,
+    START_NS,
+)
+from sim.lookups import CHANNEL, Channel, Spoken, seek
+from sim.messages import CANDIDATES, Message, forged_halves, message_of
+from sim.node import Node
+from sim.peers import described
+from sim.rng import Rng, happens
+from sim.scenario import HOUR_NS, Faults, GossipScenario, GroupScenario, Scenario
+from sim.stage import LOOK_EVERY_NS, Stage
+from store.domain.admission import Admission
+from store.domain.ports import PeerAddress, Source
+from store.sync.session.report import SessionReport, SyncEnding
+from storenode.message.rules import Policy
+from storenode.sds.aio.transport import Fetched, Outbound
+from storenode.sds.codec import encode
 
-_T = TypeVar("_T")
+_UNDER_WAY_NS: Final = 25 * NS_PER_S
+"""From the end of all faults: what a client had sent may still be stored, and a call that ended
+unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 
-LOOK_EVERY_NS: Final = 500 * NS_PER_MS
-"""The time between two looks at what is unsettled."""
+_LONGEST_REST_NS: Final = 400 * NS_PER_S
+_TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
+_EVENT_TOPIC: Final = "/sim/1/sds/proto"
+_NOT_EQUAL: Final = "the stores do not become equal"
+_GOSSIP_PATIENCE_NS: Final = 600 * NS_PER_S
+"""Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
+
+_GOSSIP_KEEPALIVE_NS: Final = 15 * NS_PER_S
+_REST_NS: Final = 75 * NS_PER_S
+"""A pause after which every dead stream has been replaced."""
+
+_KNOWN: Final = 0.05
+"""Share of the messages of clients that were published before."""
+
+_PATIENCE_ROUNDS: Final = 40
+"""So many rounds of what participants wait for may pass until their logs are equal."""
+
+_PARENTS: Final = 3
+_RECENT: Final = 12
+_LARGEST_MESSAGE_BYTES: Final = 100_000
+_ALLOWANCE_BYTES: Final = 80
+_SDS_BYTES: Final = 240
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The result of a run.
-
-    ``settling_ns``: from the end of the faults until all was equal. ``counts``: how often
-    something happened, rare events (`sim.counts`) among them.
-    """
-
-    digest: str
-    events: int
-    virtual_ns: int
-    settling_ns: int
-    counts: Mapping[str, float]
-
-
-class World(ABC):
-    """The world of one run; `run` is called once.
-
-    ``network_delay_ns``: about how long a frame takes; ``sink`` is given the trace.
+class World(Stage):
+    """Nodes, their databases, clients, liars and participants.
 
     Attributes:
-        scenario: its parameters.
-        max_events: of a run; more means that something goes round in circles.
-        check_every: after so many events everything is looked at.
-        counts: how often something happened.
+        faulty: True until the faults end; ``over``: the run has ended.
+        clocked: hosts whose clocks are set: participants, or nodes where there are none.
+        sent: what participants have published, by message hash.
     """
 
-    scenario: object
-    max_events: int
-    check_every: int
+    scenario: Scenario
+    max_events = MAX_EVENTS
+    check_every = CHECK_EVERY_EVENTS
 
-    def __init__(self, rng: Rng, network_delay_ns: int, sink: Callable[[str], None] | None) -> None:
-        self.rng = rng
-        self.timeline = Timeline(START_NS)
-        # Abstract is what needs sockets, signals or processes: there are none.
-        self.loop = TimelineLoop(self.timeline, rng)  # type: ignore[abstract]
-        self.trace = Trace(self.timeline, sink)
-        self.counts: Counter[str] = Counter()
-        self.network = Network(self.timeline, rng, self.trace, self.counts)
-        self.network.weather.delay_ns = network_delay_ns
-
-    def run(self) -> Summary:
-        """Run from the beginning to the end.
-
-        Raises:
-            ViolationError: something that must hold does not.
-            AssertionError: a machine's invariant, or a bound, is broken.
-        """
-        with self.loop.running():
-            settling_ns = self.play()
-        return Summary(
-            digest=self.trace.digest,
-            events=self.timeline.events,
-            virtual_ns=self.timeline.now_ns - START_NS,
-            settling_ns=settling_ns,
-            counts=dict(sorted(self.counts.items())),
-        )
-
-    @abstractmethod
-    def play(self) -> int:
-        """Let everything happen; return how long it took to settle, in nanoseconds."""
-
-    def look_around(self) -> None:  # noqa: B027 - a world may have nothing to verify
-        """Verify what must hold at any moment."""
-
-    def connect(self, hosts: Iterable[Host]) -> None:
-        """Connect hosts to the network."""
-        for host in hosts:
-            self.network.add(host)
-
-    # Time
-
-    def step(self) -> None:
-        """Let the next event happen, and look around now and then."""
-        assert self.timeline.step(), "nothing is left to happen"
-        self.loop.check()
-        events = self.timeline.events
-        assert events < self.max_events, (
-            f"more than {self.max_events} events: something goes round in circles"
-        )
-        if not events % self.check_every:
-            self.look_around()
-
-    def pass_until(self, time_ns: int) -> None:
-        """Let everything happen up to a time."""
-        reached: list[bool] = []
-        self.timeline.at(time_ns, lambda: reached.append(True))
-        while not reached:
-            self.step()
-
-    def pass_for(self, duration_ns: int) -> None:
-        """Run all events of the next nanoseconds."""
-        self.pass_until(self.timeline.now_ns + duration_ns)
-
-    def wait_until_settled(
-        self, unsettled: Callable[[], str], sentence: str, patience_ns: int
+    def __init__(
+        self,
+        scenario: Scenario,
+        rng: Rng,
+        sink: Callable[[str], None] | None = None,
     ) -> None:
-        """Run events until ``unsettled`` returns an empty string.
-
-        Raises:
-            ViolationError: That takes longer; it says ``sentence`` and what is unsettled.
-        """
-        deadline_ns = self.timeline.now_ns + patience_ns
-        while reason := unsettled():
-            if self.timeline.now_ns > deadline_ns:
-                raise ViolationError(f"{sentence}: {reason}")
-            self.pass_for(LOOK_EVERY_NS)
-
-    def wait_for(self, task: asyncio.Task[_T]) -> _T:
-        """Run events until a task has ended, and return its result."""
-        while not task.done():
-            self.step()
-        return task.result()
-
-    # Partitions
-
-    def cut_off(self, names: list[str], most: int) -> None:
-        """Let nothing through between some hosts and all others."""
-        here = set(self.rng.sample(names, self.rng.randint(1, most)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
+        super().__init__(rng, scenario.network_delay_ns, sink)
+        self.scenario = scenario
+        if scenario.gossip is not None or scenario.group is not None:
+            self.max_events, self.check_every = MAX_LARGE_EVENTS, CHECK_EVERY_LARGE_EVENTS
+        if scenario.gossip is not None:
+            self.network.keepalive_ns = _GOSSIP_KEEPALIVE_NS
+        self.judge = Judge(self.loop.fail)
+        self.gossip_checker = GossipChecker(self)
+        self.faulty = True
+        self.databases = [
+            self.make_database(number) for number in range(max(scenario.stores, default=-1) + 1)
         ]
-        self.trace.note("net", f"cuts off {sorted(here)}")
-        self.network.cut(pairs)
+        self.nodes = [
+            Node(self, number, self.databases[store])
+            for number, store in enumerate(scenario.stores)
+        ]
+        self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
+        self.connect([*self.nodes, *self.clients])
+        self.channel = Channel(self)
+        tricks = () if scenario.gossip is None else scenario.gossip.tricks
+        self.liars = [Liar(self, number, trick) for number, trick in enumerate(tricks)]
+        self.connect(self.liars)
+        self.sent: dict[bytes, Fetched] = {}
+        self.members: list[Member] = []
+        if scenario.group is not None:
+            shape = scenario.group.config.filter
+            self.group_judge = GroupJudge(shape, lambda: self.timeline.now_ns)
+            self.members = [Member(self, number) for number in range(len(scenario.group.joins_ns))]
+        self.forger = Forger(self)
+        self.connect([self.forger, *self.members])
+        self.clocked: Sequence[Node | Member] = self.members or self.nodes
+        self.over = False
+        self._closing = False
+        self._turn = 0
+        self._number = 0
+        self._named: list[tuple[str, bytes]] = []
+        self._actors: list[asyncio.Task[None]] = []
+        self._lying: list[asyncio.Task[None]] = []
 
-    def make_whole(self) -> None:
-        """Let everything through again."""
-        self.trace.note("net", "is whole again")
-        self.network.heal()
+    def play(self) -> int:
+        """Let faults happen, then wait until all is equal; at last all are stopped."""
+        scenario = self.scenario
+        self._fill()
+        for node in self.nodes:
+            node.boot()
+        self._begin_talk()
+        faults = FaultInjector(self)
+        try:
+            faults.start()
+            self._begin_actors()
+            self.pass_for(scenario.faults_ns)
+            self._calm(faults)
+            calm_ns = self.timeline.now_ns
+            if self.members:
+                self._wait_for_logs()
+            else:
+                self._wait_until_equal()
+            settled_ns = self.timeline.now_ns
+            if self.members:
+                self._part()
+                self._wait_until_equal()
+            if scenario.gossip is not None:
+                self._publish_in_peace()
+                self._stop_gossip()
+            if scenario.reconciles:
+                self._close()
+            self._count()
+            return settled_ns - calm_ns
+        finally:
+            self.over = self._closing = True
+            faults.stop()
+
+    # For those who act in it
+
+    @property
+    def gossip(self) -> GossipScenario:
+        """The gossip of the run, which has some."""
+        assert self.scenario.gossip is not None
+        return self.scenario.gossip
+
+    def reached(self, node: Node) -> list[Database]:
+        """Return the other stores with a node to which a node is connected."""
+        peers = self.scenario.peers
+        found = {
+            other.database: None
+            for other in self.nodes
+            if other.number in peers[node.number] or node.number in peers[other.number]
+        }
+        return [each for each in found if each is not node.database]
+
+    @property
+    def group(self) -> GroupScenario:
+        """The participants of the run, which has some."""
+        assert self.scenario.group is not None
+        return self.scenario.group
+
+    @property
+    def faults_now(self) -> Faults:
+        """The faults of this moment."""
+        return self.scenario.faults if self.faulty else Faults()
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Fail the run with what the judge raises in a block inside a participant."""
+        try:
+            yield
+        except Exception as error:
+            self.loop.fail(error)
+            raise
+
+    def next_number(self) -> int:
+        """Return a new number."""
+        self._number += 1
+        return self._number
+
+    def drift_ppm(self) -> int:
+        """Draw the drift of a node's steady clock."""
+        most = self.scenario.faults.drift_ppm
+        return self.rng.randint(-most, most) if most else 0
+
+    @property
+    def message_limit_bytes(self) -> int:
+        """The largest message of nodes that accept small messages only."""
+        sds = _SDS_BYTES if self.scenario.sds_share else 0
+        return self.scenario.message_bytes + _ALLOWANCE_BYTES + sds
+
+    def message_limit(self, number: int) -> int:
+        """Return the size of the largest message that a node accepts."""
+        is_small = number in self.scenario.small_nodes
+        return self.message_limit_bytes if is_small else _LARGEST_MESSAGE_BYTES
+
+    def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
+        """Build a message, perhaps of SDS; some are too large for some nodes."""
+        if self.scenario.gossip is not None:
+            if self.faulty and self.judge.made and happens(self.rng, _KNOWN):
+                return self.rng.choice(list(self.judge.made.values()))
+            if happens(self.rng, self.gossip.events):
+                return self._compose_event(text, time_ns, ephemeral=ephemeral)
+        rng, size = self.rng, self.scenario.message_bytes
+        large = rng.random() < self.scenario.large_share
+        payload = text + bytes(2 * self.message_limit_bytes if large else rng.randint(0, size))
+        content = rng.choice(_TOPICS)
+        if not happens(rng, self.scenario.sds_share):
+            return message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        parents = self.channel.parents()
+        payload = self.channel.payload(text, parents, payload)
+        message = message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        self.channel.spoken[text] = Spoken(text, message.digest, parents)
+        return message
+
+    def _compose_event(self, text: bytes, time_ns: int, *, ephemeral: bool) -> Message:
+        """Build an event whose parents are among the last ones that were stored."""
+        name = f"m{len(self._named)}"
+        # Parents that no store ever holds are drawn as `strange` ones.
+        chosen = [
+            each
+            for each in self._named
+            if any(each[1] in database.digests for database in self.databases)
+        ][-_RECENT:]
+        parents = self.rng.sample(chosen, min(len(chosen), self.rng.randint(0, _PARENTS)))
+        if happens(self.rng, self.gossip.strange):
+            parents.append(("unknown", self.rng.randbytes(32)))
+        content = encode(CHANNEL, name, parents=parents, content=text)
+        message = message_of(PUBSUB, _EVENT_TOPIC, content, time_ns, ephemeral=ephemeral)
+        self._named.append((name, message.digest))
+        return message
+
+    def database_at(self, host: str) -> Database:
+        """Return the database of a host."""
+        return next(node.database for node in self.nodes if node.name == host)
+
+    def restart_later(self, node: Node) -> None:
+        """Start a crashed node again after a while."""
+        delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
+        self.timeline.after(delay_ns, lambda: self._start(node))
+
+    def return_later(self, member: Member) -> None:
+        """Start a crashed participant again after a while."""
+        delay_ns = int(self.rng.random() * self.rng.choice((1, 5, 15)) * NS_PER_S)
+        self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
+
+    # Broadcasts of participants
+
+    def relay(self, sender: str, message: Fetched) -> None:
+        """Send a broadcast to all other participants, unless they follow stores."""
+        self.forger.saw(message)
+        self._post(sender, message)
+
+    def spread(self, sender: str, payload: bytes, time_ns: int) -> None:
+        """Send a broadcast of an outsider to all participants and stores."""
+        message = self.taken(Outbound(payload, time_ns))
+        self._post(sender, message)
+        for node in self.nodes:
+            node.take(sender, [encoded(message).encoded])
+
+    def taken(self, message: Outbound) -> Fetched:
+        """Return a message as its receivers have it, and note that it was made."""
+        made = encoded(message)
+        if message.ephemeral:
+            return Fetched(message.payload, b"", message.timestamp_ns)
+        self.judge.make(made)
+        taken = Fetched(message.payload, made.digest, message.timestamp_ns)
+        return self.sent.setdefault(made.digest, taken)
+
+    def _post(self, sender: str, message: Fetched) -> None:
+        if not self.group.follow:
+            for member in self.members:
+                if member.name != sender:
+                    self.network.post(sender, member.name, message)
+
+    def ended(self, report: SessionReport) -> None:
+        """Count a session that ended, at its initiator."""
+        self.counts["sessions"] += 1
+        self.counts[f"sessions {report.ending}"] += 1
+
+    # The phases
+
+    def make_database(self, number: int) -> Database:
+        """Create the database of a store."""
+        database = Database(
+            f"store-{number}", self.timeline, self.rng, self.judge, list(self.scenario.lengths_ns)
+        )
+        database.delay_ns = self.scenario.disk_delay_ns
+        if self.scenario.gossip is not None:
+            database.max_confirms = self.gossip.max_confirms
+        return database
+
+    def _fill(self) -> None:
+        """Fill every store with a part of a common history."""
+        scenario, rng = self.scenario, self.rng
+        newest_ns = START_NS - scenario.offset_ns
+        moments = [
+            newest_ns - int(scenario.history_ns * rng.random()) for _ in range(scenario.moments)
+        ]
+        for number in range(scenario.history):
+            message = self.compose(b"history %d" % number, rng.choice(moments))
+            self.judge.make(message)
+            for store, database in enumerate(self.databases):
+                if rng.random() < scenario.share and self._fits(message, store):
+                    _restore(database, [message])
+        if scenario.forged:
+            self._forge(newest_ns)
+
+    def _forge(self, newest_ns: int) -> None:
+        """Fill stores in turn with one and the other of two sets that have the same XOR."""
+        candidates = [
+            self.compose(b"forged", newest_ns - 1 - number) for number in range(CANDIDATES)
+        ]
+        halves = forged_halves([message.digest for message in candidates])
+        for store, database in enumerate(self.databases):
+            messages = [candidates[place] for place in halves[store % 2]]
+            for message in messages:
+                self.judge.make(message)
+            _restore(database, messages)
+            self.judge.forged |= {message.digest for message in messages}
+
+    def _fits(self, message: Message, store: int) -> bool:
+        sizes = [
+            self.message_limit(number)
+            for number, other in enumerate(self.scenario.stores)
+            if other == store
+        ]
+        return message.size_bytes <= min(sizes)
+
+    def _begin_talk(self) -> None:
+        """Let participants join, and say something in bursts."""
+        if not self.members:
+            return
+        group, rng, said = self.group, self.rng, 0
+        for member, join_ns in zip(self.members, group.joins_ns, strict=True):
+            self.timeline.at(START_NS + join_ns, member.boot)
+        while said < group.messages:
+            at_ns = START_NS + int(rng.uniform(0, group.talk_ns))
+            for _ in range(min(rng.randint(1, group.burst), group.messages - said)):
+                said += 1
+                self._say_at(at_ns + int(rng.uniform(0, 1) * NS_PER_S), said)
+
+    def _say_at(self, time_ns: int, number: int) -> None:
+        def act() -> None:
+            up = [member for member in self.members if member.stays]
+            if up:
+                self.rng.choice(up).say(b"message %d" % number)
+
+        self.timeline.at(time_ns, act)
+
+    def _begin_actors(self) -> None:
+        """Begin what clients, operators and liars do."""
+        scenario, names = self.scenario, [node.name for node in self.nodes]
+        self._act(client.run() for client in self.clients)
+        if scenario.gossip is None and scenario.group is None:
+            self._act([ask_nodes(self)] if scenario.ask_every_ns else ())
+            self._act([seek(self)] if scenario.sds_share else ())
+            self._act([read_coverage(self)])
+        for liar in self.liars:
+            for victim in self.rng.sample(names, self.gossip.victims):
+                self._lying.append(self.loop.begin(None, liar.haunt(victim)))
+
+    def _act(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Begin what goes on until the faults end."""
+        self._actors += [self.loop.begin(None, each) for each in work]
+
+    def look_around(self) -> None:
+        """Verify every node, one participant after the other, and what was acknowledged."""
+        self.judge.check()
+        for node in self.nodes:
+            node.check()
+        if self.members:
+            self._turn = (self._turn + 1) % len(self.members)
+            self.members[self._turn].check()
+        else:
+            assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
+            self.network.check()
+
+    def _start(self, node: Node) -> None:
+        if node.process is None:
+            node.boot()
+
+    def _calm(self, faults: FaultInjector) -> None:
+        """End the faults: clocks are right, all run, clients and participants say no more."""
+        self.trace.note("world", "is calm from now on")
+        self.faulty = False
+        faults.stop()
+        for actor in self._actors:
+            actor.cancel()
+        for node in self.nodes:
+            self._start(node)
+        for member in self.members:
+            member.boot()
+        if self.scenario.gossip is None and not self.members:
+            self.pass_for(_UNDER_WAY_NS)
+
+    def _wait_until_equal(self, patience_ns: int = 0) -> None:
+        """Wait until stores are equal and gossip has nothing left to do."""
+        self.wait_until_settled(
+            lambda: self._unequal() or self.gossip_checker.unsettled(),
+            _NOT_EQUAL,
+            patience_ns or self._patience_ns(),
+        )
+        self.trace.note("world", "is equal")
+
+    def _wait_for_logs(self) -> None:
+        config = self.group.config
+        longest_ms = config.sync_at_least_ms + config.resend_possible_ms + config.missing_every_ms
+        if config.repair is not None:
+            longest_ms += config.repair.request_max_ms
+        # A clock that was ahead is followed by messages; what is newer than the time must wait.
+        ahead_ns = min(self.scenario.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
+        patience_ns = _PATIENCE_ROUNDS * longest_ms * NS_PER_MS + ahead_ns
+        self.wait_until_settled(self._unequal_logs, "the logs do not become equal", patience_ns)
+        self.trace.note("world", "has equal logs")
+        for member in self.members:
+            member.check()
+
+    def _unequal_logs(self) -> str:
+        open_ends = (member.open_end() for member in self.members)
+        views = [member.view for member in self.members]
+        return next(filter(None, open_ends), "") or self.group_judge.unequal(views)
+
+    def _part(self) -> None:
+        """Stop all participants: nothing may be left of them."""
+        self._closing = True
+        for member in self.members:
+            if member.stays:
+                member.leave()
+        self.pass_for(LEAVE_NS + NS_PER_S)
+        for member in self.members:
+            member.check_left()
+
+    def _publish_in_peace(self) -> None:
+        """Publish at each node without faults: messages are soon everywhere, and confirmed."""
+        for task in self._lying:
+            task.cancel()
+        self.pass_for(_REST_NS)
+        for node in self.nodes:
+            message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
+            self.judge.make(message)
+            self.gossip_checker.in_peace[message.digest] = not self.reached(node)
+            node.take(node.name, [message.encoded])
+        self.pass_for(int(SPREAD_S * NS_PER_S) + LOOK_EVERY_NS)
+        if unanswered := self.gossip_checker.unanswered():
+            raise ViolationError(f"{unanswered} publishers are not answered in peace")
+        self._wait_until_equal(int(SPREAD_S * NS_PER_S))
+
+    def _stop_gossip(self) -> None:
+        for node in self.nodes:
+            stopping = node.gossiping.stop() if self.gossip.beside else node.stop_gossip()
+            self.wait_for(self.loop.begin(None, stopping))
+
+    def _patience_ns(self) -> int:
+        """Return the time until stores are equal: peers rest, and are chosen at random."""
+        scenario = self.scenario
+        if not scenario.reconciles:
+            return _GOSSIP_PATIENCE_NS
+        differences = len(self.judge.made)
+        sessions = 30 + 3 * differences // scenario.limits.max_differences
+        ahead_ns = scenario.faults.skew_ns + 60 * NS_PER_S + min(scenario.drift_ns, HOUR_NS)
+        return _LONGEST_REST_NS + ahead_ns + sessions * scenario.nodes * scenario.wide_ns
+
+    def _unequal(self) -> str:
+        """Return a sentence about neighbours that are not equal; empty if all are."""
+        if not any(self.scenario.peers):
+            return ""
+        newest = [database.ids[-1][0] for database in self.databases if database.ids]
+        if max(newest, default=0) > self.timeline.now_ns - self.scenario.offset_ns - NS_PER_S:
+            return "the newest message is still too new to be compared"
+        for node in self.nodes:
+            for number in self.scenario.peers[node.number]:
+                for one, other in ((node, self.nodes[number]), (self.nodes[number], node)):
+                    missing = self._missing(one, other)
+                    if missing:
+                        return f"{other.name} lacks {missing} messages of {one.name}"
+        return ""
+
+    def _missing(self, one: Node, other: Node) -> int:
+        """Count the messages of a node that another lacks and should store."""
+        horizon_ns = max(node.policy().horizon_ns or 0 for node in (one, other))
+        limit = self.message_limit(other.number)
+        return sum(
+            timestamp >= horizon_ns
+            and digest not in other.database.stored
+            and (self.scenario.all_summed or digest not in self.judge.forged)
+            and self.judge.made[digest].size_bytes <= limit
+            for timestamp, digest in one.database.ids
+        )
+
+    def _close(self) -> None:
+        """Run a session of each pair, which finds nothing, and stop all nodes."""
+        for node in self.nodes:
+            for peer in node.peers:
+                report = self._session(node, peer)
+                if report.ending in (SyncEnding.ABORTED, SyncEnding.REFUSED):
+                    continue
+                assert node.peering is not None
+                what = f"{node.name} and {peer.host}: {described(report)}"
+                assert report.compared, what
+                result = node.peering.exchange.last[report.node_id]
+                refused = [
+                    *self._too_large(result.to_send, peer.host),
+                    *self._too_large(result.to_receive, node.name),
+                ]
+                found = {digest for _, digest in _found(result)}
+                forged = len((found & self.judge.forged) - set(refused))
+                assert report.differences == len(refused) + forged, what
+                assert not (forged and self.scenario.all_summed), what
+                assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
+        self.look_around()
+        for database in self.databases:
+            database.check()
+        for node in self.nodes:
+            if node.process is not None:
+                work = ask_coverage(node, node.process)
+                self.wait_for(node.process.begin_task("coverage", work))
+        for node in self.nodes:
+            if node.peering is not None and node.process is not None:
+                self.wait_for(node.process.begin_task("stop", node.peering.stop()))
+
+    def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
+        """Return the messages that are too large for a node."""
+        (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
+        return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
+
+    def _session(self, node: Node, peer: PeerAddress) -> SessionReport:
+        assert node.peering is not None
+        return self.wait_for(node.peering.ask(peer, 0))
+
+    def _count(self) -> None:
+        judge = self.judge
+        self.counts.update(
+            nodes=len(self.nodes),
+            messages=len(judge.made),
+            acknowledged=len(judge.acknowledged),
+            compared=judge.compared,
+            crashes=sum(each.crashes for each in self.nodes),
+            confirmed=sum(len(each.confirmed) for each in self.databases),
+            answers=self.gossip_checker.answers,
+        )
+        if self.members:
+            self.counts.update(self.group_judge.count([member.view for member in self.members]))
+            self.counts["stores"] += len(self.nodes)
+            self.counts["crashes"] += sum(each.crashes for each in self.members)
+
+
+def _found(result: Result) -> list[SyncId]:
+    return [*result.to_send, *result.to_receive]
+
+
+def _restore(database: Database, messages: list[Message]) -> None:
+    """Store messages as if they had been there all along."""
+    admission = Admission(Policy(max_drift_ns=None), START_NS, Source.RESTORE)
+    admission.admit([message.encoded for message in messages])
+    database.add(admission.admitted.batch, 0)

@@ -26,11 +26,11 @@ from sim.judge import Judge, ViolationError
 from sim.limits import NS_PER_S
 from sim.network import Network
 from sim.node import Node
-from sim.node_world import NodeWorld
 from sim.process import Process
 from sim.rng import Rng
 from sim.scenario import DAY_NS, HOUR_NS, Faults, Scenario, drawn
 from sim.timeline import Timeline
+from sim.world import World
 from store.sync.limits import IndexLimits, TransferLimits
 
 YEAR_DAYS: Final = 365
@@ -42,7 +42,7 @@ _CRASH_EVERY_DAYS: Final = 5
 
 _ELSEWHERE: Final = (
     *(BuiltinFunctionType, CodeType, FunctionType, ModuleType, type),
-    *(Database, Judge, Network, Node, Process, Timeline, TimelineLoop, NodeWorld),
+    *(Database, Judge, Network, Node, Process, Timeline, TimelineLoop, World),
 )
 """What is not of a node's memory, or is in every process."""
 
@@ -55,7 +55,7 @@ session may be under way; statements about a store that was replaced stay until 
 the new one has few commits at first."""
 
 
-class YearWorld(NodeWorld):
+class YearWorld(World):
     """A year of stores that keep messages for a month, or a quarter of a run of few days."""
 
     max_events = 50_000_000
@@ -133,7 +133,7 @@ class YearWorld(NodeWorld):
         self.databases[node.number] = node.database = database
         node.who = Identity(node.who.node_id, database.store_id)
         node.boot()
-        self._wait_until_equal(self._patience_ns())
+        self._wait_until_equal()
         self.clients = [Client(self, f"later{each}") for each in range(len(self.clients))]
         self.connect(self.clients)
         self._act(client.run() for client in self.clients)
@@ -146,7 +146,7 @@ class YearWorld(NodeWorld):
         for node in self.nodes:
             self._start(node)
         self.pass_for(_UNDER_WAY_NS)
-        self._wait_until_equal(self._patience_ns())
+        self._wait_until_equal()
 
     def _verify(self) -> None:
         stored = [node.database.stored for node in self.nodes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.groups.store import ROUTE
+from sim.groups.link import ROUTE
 from sim.rng import happens
 from storenode.sds.aio.state import TABLES, Row, SqliteState, StateBatch, StateError
 

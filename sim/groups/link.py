@@ -13,8 +13,11 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
-from sim.calls import CallClosedError, End, Ended, Identity, Status
-from sim.groups.store import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, READ, SCAN
+from sim.calls import CallClosedError, End, Identity, Status
+from sim.messages import Message, message_of
+from sim.service import FOLLOW, HISTORY, LOOKUP, PUBLISH, QUERY, SCAN, ScanRequest
+from store.domain.admission import Verdict
+from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
@@ -31,8 +34,12 @@ from storenode.sds.limits import CALL_TIMEOUT_S
 if TYPE_CHECKING:
     from sim.groups.member import Member
 
+ROUTE: Final = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
 MAX_RECEIVED: Final = 1_000
 """Letters that wait for a feed to be read; the oldest make room."""
+
+_CHANNEL_ID: Final = ROUTE.channel_id.encode()
+_NO_END_NS: Final = 1 << 62
 
 
 class Radio:
@@ -100,8 +107,9 @@ class GroupLink(Link):
                 world.relay(member.name, message)
             if self._node is not None:
                 async with self._call(PUBLISH) as end:
-                    await end.send(messages)
-                    verdicts: list[PublishResult] = await _next(end, CALL_TIMEOUT_S)
+                    await end.send([encoded(each).encoded for each in messages])
+                    answer = await _next(end, CALL_TIMEOUT_S)
+                verdicts = [_result(*each) for each in zip(messages, answer, strict=True)]
             elif world.network.breaks_now():
                 raise TransportError("The radio fails.")
             else:
@@ -128,24 +136,31 @@ class GroupLink(Link):
         if self._node is not None:
             sent, ids = self._world.sent, self._world.database_at(self._node).ids
             self._member.scans(since_ns, [sent[each[1]] for each in ids if each[0] >= since_ns])
-            async with aclosing(self._pages(SCAN, since_ns)) as pages:
+            request = ScanRequest(since_ns, _NO_END_NS)
+            async with aclosing(self._pages(SCAN, request)) as pages:
                 async for page in pages:
                     yield page
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield messages of the store by hint."""
-        return self._pages(QUERY, tuple(hints))
+        return self._pages(QUERY, list(hints))
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield messages of the store by ID."""
-        return self._pages(LOOKUP, entries)
+        request = SdsLookup(_CHANNEL_ID, _history_entries(entries), TopicFilter())
+        return self._pages(LOOKUP, request)
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield the causal history of messages from the store."""
         self._world.counts["a causal history was asked for"] += 1
-        return self._pages(HISTORY, heads, known_ids)
+        known = frozenset(each.encode() for each in known_ids)
+        heads_found = _history_entries(heads)
+        request = CausalRequest(
+            _CHANNEL_ID, heads_found, known, 0, 0, TopicFilter(), prefer_proven=True
+        )
+        return self._pages(HISTORY, request)
 
     def _begin(self, method: str) -> None:
         if self._life.ended:
@@ -170,17 +185,14 @@ class GroupLink(Link):
         except TimeoutError:
             raise TransportError(f"{self.name} says nothing.") from None
 
-    async def _pages(
-        self, method: str, *arguments: object
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
+    async def _pages(self, method: str, request: object) -> AsyncGenerator[Sequence[Fetched], None]:
         if self._node is None:
             return
         self._begin(method)
-        async with self._call(READ) as end:
-            await end.send((method, *arguments))
+        async with self._call(method) as end:
+            await end.send(request)
             while (page := await _next(end, CALL_TIMEOUT_S)) is not None:
-                if page:
-                    yield page
+                yield [self._world.sent[digest] for _, digest, _ in page]
 
     # Following
 
@@ -189,7 +201,8 @@ class GroupLink(Link):
             await end.send(cursor)
             timeout_s: float | None = CALL_TIMEOUT_S
             while (page := await _next(end, timeout_s)) is not None:
-                yield page
+                messages = [self._world.sent[digest] for digest in page.hashes]
+                yield FeedPage(messages, page.cursor, live=page.live)
                 timeout_s = None
         raise TransportError(f"{self.name} ended the feed.")
 
@@ -211,9 +224,21 @@ async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a p
         TimeoutError: nothing came in time.
     """
     async with asyncio.timeout(timeout_s):
-        item = await end.read()
-    if not isinstance(item, Ended):
-        return item
-    if item.status is not Status.OK:
-        raise CallClosedError(item.status, item.sentence)
-    return None
+        return await end.read()
+
+
+def _result(message: Fetched, verdict: Verdict) -> PublishResult:
+    if verdict is not Verdict.REJECTED:
+        return PublishResult(stored=True, hint=message.hint)
+    return PublishResult(stored=False, hint=b"", reason="The time is too far from the node's.")
+
+
+def _history_entries(entries: Sequence[Entry]) -> tuple[HistoryEntry, ...]:
+    return tuple(HistoryEntry(each.message_id.encode(), each.hint) for each in entries)
+
+
+def encoded(message: Outbound | Fetched) -> Message:
+    """Return a message of the channel as nodes are given it."""
+    ephemeral = message.ephemeral if isinstance(message, Outbound) else not message.hint
+    topics = ROUTE.pubsub_topic, ROUTE.content_topic
+    return message_of(*topics, message.payload, message.timestamp_ns, ephemeral=ephemeral)

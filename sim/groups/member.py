@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
 from sim.groups.disk import Disk, SimState
-from sim.groups.link import GroupLink, Radio
-from sim.groups.store import ROUTE
-from sim.groups.view import View
+from sim.groups.judge import View
+from sim.groups.link import ROUTE, GroupLink, Radio
 from sim.limits import NS_PER_MS, NS_PER_S
-from sim.network import Caller
+from sim.network import Host
 from sim.timeline import Clock
 from storenode.common.errors import ClientClosedError
 from storenode.sds.aio.channel import Channel
@@ -32,7 +31,7 @@ from storenode.sds.codec import SdsMessage
 from storenode.sds.events import Broadcast, CaughtUp, Event, Packet, Refused, Withdrawn
 
 if TYPE_CHECKING:
-    from sim.groups.world import GroupWorld
+    from sim.world import World
 
 _QUIET_NS: Final = 2 * NS_PER_S
 """So long after it has left nothing of a participant may go on."""
@@ -44,8 +43,8 @@ LEAVE_NS: Final = 30 * NS_PER_S
 """It takes no longer to leave."""
 
 
-class Member(Caller):
-    """A participant; a `sim.network.Host`.
+class Member(Host):
+    """A participant.
 
     Attributes:
         participant: of its present life; None while it is off.
@@ -54,7 +53,7 @@ class Member(Caller):
         life: the present or the last one.
     """
 
-    def __init__(self, world: GroupWorld, number: int) -> None:
+    def __init__(self, world: World, number: int) -> None:
         self.name = f"p{number}"
         self.world = world
         self._hashes = number % 2 == 1
@@ -196,6 +195,33 @@ class Member(Caller):
         self.view.clock_was_set(self.world.timeline.now_ns, self.now_ms)
 
     # What the judge sees
+
+    def check(self) -> None:
+        """Verify the whole of its present life, if it is on."""
+        if self.participant is not None:
+            self.world.group_judge.check(self.view, self.participant)
+
+    def open_end(self) -> str:
+        """Return a sentence about what it still has to do; empty if that is nothing."""
+        if self.participant is None:
+            return f"{self.name} is not there"
+        core, view = self.participant.core, self.view
+        for count, what in (
+            (len(core.incoming.waiting) or len(core.incoming.wants), "messages that wait"),
+            (len(core.outgoing), "unacknowledged messages"),
+            (len(self.participant.ledger.outbox), "unpublished messages"),
+            (view.keys != view.shown_keys, "messages that it has not shown"),
+        ):
+            if count:
+                return f"{self.name} has {count} {what}"
+        return ""
+
+    def check_left(self) -> None:
+        """Verify that it has left, and has written down what it has shown."""
+        assert self.life.ended, f"{self.name} has not left"
+        saved = [row["message_id"].decode() for row in self.disk.in_order()]
+        shown = [message_id for _, message_id in self.view.shown_keys]
+        assert saved == shown, f"{self.name} has not saved what it has shown"
 
     def scans(self, since_ns: int, messages: Iterable[Fetched]) -> None:
         """Note a scan that will bring these messages; another search closes no gap."""

@@ -7,12 +7,12 @@ messages that people ask about, a partition, late joiners and restarts.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
-from sim.scenario import HOUR_NS, MIN_NODES, Faults, Scenario, drawn
+from sim.scenario import HOUR_NS, MIN_NODES, Faults, GroupScenario, Scenario, drawn
 from store.domain.query import RequestLimits
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
@@ -29,34 +29,7 @@ _IN_STEP_NS: Final = 3 * NS_PER_S
 _LIMITS: Final = RequestLimits(page_messages=3, sds_claimants=1, causal_messages=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupScenario:
-    """The parameters of a run; durations in nanoseconds.
-
-    ``nodes`` has the store nodes, the faults of all, and how long these last. ``follow``:
-    participants follow a node, else they receive each other's broadcasts. ``drift_ns``: how far
-    from its own time a message's may be. ``joins_ns[i]``: when participant i joins first.
-    ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``. ``config`` is of all
-    participants, but for their names; ``limits`` are the nodes'.
-    """
-
-    nodes: Scenario
-    follow: bool
-    joins_ns: tuple[int, ...]
-    messages: int
-    burst: int
-    talk_ns: int
-    drift_ns: int
-    config: ChannelConfig
-    limits: RequestLimits
-
-    @property
-    def size(self) -> int:
-        """The number of participants."""
-        return len(self.joins_ns)
-
-
-def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
+def drawn_group(rng: Rng, size: int, *, with_store: bool) -> Scenario:
     """Draw a scenario for so many participants, with store nodes or without."""
     small = size <= SMALL_GROUP
     stores = rng.choice((1, 2)) if with_store else 0
@@ -85,38 +58,28 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> GroupScenario:
     disk_delay_ms = rng.choice((1, 20))
     repair = not stores or happens(rng, 0.3)
     config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)
-    return GroupScenario(
-        nodes=_nodes(
-            rng,
-            stores,
-            faults,
-            faults_ns=talk_ns * 3 // 2,
-            pull_ns=pull_s * NS_PER_S,
-            network_delay_ns=network_delay_ms * NS_PER_MS,
-            disk_delay_ns=disk_delay_ms * NS_PER_MS,
-        ),
+    group = GroupScenario(
         follow=follow,
         joins_ns=joins_ns,
         messages=messages,
         burst=burst,
         talk_ns=talk_ns,
-        drift_ns=drift_s * NS_PER_S,
         config=config,
-        limits=_LIMITS,
+    )
+    nodes = _nodes(rng, stores, group, pull_ns=pull_s * NS_PER_S)
+    return replace(
+        nodes,
+        faults=faults,
+        faults_ns=talk_ns * 3 // 2,
+        network_delay_ns=network_delay_ms * NS_PER_MS,
+        disk_delay_ns=disk_delay_ms * NS_PER_MS,
+        drift_ns=drift_s * NS_PER_S,
+        requests=_LIMITS,
     )
 
 
-def _nodes(
-    rng: Rng,
-    stores: int,
-    faults: Faults,
-    *,
-    faults_ns: int,
-    pull_ns: int,
-    network_delay_ns: int,
-    disk_delay_ns: int,
-) -> Scenario:
-    """Return the scenario of a group's store nodes, whose limits are drawn beside the run's.
+def _nodes(rng: Rng, stores: int, group: GroupScenario, *, pull_ns: int) -> Scenario:
+    """Return the scenario of a group beside store nodes, whose limits are drawn beside the run's.
 
     ``pull_ns``: how often one reconciles with another, 0: never.
     """
@@ -133,16 +96,15 @@ def _nodes(
         small_nodes=frozenset(),
         plain_nodes=frozenset(),
         forged=False,
+        ask_every_ns=0,
+        sds_share=0.0,
         interval_ns=interval_ns,
         wide_ns=2 * interval_ns,
-        faults_ns=faults_ns,
-        network_delay_ns=network_delay_ns,
-        disk_delay_ns=disk_delay_ns,
-        faults=faults,
+        group=group,
     )
 
 
-def fixed_group(rng: Rng, size: int) -> GroupScenario:
+def fixed_group(rng: Rng, size: int) -> Scenario:
     """Return a scenario of the same conversation for any size beside two stores.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
@@ -159,24 +121,22 @@ def fixed_group(rng: Rng, size: int) -> GroupScenario:
         crash_every_ns=7_200 * NS_PER_S // size,
         skew_ns=3 * NS_PER_S,
     )
-    return GroupScenario(
-        nodes=_nodes(
-            rng,
-            2,
-            faults,
-            faults_ns=FIXED_TALK_NS,
-            pull_ns=3 * NS_PER_S,
-            network_delay_ns=50 * NS_PER_MS,
-            disk_delay_ns=20 * NS_PER_MS,
-        ),
+    group = GroupScenario(
         follow=False,
         joins_ns=joins_ns,
         messages=FIXED_MESSAGES,
         burst=1,
         talk_ns=FIXED_TALK_NS,
-        drift_ns=600 * NS_PER_S,
         config=ChannelConfig(_CHANNEL, "anybody"),
-        limits=RequestLimits(),
+    )
+    return replace(
+        _nodes(rng, 2, group, pull_ns=3 * NS_PER_S),
+        faults=faults,
+        faults_ns=FIXED_TALK_NS,
+        network_delay_ns=50 * NS_PER_MS,
+        disk_delay_ns=20 * NS_PER_MS,
+        drift_ns=600 * NS_PER_S,
+        requests=RequestLimits(),
     )
 
 

@@ -14,11 +14,10 @@ from typing import Any, Final
 import pytest
 
 from sim.bridge import Life
-from sim.groups.link import GroupLink
+from sim.groups.link import ROUTE, GroupLink
 from sim.groups.scenario import drawn_group
-from sim.groups.store import ROUTE
-from sim.groups.world import GroupWorld
 from sim.scenario import Faults
+from sim.world import World
 from store.domain.query import RequestLimits
 from store.messages.cursor import FollowCursor, FollowCursors
 from storenode.message.hashing import message_hash
@@ -43,9 +42,10 @@ def simulated(contract: Contract, _: str) -> None:
     """Try a link to a simulated node without faults; what a participant may do is not judged."""
     rng = random.Random(0)
     drawn = drawn_group(rng, 2, with_store=True)
-    nodes = replace(drawn.nodes, faults=Faults())
-    group = replace(drawn, nodes=nodes, follow=True, limits=RequestLimits(), messages=0)
-    world: Any = GroupWorld(group, rng)
+    assert drawn.group is not None
+    group = replace(drawn.group, follow=True, messages=0)
+    scenario = replace(drawn, group=group, faults=Faults(), requests=RequestLimits())
+    world: Any = World(scenario, rng)
     names = ("left", "tried", "handed")
     world.group_judge = SimpleNamespace(**dict.fromkeys(names, lambda *_: None))
     world.relay = lambda *_: None

@@ -21,11 +21,11 @@ from sim.index import SimFeed, SimIds
 from sim.lookups import SimSds
 from sim.messages import Message, message_of
 from sim.node import drop_old
-from sim.node_world import NodeWorld
 from sim.peers import SimStore
 from sim.process import Process
 from sim.scenario import Faults, GossipScenario, draw_with_gossip
 from sim.timeline import Timeline
+from sim.world import World
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.gossip import GossipReads, UnreadRows
 from store.db.messages import TransferReader
@@ -120,7 +120,7 @@ async def simulated() -> AsyncIterator[Store]:
         beside=True, limits=GossipLimits(), max_confirms=USUAL_CONFIRMS, min_confirms=(0,)
     )
     scenario = replace(drawn, faults=Faults(), gossip=gossip, partition_ns=DAY)
-    world = NodeWorld(scenario, rng)
+    world = World(scenario, rng)
     node = world.nodes[0]
     process = node.process = Process(node)
     store, session, ids = SimStore(process), Session(world, process, node.database), SimIds(process)

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 
 from sim.calls import End
-from sim.node_world import NodeWorld
 from sim.process import Process
 from sim.scenario import Faults, drawn
 from sim.streams import SimConnector, served
+from sim.world import World
 from store.domain.ports import PeerAddress
 from store.rpc.peer_calls import PeerConnector
 from store.serving.context import NodeIdentity
@@ -58,7 +58,7 @@ def calling(connector: Connector, callee: PeerAddress, serve: Callable[[Script],
 
 def simulated(contract: Contract, _: str) -> None:
     rng = random.Random(0)
-    world = NodeWorld(replace(drawn(rng, 2), faults=Faults()), rng)
+    world = World(replace(drawn(rng, 2), faults=Faults()), rng)
     caller, callee = world.nodes[:2]
     with world.loop.running():
         caller.process, callee.process = asking, answering = Process(caller), Process(callee)

@@ -211,7 +211,9 @@ DRIVER_MUTANTS = {
         replace_with(ConfirmationWaits, "_end", staticmethod(nothing)), "lacks confirmations"
     ),
     "answers publishers late": Mutant(
-        edit(ConfirmationWaits, "confirmed", "timeout(limit_s)", "timeout(limit_s + 1)"), "too late"
+        edit(ConfirmationWaits, "confirmed", "timeout(limit_s)", "timeout(limit_s + 1)"),
+        "too late",
+        first_seed=1,
     ),
     # The machine is told that a frame was taken as soon as it is queued.
     "has an unbounded queue": Mutant(

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from sim.node_world import NodeWorld
+from sim.world import World
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 from tests.sim.group_mutants import WITH_STORE, WITHOUT_STORE
 from tests.sim.mutant import Mutant
@@ -43,5 +43,5 @@ def swept() -> Iterator[None]:
     ("kind", "name"), [(kind, name) for kind, mutants in MUTANTS.items() for name in mutants]
 )
 def test_a_fault_is_found(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeWorld, "max_events", EVENTS)
+    monkeypatch.setattr(World, "max_events", EVENTS)
     MUTANTS[kind][name].find(monkeypatch, kind, RUNS)

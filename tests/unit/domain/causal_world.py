@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sim.claims import BYTEA, UUID, encode_array
+from sim.messages import BYTEA, UUID, encode_array
 from store.domain.causal import CausalWalk
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, HintQuery, Lookup, rank
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, TopicFilter

@@ -1,0 +1,153 @@
+"""The stage of a run: a timeline, an event loop, a network, counts; and how time passes on it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from sim.bridge import TimelineLoop
+from sim.judge import ViolationError
+from sim.limits import NS_PER_MS, START_NS
+from sim.network import Host, Network
+from sim.rng import Rng
+from sim.timeline import Timeline, Trace
+
+_T = TypeVar("_T")
+
+LOOK_EVERY_NS: Final = 500 * NS_PER_MS
+"""The time between two looks at what is unsettled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of a run.
+
+    ``settling_ns``: from the end of the faults until all was equal. ``counts``: how often
+    something happened, rare events (`sim.counts`) among them.
+    """
+
+    digest: str
+    events: int
+    virtual_ns: int
+    settling_ns: int
+    counts: Mapping[str, float]
+
+
+class Stage(ABC):
+    """The stage of one run; `run` is called once.
+
+    ``network_delay_ns``: about how long a frame takes; ``sink`` is given the trace.
+
+    Attributes:
+        scenario: its parameters.
+        max_events: of a run; more means that something goes round in circles.
+        check_every: after so many events everything is looked at.
+        counts: how often something happened.
+    """
+
+    scenario: object
+    max_events: int
+    check_every: int
+
+    def __init__(self, rng: Rng, network_delay_ns: int, sink: Callable[[str], None] | None) -> None:
+        self.rng = rng
+        self.timeline = Timeline(START_NS)
+        # Abstract is what needs sockets, signals or processes: there are none.
+        self.loop = TimelineLoop(self.timeline, rng)  # type: ignore[abstract]
+        self.trace = Trace(self.timeline, sink)
+        self.counts: Counter[str] = Counter()
+        self.network = Network(self.timeline, rng, self.trace, self.counts)
+        self.network.distance_ns = network_delay_ns
+
+    def run(self) -> Summary:
+        """Run from the beginning to the end.
+
+        Raises:
+            ViolationError: something that must hold does not.
+            AssertionError: a machine's invariant, or a bound, is broken.
+        """
+        with self.loop.running():
+            settling_ns = self.play()
+        return Summary(
+            digest=self.trace.digest,
+            events=self.timeline.events,
+            virtual_ns=self.timeline.now_ns - START_NS,
+            settling_ns=settling_ns,
+            counts=dict(sorted(self.counts.items())),
+        )
+
+    @abstractmethod
+    def play(self) -> int:
+        """Let everything happen; return how long it took to settle, in nanoseconds."""
+
+    def look_around(self) -> None:  # noqa: B027 - there may be nothing to verify
+        """Verify what must hold at any moment."""
+
+    def connect(self, hosts: Iterable[Host]) -> None:
+        """Connect hosts to the network."""
+        for host in hosts:
+            self.network.add(host)
+
+    # Time
+
+    def step(self) -> None:
+        """Let the next event happen, and look around now and then."""
+        assert self.timeline.step(), "nothing is left to happen"
+        self.loop.check()
+        events = self.timeline.events
+        assert events < self.max_events, (
+            f"more than {self.max_events} events: something goes round in circles"
+        )
+        if not events % self.check_every:
+            self.look_around()
+
+    def pass_until(self, time_ns: int) -> None:
+        """Let everything happen up to a time."""
+        reached: list[bool] = []
+        self.timeline.at(time_ns, lambda: reached.append(True))
+        while not reached:
+            self.step()
+
+    def pass_for(self, duration_ns: int) -> None:
+        """Run all events of the next nanoseconds."""
+        self.pass_until(self.timeline.now_ns + duration_ns)
+
+    def wait_until_settled(
+        self, unsettled: Callable[[], str], sentence: str, patience_ns: int
+    ) -> None:
+        """Run events until ``unsettled`` returns an empty string.
+
+        Raises:
+            ViolationError: That takes longer; it says ``sentence`` and what is unsettled.
+        """
+        deadline_ns = self.timeline.now_ns + patience_ns
+        while reason := unsettled():
+            if self.timeline.now_ns > deadline_ns:
+                raise ViolationError(f"{sentence}: {reason}")
+            self.pass_for(LOOK_EVERY_NS)
+
+    def wait_for(self, task: asyncio.Task[_T]) -> _T:
+        """Run events until a task has ended, and return its result."""
+        while not task.done():
+            self.step()
+        return task.result()
+
+    # Partitions
+
+    def cut_off(self, names: list[str], most: int) -> None:
+        """Let nothing through between some hosts and all others."""
+        here = set(self.rng.sample(names, self.rng.randint(1, most)))
+        pairs = [
+            (one, other) for one in names for other in names if one in here and other not in here
+        ]
+        self.trace.note("net", f"cuts off {sorted(here)}")
+        self.network.cut(pairs)
+
+    def make_whole(self) -> None:
+        """Let everything through again."""
+        self.trace.note("net", "is whole again")
+        self.network.heal()

@@ -10,8 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from chaos.checker.hashing import fingerprint, message_hash
-from chaos.checker.history import Published
+from chaos.checker.history import Published, fingerprint, message_hash
 from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,

@@ -16,16 +16,14 @@ from random import Random
 from typing import Any
 
 from chaos.checker.clients import Endpoint, Follower, read_holding
-from chaos.checker.history import Ack, History
+from chaos.checker.history import Ack, History, Violation
 from chaos.checker.logs import Log, check_logs
 from chaos.checker.stores import Holding, check_stores
-from chaos.checker.violation import Violation
 from chaos.link import Traffic
 from chaos.network import Network
 from chaos.node import NodeProcess
 from chaos.participant import Participant
-from chaos.tasks import Tasks
-from chaos.waiter import Waiter
+from chaos.tasks import Tasks, Waiter
 from storenode.connection.channel import TlsIdentity
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.channel import ChannelFullError

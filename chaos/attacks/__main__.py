@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
-from chaos.attacks.catalog import ATTACKS, Target
+from chaos.attacks.catalog import ATTACKS, Target, carry_out
 from chaos.attacks.honest import PAUSE_S, HonestClient
 from chaos.node import PROGRAM, NodeProcess
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
@@ -133,7 +134,9 @@ async def attack_node(
     before, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
     peak = [before]
     watching = asyncio.create_task(_watch_memory(process, peak))
-    saw = await _attack({"target": target, "seed": seed, "name": name, "count": count})
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        attacking = partial(carry_out, name, dict(target), seed, count)
+        saw = await asyncio.get_running_loop().run_in_executor(pool, attacking)
     watching.cancel()
     spent_s = 0.0
     with suppress(psutil.Error):
@@ -160,26 +163,6 @@ async def _watch_memory(process: psutil.Process, peak: list[int]) -> None:
         while True:
             peak[0] = max(peak[0], process.memory_info().rss)
             await asyncio.sleep(_SAMPLE_S)
-
-
-async def _attack(given: dict[str, Any]) -> str:
-    """Run an attack in a process of its own, and return what it has seen."""
-    deadline_s = ATTACKS[given["name"]].deadline_s
-    attacker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chaos.attacks.catalog"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            said, _ = await attacker.communicate(json.dumps(given).encode() + b"\n")
-    except TimeoutError:
-        attacker.kill()
-        await attacker.wait()
-        return f"the attack was stopped after {deadline_s:.0f} s"
-    if attacker.returncode:
-        return f"the attack failed with code {attacker.returncode}"
-    return said.decode().strip()
 
 
 def main() -> int:

@@ -1,15 +1,17 @@
-"""Attacks by calls of which something is missing, and by connections that make no call."""
+"""Attacks by calls of which something is missing, by idle connections, and by costly requests."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
+from itertools import product
+from string import ascii_lowercase
 from typing import Any, Final
 
 import grpc
@@ -22,6 +24,7 @@ _MESSAGE_BYTES: Final = 16 * 1024 * 1024
 _AT_ONCE: Final = 200
 _DEADLINE_S: Final = 60.0
 _IDLE_S: Final = 20.0
+_CHUNKS: Final = b"1\r\nx\r\n" * 2_000
 
 
 class Sent(Enum):
@@ -119,8 +122,6 @@ async def compressed_requests(target: Target, _rng: random.Random, count: int) -
 
 async def idle_connections(target: Target, _rng: random.Random, count: int) -> str:
     """Open connections that send nothing, or make no call; a limit and a deadline end them."""
-    host, _, port = target["listen"].rpartition(":")
-    open_raw = partial(asyncio.open_connection, host, int(port))
     async with AsyncExitStack() as stack:
         greeted, ends = [], []
         with suppress(OSError):
@@ -128,7 +129,7 @@ async def idle_connections(target: Target, _rng: random.Random, count: int) -> s
                 if number % 10 == 0:
                     greeted.append(await stack.enter_async_context(connected(target["listen"])))
                     continue
-                reader, writer = await open_raw()
+                reader, writer = await _connect(target["listen"])
                 stack.callback(writer.close)
                 ends.append(asyncio.create_task(_read_to_end(reader)))
                 stack.callback(ends[-1].cancel)
@@ -142,3 +143,45 @@ async def _read_to_end(reader: asyncio.StreamReader) -> None:
     with suppress(ConnectionError):
         while await reader.read(1024):
             pass
+
+
+async def http_parameters(target: Target, _rng: random.Random, count: int) -> str:
+    """Send requests with 15,500 parameters each, in a URL of 62 kB, one after the other."""
+    names = ("".join(letters) for letters in product(ascii_lowercase, repeat=3))
+    query = "&".join(name for name, _ in zip(names, range(15_500), strict=False))
+    head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    began_s = time.monotonic()
+    for _ in range(count):
+        reader, writer = await _connect(target["http"])
+        writer.write(head.encode())
+        await reader.read()
+        writer.close()
+    return f"{count * len(head):,} bytes were answered in {time.monotonic() - began_s:.1f} s"
+
+
+async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
+    """Send bodies in chunks of one byte for as many seconds."""
+    head = (
+        b"POST /api/v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    sent = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(count):
+            while True:
+                reader, writer = await _connect(target["http"])
+                answered = asyncio.create_task(reader.read(1))
+                writer.write(head)
+                with suppress(ConnectionError):
+                    while not answered.done():
+                        writer.write(_CHUNKS)
+                        await writer.drain()
+                        sent += len(_CHUNKS)
+                answered.cancel()
+                writer.close()
+    return f"{sent:,} bytes were sent"
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))

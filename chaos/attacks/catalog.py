@@ -1,15 +1,9 @@
-"""The table of attacks, and the program that carries one out in a process of its own.
-
-``python -m chaos.attacks.catalog`` reads the target, the name, the count and the seed as one line
-of JSON from standard input, and prints what the attack observed.
-"""
+"""The table of attacks, and how one is carried out in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -53,8 +47,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 10_000),
     "compressed_requests": Attack("calls.compressed_requests", 200, 8),
     "idle_connections": Attack("calls.idle_connections", 10_000, 100),
-    "http_parameters": Attack("http.http_parameters", 20, 3, _HTTP),
-    "http_chunks": Attack("http.http_chunks", 10, 3, _HTTP),
+    "http_parameters": Attack("calls.http_parameters", 20, 3, _HTTP),
+    "http_chunks": Attack("calls.http_chunks", 10, 3, _HTTP),
     "walks": Attack("reads.walks", 40, 6),
     "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
     "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
@@ -66,13 +60,20 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 """The attacks by name."""
 
 
-def main() -> None:
-    """Run one attack; its module is imported here, so that the others need not be."""
-    given = json.loads(sys.stdin.readline())
-    module, _, name = ATTACKS[given["name"]].work.partition(".")
-    work = attrgetter(name)(import_module(f"chaos.attacks.{module}"))
-    print(asyncio.run(work(given["target"], random.Random(given["seed"]), given["count"])))
+def carry_out(name: str, target: Target, seed: int, count: int) -> str:
+    """Run an attack to its end or its deadline, and return what it has seen.
 
+    Its module is imported here, so that the others need not be.
+    """
+    attack = ATTACKS[name]
+    module, _, function = attack.work.partition(".")
+    work = attrgetter(function)(import_module(f"chaos.attacks.{module}"))
 
-if __name__ == "__main__":
-    main()
+    async def run() -> str:
+        async with asyncio.timeout(attack.deadline_s):
+            return str(await work(target, random.Random(seed), count))
+
+    try:
+        return asyncio.run(run())
+    except TimeoutError:
+        return f"the attack was stopped after {attack.deadline_s:.0f} s"

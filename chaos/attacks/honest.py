@@ -24,10 +24,9 @@ from chaos.checker.clients import (
     read_holding,
     scan,
 )
-from chaos.checker.history import History
+from chaos.checker.history import History, Violation
 from chaos.checker.stores import check_stores
-from chaos.checker.violation import Violation
-from chaos.waiter import StuckError, Waiter
+from chaos.tasks import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.waku_client import WakuClient

@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from chaos.checker.hashing import fingerprint, message_hash
-from chaos.checker.history import Ack, History, Published
+from chaos.checker.history import Ack, History, Published, fingerprint, message_hash
 from chaos.checker.stores import Holding, Served
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

@@ -1,13 +1,21 @@
 """The history of a run: what was published and acknowledged, and which stores lost what by order.
 
+Messages are known by their hash, and compared by a fingerprint; a broken rule is a violation.
+
 Times ending in ``_s`` are of one monotonic clock; those ending in ``_ns`` are Unix times. A *store*
 is one life of a node's database: ``b#2`` is the second one of node b.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Final
+
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+
+_EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +99,52 @@ class History:
         if ack.confirms or gone_s is None:
             return False
         return not any(ack.at_s <= each.upto_s and each.seen_s <= gone_s for each in self.synced)
+
+
+def message_hash(message: WakuMessage, pubsub_topic: str) -> bytes:
+    """Return the 32-byte hash of a message (14/WAKU2-MESSAGE, deterministic message hashing)."""
+    digest = hashlib.sha256(pubsub_topic.encode())
+    digest.update(message.payload)
+    digest.update(message.content_topic.encode())
+    digest.update(message.meta)
+    if message.HasField("timestamp"):
+        digest.update(message.timestamp.to_bytes(8, "big", signed=True))
+    return digest.digest()
+
+
+def fingerprint(message: WakuMessage, pubsub_topic: str) -> bytes:
+    """Return 16 bytes that differ when any field differs, or is set on one side only."""
+    fields = (
+        pubsub_topic,
+        message.payload,
+        message.content_topic,
+        message.version if message.HasField("version") else None,
+        message.timestamp if message.HasField("timestamp") else None,
+        message.meta if message.HasField("meta") else None,
+        message.rate_limit_proof if message.HasField("rate_limit_proof") else None,
+        message.ephemeral if message.HasField("ephemeral") else None,
+    )
+    return hashlib.sha256(repr(fields).encode()).digest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The name of a broken rule, and a sentence that says where it is broken."""
+
+    rule: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.sentence}"
+
+
+def list_violations(rule: str, sentence: str, cases: Collection[object]) -> list[Violation]:
+    """Return one violation that counts all cases and names the first few; none without a case."""
+    if not cases:
+        return []
+    shown = ", ".join(
+        case.hex() if isinstance(case, bytes) else str(case)
+        for case in sorted(cases, key=repr)[:_EXAMPLES]
+    )
+    more = "" if len(cases) <= _EXAMPLES else ", …"
+    return [Violation(rule, f"{len(cases):,} {sentence}: {shown}{more}")]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.checker.violation import Violation, list_violations
+from chaos.checker.history import Violation, list_violations
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.checker.history import History
-from chaos.checker.violation import Violation, list_violations
+from chaos.checker.history import History, Violation, list_violations
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,24 +15,27 @@ from random import Random
 from typing import Final
 
 from chaos.checker.clients import Endpoint, Publisher, new_messages
+from chaos.checker.history import Violation, list_violations
 from chaos.checker.logs import Log
 from chaos.checker.stores import Holding
-from chaos.checker.violation import Violation, list_violations
-from chaos.demo.cast import (
+from chaos.demo.cluster import (
     CAST,
     LEAVER,
     LISTENER,
     LOSS,
     NEIGHBOUR,
+    NODES,
     READER,
     ROAMER,
     SEND_EVERY_S,
+    Certificates,
+    count_stored,
+    peer_options,
 )
-from chaos.demo.cluster import NODES, Certificates, count_stored, peer_options
 from chaos.demo.report import ConsoleReport, Incident
 from chaos.link import Way
 from chaos.node import NodeProcess
-from chaos.waiter import StuckError, Waiter
+from chaos.tasks import StuckError, Waiter
 from chaos.world import World
 from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.events import Missing

@@ -36,7 +36,7 @@ from chaos.attacks.honest import HonestClient
 from chaos.attacks.invented_peers import opening
 from chaos.fuzz.requests import Requests
 from chaos.node import PROGRAM, NodeProcess
-from chaos.waiter import Waiter
+from chaos.tasks import Waiter
 
 MIB: Final = 1024 * 1024
 MOST_GROWTH_MIB: Final = 256

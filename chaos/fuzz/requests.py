@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
@@ -25,6 +25,7 @@ REMEMBERED: Final = 64
 """Kept values of one name."""
 
 _MAX_REPEATED_BYTES: Final = 200_000
+_MAX_NESTED_BYTES: Final = 4_096
 _LARGE: Final = 200_000
 _SIZES: Final = (0, 1, 8, 31, 32, 33, 64, 255, 1_000)
 _INTS: Final = (
@@ -89,7 +90,7 @@ class Requests:
         sound = made.SerializeToString()[:MAX_BYTES]
         broken = sound
         for _ in range(rng.choice((0, 0, 0, 1, 1, 2, 5))):
-            broken = rng.choice(_MUTATIONS)(broken, rng, self._sent)
+            broken = mutate(broken, rng, self._sent)
         if len(sound) < _LARGE:
             self._sent.append(sound)
         return broken
@@ -144,7 +145,7 @@ class Requests:
         if learned and rng.random() < 0.5:
             value = rng.choice(learned)
             if isinstance(value, bytes) and rng.random() < 0.3:
-                value = _flip(value, rng, self._sent)
+                value = _flip(value, rng)
             if is_text:
                 return value if isinstance(value, str) else value.hex()
             return value if isinstance(value, bytes) else value.encode()
@@ -157,77 +158,38 @@ class Requests:
         return self._learned[rng.choice(names)] if names and rng.random() < 0.2 else None
 
 
-Mutation = Callable[[bytes, random.Random, Sequence[bytes]], bytes]
-"""A function that changes bytes, given other requests."""
+def mutate(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+    """Replace a part of some bytes, which may be empty or all of them; ``others`` are requests."""
+    start = rng.randrange(len(data) + 1)
+    end = min(len(data), start + rng.choice((0, 0, 1, 3, 40, len(data))))
+    part, other = data[start:end], rng.choice(others)
+    times = min(rng.choice((2, 3, 100)), 1 + _MAX_REPEATED_BYTES // (len(part) + 1))
+    number = rng.choice((0, 1, 2, 3, 7, 15, 2**29 - 1))
+    put = rng.choice(
+        (
+            *(b"", part * times, _flip(part, rng), rng.choice(_VARINTS)),
+            *(other[rng.randrange(len(other) + 1) :], rng.randbytes(rng.choice((1, 4, 200)))),
+            # Fields of any number and wire type, texts that are no UTF-8, the message in itself.
+            _varint(number << 3 | rng.randrange(8)) + rng.choice((b"", b"\xff" * 8, *_VARINTS)),
+            _field(number, rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50))),
+            _nest(data[:_MAX_NESTED_BYTES], rng),
+        )
+    )
+    return data[:start] + put + data[end:]
 
 
-def _cut_at(data: bytes, rng: random.Random) -> tuple[bytes, bytes]:
-    position = rng.randrange(len(data) + 1)
-    return data[:position], data[position:]
-
-
-def _flip(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
+def _flip(data: bytes, rng: random.Random) -> bytes:
     changed = bytearray(data or b"\0")
     for _ in range(rng.choice((1, 1, 2, 8))):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def _end(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    return _cut_at(data, rng)[0]
-
-
-def _remove(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    first, rest = _cut_at(data, rng)
-    return first + rest[rng.randrange(40) :]
-
-
-def _repeat(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    first, rest = _cut_at(data, rng)
-    middle, last = _cut_at(rest, rng)
-    times = min(rng.choice((2, 3, 100)), 1 + _MAX_REPEATED_BYTES // (len(middle) + 1))
-    return first + middle * times + last
-
-
-def _splice(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-    return _cut_at(data, rng)[0] + _cut_at(rng.choice(others), rng)[1]
-
-
-def _claim(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    first, rest = _cut_at(data, rng)
-    return first + rng.choice(_VARINTS) + rest[rng.randrange(3) :]
-
-
-def _insert_noise(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    first, rest = _cut_at(data, rng)
-    return first + rng.randbytes(rng.choice((1, 4, 200))) + rest
-
-
-def _insert_field(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """Insert a field of any number and wire type, also invalid ones."""
-    number = rng.choice((0, 1, 2, 3, 7, 15, 2**29 - 1))
-    value = rng.choice((b"", *_VARINTS, b"\xff" * 8, b"\x05abcde"))
-    first, rest = _cut_at(data, rng)
-    return first + _varint(number << 3 | rng.randrange(8)) + value + rest
-
-
-def _append_text(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """Append a field with a text that is no UTF-8."""
-    return data + _field(rng.randrange(1, 16), rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50)))
-
-
-def _nest(data: bytes, rng: random.Random, _others: Sequence[bytes]) -> bytes:
-    """Wrap the message in itself, often."""
+def _nest(data: bytes, rng: random.Random) -> bytes:
     number = rng.randrange(1, 8)
     for _ in range(rng.choice((1, 5, 120))):
         data = _field(number, data)
     return data
-
-
-_MUTATIONS: Final[tuple[Mutation, ...]] = (
-    *(_flip, _end, _remove, _repeat, _splice, _claim, _insert_noise),
-    *(_insert_field, _append_text, _nest),
-)
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -25,12 +25,12 @@ from typing import Any, Final
 import psycopg
 
 from chaos.checker.clients import NoAnswerError
-from chaos.checker.violation import Violation
+from chaos.checker.history import Violation
 from chaos.node import NodeFailedError
 from chaos.soak.growth import Sampler
 from chaos.soak.nemesis import FAULTS, Planned, plan
 from chaos.soak.world import PARTICIPANTS, PATIENCE_S, SoakWorld
-from chaos.waiter import StuckError
+from chaos.tasks import StuckError
 from store.embedded.process import EmbeddedPostgresError
 from storenode.cli.errors import mute_library
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from chaos.checker.violation import Violation
+from chaos.checker.history import Violation
 
 MIB: Final = 1024 * 1024
 WARM_UP_S: Final = 60.0

@@ -26,7 +26,7 @@ from chaos.checker.clients import Endpoint, Publisher, new_messages
 from chaos.checker.history import Synced
 from chaos.node import NodeProcess
 from chaos.soak import clock
-from chaos.waiter import Waiter
+from chaos.tasks import Waiter
 from chaos.world import World
 from store.embedded import running_url
 from storenode.sds.bloom import FilterShape

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from chaos.checker.clients import Endpoint, Follower
-from chaos.checker.hashing import fingerprint, message_hash
-from chaos.checker.history import Ack, History, Pruned, Published, Synced
+from chaos.checker.history import Ack, History, Pruned, Published, Synced, fingerprint, message_hash
 from chaos.checker.logs import Entry, Log, check_logs
 from chaos.checker.stores import Holding, Served, check_stores
 from chaos.soak.growth import BYTES_PER_MESSAGE, EVERY_S, MIB, Sample, check_growth
 from chaos.soak.nemesis import FAULTS, plan
-from chaos.waiter import StuckError, Waiter
+from chaos.tasks import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2 import FollowPage, FollowRequest
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from chaos.checker.history import Violation
 from chaos.checker.stores import Holding
-from chaos.checker.violation import Violation
 from chaos.demo.story import Story
 from chaos.node import NodeFailedError
 from store.cli.demo import demo

@@ -181,15 +181,15 @@ class FetchQueue:
         if want is None:
             return []
         self._unknown.pop(digest, None)
-        contents: dict[str, bytes] = {}
-        for peer in want.peers:
+        announced = []
+        for peer, is_guess in want.peers.items():
             source = self.sources[peer]
-            contents[peer] = source.announced.pop(digest, b"")
             source.withdraw(digest)
-        for peer in dict.fromkeys((*want.peers, want.asked)):
-            if peer:
-                self._close(self.sources[peer], digest)
-        return [(peer, contents[peer]) for peer, guess in want.peers.items() if not guess]
+            self._close(source, digest)
+            content = source.announced.pop(digest)
+            if not is_guess:
+                announced.append((peer, content))
+        return announced
 
     def refuse(self, digest: bytes, peer: str) -> None:
         """Fetch a message no more from a peer whose copy is refused."""
@@ -267,8 +267,8 @@ class FetchQueue:
             assert all(self._wants[digest].peers[peer] is guess for digest in queue)
         under_way = [digest for asked in source.under_way for digest in asked]
         assert len(set(under_way)) == len(under_way) <= _FULL_ROUNDS * self._round_ids
-        for asked in source.under_way:
-            assert list(asked.values()) == sorted(asked.values())
+        assert all(list(each.values()) == sorted(each.values()) for each in source.under_way)
+        assert source.announced.keys() >= set(under_way)
 
     def _have_announced(self, digest: bytes, peer: str) -> None:
         """Turn a guess into an announcement; an open request for it came too early."""

@@ -41,9 +41,9 @@ from reconcile.codec import (
     encode_head,
 )
 from reconcile.errors import SessionLimitError
-from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
+from reconcile.ids import HASH_WORDS, LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.view import Loading, Spans, View, no_fingerprints
+from reconcile.view import Loading, Spans, View
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 Bounds = tuple[SyncId, SyncId]
@@ -192,7 +192,8 @@ class ReconcileSession:
         self._large = self._own_count >= config.tuning.large_count
         kinds = np.zeros(len(bounds), np.uint8)
         kinds[skips:] = RangeKind.FINGERPRINT
-        prints = np.concatenate((no_fingerprints(skips), measured.fingerprints))
+        prints = np.zeros((len(bounds), HASH_WORDS), np.uint64)
+        prints[skips:] = measured.fingerprints
         never = np.zeros(len(bounds), np.int64), np.zeros(len(bounds), np.bool_)
         ranges = Ranges(bounds, kinds, prints, *never, SyncIds.empty())
         return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))

@@ -13,10 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from reconcile.errors import SummaryMismatchError
-from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, SyncIds, Words, differ, less, match, rank
+from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, differ, less, match, rank
 from reconcile.view import Measured, SpanParts, Spans, chain_spans, no_fingerprints
-
-_NO_HASH = bytes(8 * HASH_WORDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +160,7 @@ def last_cut(ids: SyncIds) -> SyncId:
     """
     timestamp, last = ids.at(len(ids) - 1)
     if ids.timestamps[0] < timestamp:
-        return timestamp, _NO_HASH
+        return timestamp, LOWEST[1]
     before = ids.hashes[-2].tobytes()
     length = next(place for place in range(len(last)) if before[place] != last[place]) + 1
     return timestamp, last[:length].ljust(len(last), b"\0")

@@ -562,20 +562,20 @@ class World(Stage):
         return self.wait_for(node.peering.ask(peer, 0))
 
     def _count(self) -> None:
-        judge = self.judge
-        self.counts.update(
-            nodes=len(self.nodes),
-            messages=len(judge.made),
-            acknowledged=len(judge.acknowledged),
-            compared=judge.compared,
-            crashes=sum(each.crashes for each in self.nodes),
-            confirmed=sum(len(each.confirmed) for each in self.databases),
-            answers=self.gossip_checker.answers,
-        )
+        judge, crashes = self.judge, [node.crashes for node in self.nodes]
+        counted = {
+            "nodes": len(self.nodes),
+            "messages": len(judge.made),
+            "acknowledged": len(judge.acknowledged),
+            "compared": judge.compared,
+            "crashes": sum(crashes) + sum(member.crashes for member in self.members),
+            "confirmed": sum(len(each.confirmed) for each in self.databases),
+            "answers": self.gossip_checker.answers,
+        }
         if self.members:
-            self.counts.update(self.group_judge.count([member.view for member in self.members]))
-            self.counts["stores"] += len(self.nodes)
-            self.counts["crashes"] += sum(each.crashes for each in self.members)
+            # Of messages, those of the channel.
+            counted |= self.group_judge.count([member.view for member in self.members])
+        self.counts.update(counted)
 
 
 def _found(result: Result) -> list[SyncId]:

@@ -130,7 +130,7 @@ def test_large_groups_lose_nothing(kind: str, size: int) -> None:
 
 def test_a_fixed_group_says_the_same_at_each_size() -> None:
     run = simulate("fixed-group", 1, 20)
-    assert (run.counts["members"], run.counts["stores"], run.counts["lost"]) == (20, 2, 0)
+    assert (run.counts["members"], run.counts["nodes"], run.counts["lost"]) == (20, 2, 0)
     assert run.counts["messages"] == run.counts["content"] == FIXED_MESSAGES
     assert run.counts["messages published"] >= FIXED_MESSAGES
 

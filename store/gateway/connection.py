@@ -112,8 +112,11 @@ class WakuConnection:
                 if not data:
                     return
                 sentence = f"the client sends more than {self._frames.rate:,} frames a second"
-                for frame in self.multiplexer.decode(data):
-                    charge(self._frames, time.monotonic_ns(), "flood", sentence)
+                # A message of Noise counts as a frame, since a head may come in twelve of them.
+                charge(self._frames, time.monotonic_ns(), "flood", sentence)
+                for number, frame in enumerate(self.multiplexer.decode(data)):
+                    if number:
+                        charge(self._frames, time.monotonic_ns(), "flood", sentence)
                     await self._receive(frame)
         except StreamEndedError:
             return

@@ -60,20 +60,21 @@ class SecurePipe(Pipe):
         self._noise = noise
 
     async def receive(self) -> bytes:
-        """Return the next message that is not empty.
+        """Return the next message.
 
         Raises:
-            RefusalError: It was not encrypted with the key of the connection.
+            RefusalError: It is empty, or was not encrypted with the key of the connection.
             StreamEndedError: The client has gone.
         """
-        while True:
-            sealed = await _message(self._pipe, _MAX_MESSAGE_BYTES)
-            try:
-                plain: bytes = self._noise.decrypt(sealed)
-            except (NoiseInvalidMessage, InvalidTag, ValueError) as error:
-                raise RefusalError("malformed", "a message of Noise is not authentic") from error
-            if plain:
-                return plain
+        sealed = await _message(self._pipe, _MAX_MESSAGE_BYTES)
+        try:
+            plain: bytes = self._noise.decrypt(sealed)
+        except (NoiseInvalidMessage, InvalidTag, ValueError) as error:
+            raise RefusalError("malformed", "a message of Noise is not authentic") from error
+        if not plain:
+            # It would cost a decryption, and no rate has frames that do not come.
+            raise RefusalError("malformed", "a message of Noise is empty")
+        return plain
 
     async def send(self, data: bytes) -> None:
         """Encrypt and send; what several tasks send is not mixed."""

@@ -163,10 +163,12 @@ async def too_many_streams(address: str, rng: random.Random) -> None:
         await require_reset(client, b"")
 
 
-async def flood(address: str, rng: random.Random) -> None:  # noqa: ARG001
-    """Send frames without meaning without end: the connection is ended."""
+async def flood(address: str, rng: random.Random) -> None:
+    """Send frames without meaning, or a few bytes or none at a time: the connection is ended."""
     async with WakuClient.connected(address) as client:
-        client.raw.send(b"\x04\x00" * 30_000)
+        message, count = rng.choice(((b"\x04\x00" * 30_000, 1), (b"\x04", 10_000), (b"", 1)))
+        for _ in range(count):
+            client.raw.write_message(client.raw.noise.encrypt(message))
         await until_closed(client.raw)
 
 

@@ -99,7 +99,7 @@ from storenode.message.limits import NS_PER_S
 _LOG = get_logger("store.runtime.node")
 
 LOG_SUMMARY_INTERVAL_S: Final = 10.0
-TRIM_INTERVAL_S: Final = 10.0
+TRIM_INTERVAL_S: Final = 60.0
 HOSTS_INTERVAL_S: Final = 2.0
 HOSTS_KEEP_INTERVAL_S: Final = 10.0
 TOKEN_CHECK_INTERVAL_S: Final = 2.0

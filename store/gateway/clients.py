@@ -53,12 +53,12 @@ class ByteBudget:
             self._whole.give(size_bytes)
 
 
-def charge(rate: Bucket, now_ns: int, reason: str, sentence: str) -> None:
+def charge(rate: Bucket, now_ns: int, reason: str) -> None:
     """Count one in a rate; raise RefusalError above it."""
     try:
         rate.take(1, now_ns)
-    except QuotaExceededError:
-        raise RefusalError(reason, sentence) from None
+    except QuotaExceededError as error:
+        raise RefusalError(reason, str(error)) from None
 
 
 class ClientAddress:
@@ -83,8 +83,8 @@ class ClientAddress:
         self.queries = asyncio.Semaphore(CLIENT_QUERIES)
         self.unread = ByteBudget(MAX_CLIENT_UNREAD_BYTES, unread)
         self.unsent = ByteBudget(MAX_CLIENT_UNSENT_BYTES, unsent)
-        self._arrivals = Bucket(new_connections_per_s, "new connections")
-        self._requests = Bucket(requests_per_s, "requests")
+        self._arrivals = Bucket(new_connections_per_s, "new connections of an address")
+        self._requests = Bucket(requests_per_s, "requests of an address")
 
     def arrive(self, now_ns: int) -> None:
         """Count a connection that begins.
@@ -92,8 +92,7 @@ class ClientAddress:
         Raises:
             RefusalError: There are too many in this second.
         """
-        sentence = "too many connections a second from one address"
-        charge(self._arrivals, now_ns, "connection_rate", sentence)
+        charge(self._arrivals, now_ns, "connection_rate")
 
     def ask(self, now_ns: int) -> None:
         """Count a request.
@@ -101,9 +100,7 @@ class ClientAddress:
         Raises:
             RefusalError: There are too many in this second.
         """
-        rate = f"{self._requests.rate:,} requests per second"
-        sentence = f"more than {rate} from one address: ask less often"
-        charge(self._requests, now_ns, "request_rate", sentence)
+        charge(self._requests, now_ns, "request_rate")
 
     def at_rest(self, now_ns: int) -> bool:
         """Return True if forgetting the address changes nothing."""

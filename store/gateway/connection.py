@@ -111,12 +111,11 @@ class WakuConnection:
                     data = await self._pipe.any()
                 if not data:
                     return
-                sentence = f"the client sends more than {self._frames.rate:,} frames a second"
                 # A message of Noise counts as a frame, since a head may come in twelve of them.
-                charge(self._frames, time.monotonic_ns(), "flood", sentence)
+                charge(self._frames, time.monotonic_ns(), "flood")
                 for number, frame in enumerate(self.multiplexer.decode(data)):
                     if number:
-                        charge(self._frames, time.monotonic_ns(), "flood", sentence)
+                        charge(self._frames, time.monotonic_ns(), "flood")
                     await self._receive(frame)
         except StreamEndedError:
             return

@@ -25,7 +25,7 @@ from store.domain.coverage import (
     spans,
     stated,
 )
-from store.domain.partitioning import DAY_NS, HOUR_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.ports import NotServingError
 from store.domain.view import Span
 from store.sync.index.view_reads import in_thread_if
@@ -36,8 +36,9 @@ from storenode.common.bounded_dict import BoundedDict
 
 _LONG_NS: Final = 1_000 * DAY_NS
 _MAX_STORES: Final = 64
-_WRITTEN_EVERY_NS: Final = HOUR_NS
-"""Statements are written this often."""
+_CHANGED_EVERY_NS: Final = MINUTE_NS
+_REPEATED_EVERY_NS: Final = HOUR_NS
+"""Statements that have changed, or only repeat others at a later time, are written this often."""
 
 Measured = tuple[Comparison, Sums]
 """What a session has compared, and the sums of the spans that it may make statements about."""
@@ -91,18 +92,23 @@ async def statements_of(report: SessionReport, measured: Measured) -> list[State
 
 @dataclass(slots=True)
 class _Buffered:
-    """The statements about a store that are not written yet, and when some were written last."""
+    """The statements about a store that are not written yet, and when some were written last.
+
+    ``content`` is that of the last ones, ``is_changed`` whether it changed since they were written.
+    """
 
     waiting: Sequence[Statement] = ()
     noted_ns: int = 0
-    written_ns: int = -_WRITTEN_EVERY_NS
+    written_ns: int = -_REPEATED_EVERY_NS
+    content: Sequence[Statement] = ()
+    is_changed: bool = False
 
 
 class StatementBuffer:
-    """`Statements` that are written once an hour for each store, and at shutdown.
+    """`Statements` that are written when they change, after an hour, or at shutdown.
 
-    Until then they are in memory, where reads find them; a node that crashes loses them, and makes
-    them again by its next session.
+    Until then they are in memory, where reads find them. Changes within a minute of a write wait
+    for the next session; a node that crashes loses them, and makes them again.
     """
 
     def __init__(self, statements: Statements) -> None:
@@ -113,8 +119,7 @@ class StatementBuffer:
         """Keep statements in place of older ones about the same time, as `Statements.note`."""
         if not statements:
             return
-        store = self._stores.get(store_id) or _Buffered()
-        self._stores[store_id] = store
+        store = self._stores[store_id] = self._stores.get(store_id) or _Buffered()
         waiting = store.waiting
         if waiting and not (
             statements[0].start_ns <= waiting[-1].end_ns
@@ -123,8 +128,16 @@ class StatementBuffer:
             # What is written together has no gaps.
             await self._write(store_id, store)
         store.waiting = replaced(store.waiting, statements, now_ns)
-        store.noted_ns = now_ns
-        if not 0 <= now_ns - store.written_ns < _WRITTEN_EVERY_NS:
+        store.noted_ns, before = now_ns, store.content
+        # What statements say of messages, without the times of the comparison.
+        store.content = [
+            replace(each, end_ns=0, compared_ns=0)
+            for each in statements
+            if each.count or not each.equal
+        ]
+        store.is_changed |= store.content != before
+        every_ns = _CHANGED_EVERY_NS if store.is_changed else _REPEATED_EVERY_NS
+        if not 0 <= now_ns - store.written_ns < every_ns:
             await self._write(store_id, store)
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
@@ -144,4 +157,4 @@ class StatementBuffer:
     async def _write(self, store_id: str, store: _Buffered) -> None:
         if store.waiting:
             await self._statements.note(store_id, store.waiting, store.noted_ns)
-            store.waiting, store.written_ns = (), store.noted_ns
+            store.waiting, store.written_ns, store.is_changed = (), store.noted_ns, False

@@ -1,4 +1,4 @@
-"""Statements of coverage are written once an hour, and read as if they had been."""
+"""Statements of coverage are written when they change, and read as if they had been."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from store.domain.coverage import Statement
-from store.domain.partitioning import HOUR_NS
+from store.domain.partitioning import HOUR_NS, MINUTE_NS
 from store.sync.coverage import StatementBuffer
 
 SAID = Statement(0, 10, 100, True, 0, 0, 3, bytes(32))
@@ -29,22 +29,31 @@ class Written:
         return dict(self.last)
 
 
-async def test_statements_are_written_once_an_hour_and_read_at_once() -> None:
+async def test_statements_are_written_when_they_change_or_after_an_hour() -> None:
     written = Written()
     buffer = StatementBuffer(written)
     await buffer.note("a", [SAID], 100)
     assert written.writes == 1
-    again = replace(SAID, end_ns=20, compared_ns=200, count=4)
-    await buffer.note("a", [again], 200)
+    again = replace(SAID, end_ns=20, compared_ns=200)
+    await buffer.note("a", [again], MINUTE_NS + 100)
     assert written.writes == 1
     assert await buffer.between(0, 100) == {"a": [again]}
     assert await buffer.between(30, 100) == {"a": [SAID]}, "what was written"
     await buffer.note("b", [SAID], 200)
     assert written.writes == 2
-    last = replace(again, start_ns=20, end_ns=30, compared_ns=300)
-    await buffer.note("a", [last], 100 + HOUR_NS)
-    assert written.writes == 3
-    assert written.last["a"] == [again, last], "what waited was not lost"
+    more = replace(again, count=4)
+    await buffer.note("a", [more], MINUTE_NS + 200)
+    assert (written.writes, written.last["a"]) == (3, [more])
+    last = replace(more, count=5)
+    await buffer.note("a", [last], MINUTE_NS + 300)
+    assert written.writes == 3, "a minute has not passed"
+    later = replace(last, start_ns=20, end_ns=30, compared_ns=300)
+    await buffer.note("a", [later], 2 * MINUTE_NS + 200)
+    assert (written.writes, written.last["a"]) == (4, [last, later]), "what waited was not lost"
+    await buffer.note("a", [later], 2 * MINUTE_NS + HOUR_NS)
+    assert written.writes == 4
+    await buffer.note("a", [later], 2 * MINUTE_NS + HOUR_NS + 200)
+    assert written.writes == 5, "it repeats what was written an hour before"
 
 
 async def test_what_waits_is_written_at_the_end_and_before_what_it_does_not_touch() -> None:

@@ -9,7 +9,7 @@ a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are mov
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,14 +192,14 @@ def from_opaque(hashes: NDArray[np.void]) -> NDArray[np.uint8]:
     return hashes.view(HASH_DTYPE).reshape(-1, HASH_BYTES)
 
 
-def rows_differ(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: do rows of ``(n, 4)`` words differ; several times faster than by axis."""
+def rows_differ(
+    left: NDArray[np.uint64], right: NDArray[np.uint64] | Literal[0]
+) -> NDArray[np.bool_]:
+    """Return ``(n,)``: do rows of ``(n, 4)`` words differ, or differ from zero.
+
+    It is several times faster than by axis.
+    """
     return np.asarray((left != right).view(np.uint32).reshape(-1) != 0)
-
-
-def rows_filled(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return ``(n,)``: is any of a row of ``(n, 4)`` words not zero."""
-    return np.asarray((words != 0).view(np.uint32).reshape(-1) != 0)
 
 
 def differ(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:

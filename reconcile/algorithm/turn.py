@@ -34,7 +34,7 @@ from reconcile.algorithm.plan import SplitPlan, Tuning, estimate
 from reconcile.algorithm.questions import Questions
 from reconcile.codec import Payload, Ranges, encode
 from reconcile.errors import PayloadLimitError
-from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, rows_filled, total
+from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, total
 from reconcile.limits import SessionLimits
 from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
 
@@ -202,7 +202,7 @@ class Turn:
         self._open = (self._differs | asked.is_set).nonzero()[0]
         if not len(self._open):
             return
-        self._filled = rows_filled(asked.ranges.fingerprints)
+        self._filled = rows_differ(asked.ranges.fingerprints, 0)
         known = None
         if rules.ordinal > 2 and asked.known.any():
             known = estimate(measured.counts[asked.known], self._differs[asked.known])

@@ -7,7 +7,7 @@ is sent up to its first byte that differs from the bound before, and the rest ta
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, Ints, SyncIds, from_opaque, rows_filled
+from reconcile.ids import HASH_DTYPE, Ints, SyncIds, from_opaque, rows_differ
 from storenode.message.limits import HASH_BYTES
 
 _PLACES = np.arange(HASH_BYTES)
@@ -15,7 +15,7 @@ _PLACES = np.arange(HASH_BYTES)
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
     """Return ``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
-    result = (bounds.timestamps > previous.timestamps) & ~rows_filled(bounds.words)
+    result = (bounds.timestamps > previous.timestamps) & ~rows_differ(bounds.words, 0)
     ties = (bounds.timestamps == previous.timestamps).nonzero()[0]
     if len(ties):
         before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])

@@ -25,7 +25,6 @@ from reconcile.ids import (
     hashes_less,
     ordered,
     rows_differ,
-    rows_filled,
 )
 from reconcile.index.chunk import Chunk, chunk_of
 from reconcile.index.split import cuts
@@ -194,7 +193,7 @@ class IndexView:
     def ranks(self, bounds: SyncIds) -> Ints:
         """Return ``(n,)`` the counts of IDs before each bound."""
         places = self.time_ranks(bounds.timestamps, "left")
-        inside = np.flatnonzero(rows_filled(bounds.words))
+        inside = np.flatnonzero(rows_differ(bounds.words, 0))
         ends = self.time_ranks(bounds.timestamps[inside], "right")
         searched = np.flatnonzero(places[inside] < ends)
         if len(searched):

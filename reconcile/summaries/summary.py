@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from reconcile.codec import bridge
 from reconcile.errors import AnswerTooLargeError
-from reconcile.ids import END, Ints, SyncId, SyncIds, less, ordered, rank, rows_filled
+from reconcile.ids import END, Ints, SyncId, SyncIds, less, ordered, rank, rows_differ
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.buckets import TimeBuckets
@@ -245,7 +245,7 @@ class SummaryView:
             The atoms, and the number of the slice that each is; -1 for others.
         """
         lower = self._slices.spans.lower
-        lower = lower[~rows_filled(lower.words)]
+        lower = lower[~rows_differ(lower.words, 0)]
         edges = lower[: rank(lower, self._floor)]
         if self._floor != END:
             edges = SyncIds.join([edges, SyncIds.of([self._floor])])

@@ -148,7 +148,8 @@ class UnreadRows:
             The parameters of the statement ``track``, which the block executes; None: no message
             becomes unread.
         """
-        wanted = list(self._wanted(parts))
+        is_asked = self._max_confirms or any(asked for part in parts for _, asked in part.shares)
+        wanted = list(self._wanted(parts)) if is_asked else []
         if self.count + len(wanted) > MAX_UNREAD_EVENTS:
             wanted = []
         fresh = [row[0] for row in wanted if row[0] not in self.unread_hashes]
@@ -167,8 +168,6 @@ class UnreadRows:
 
     def _wanted(self, parts: Sequence[CommitPart]) -> Iterator[Wanted]:
         usual = self._max_confirms
-        if not usual and not any(asked for part in parts for _, asked in part.shares):
-            return
         needed: dict[bytes, Wanted] = {}
         for part in parts:
             new = set(part.new.hashes) if usual else ()

@@ -112,8 +112,10 @@ MACHINE_MUTANTS = {
             _step(_take_silence_for_a_lie),
             replace_with(fetch_queue, "MAX_FAILURES", 1),
             replace_with(scores, "UNDELIVERED_POINTS", 1_000 * scores.UNDELIVERED_POINTS),
+            replace_with(scores, "UNDELIVERED_MOST_POINTS", 1_000 * scores.UNDELIVERED_POINTS),
         ),
         "accuses an honest peer",
+        first_seed=1,
     ),
     "counts a liar twice": Mutant(
         replace_with(Stores, "_voice", lambda _self, _peer, store_id: store_id),

@@ -208,7 +208,7 @@ SESSIONS = {
     ),
     "forgets a session by half": Mutant(
         in_exchange("_forget", "self.sessions.end(session)", "pass"),
-        f"nothing ends|{LEFT}",
+        f"nothing ends|waits too long|{LEFT}",
         24,
     ),
     "waits for a silent peer for ever": Mutant(

@@ -158,6 +158,7 @@ class Reconciliation:
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
         self._turn, self._silence_s = exchange.turn, work.silence_s
+        self._observer = work.observer
         self._stream = stream
         self._report = report
         self._known = exchange.conflicts.known(report.node_id, exchange.environment.steady_ns())
@@ -274,6 +275,7 @@ class Reconciliation:
         )
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
         self._report.bytes_sent += reconcile_bytes(frame)
+        self._observer.session_progressed(self._report)
 
     async def _next(self, stage: _Stage = _Stage.RANGES) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
@@ -302,6 +304,7 @@ class Reconciliation:
         first, extension = self._received is None, frame.extension
         self._received = frame
         self._report.bytes_received += reconcile_bytes(frame)
+        self._observer.session_progressed(self._report)
         if first:
             self._peer_count = _count(frame)
             if self.own is not None and extension.version == VERSION:

@@ -298,7 +298,7 @@ def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess, filled
         assert label_of(page, now_hour - 5 * HOUR_S).endswith(f"any other store since {since}")
         assert label_of(page, now_hour - 4 * HOUR_S).endswith("not confirmed by any other store")
         kinds = page.classes("#map td")
-        marks = [kinds[place - back].partition(" ")[2] for back in (6, 5, 2, 1, 0)]
+        marks = [kinds[place - back].partition(" ")[2] for back in (6, 5, 3, 1, 0)]
         assert marks == ["", "unsure", "differs", "unsure", ""]
         assert "differs from a peer" in page.text("#legend")
         page.driver.get("about:blank")

@@ -142,9 +142,9 @@ def test_the_component_for_gateways_leads_from_clients_to_nodes(tmp_path: Path) 
     assert command is not None
     given = command.make_context("gateway", container["args"][1:]).params
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-    assert {each.transport: each.port for each in given["listen"]} == {
-        "wss": ports["wss"],
-        "tcp": ports["tcp"],
+    assert {each.over_tcp: each.port for each in given["listen"]} == {
+        ("tls", "ws"): ports["wss"],
+        (): ports["tcp"],
     }
     mounted = [each["mountPath"] for each in container["volumeMounts"]]
     for file in ("key_file", "wss_cert", "wss_key", "token_file", "tls_ca"):

@@ -122,7 +122,7 @@ def interrupted(process: subprocess.Popen[str]) -> int:
         return process.wait(PROGRAM_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
-        raise
+        return process.wait()
 
 
 def publish(node: NodeProcess, *texts: str) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from math import inf
 from typing import Final
 
@@ -38,6 +39,7 @@ LARGEST_SHARE: Final = 8
 """A page takes an eighth of what is free at most, unless it has the first size."""
 
 QUICK_S: Final = 0.5
+SLOW_S: Final = 2.0
 """A page that is taken quicker is followed by one twice as large, a slower one by a small one."""
 
 STALL_S: Final = 1.0
@@ -151,29 +153,28 @@ class AnswerSender(Endable):
         elif size_bytes:
             budget.release(self.connection, -size_bytes)
 
-    async def send(self, response: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write one response, and count it until it is taken.
-
-        One without a `PageRoom` takes what it needs.
-        """
-        size = len(response)
-        extra = 0 if self.taken_bytes else COPIES * size
-        if extra and size > SMALL_ANSWER_BYTES:
+    @asynccontextmanager
+    async def sending(self, size_bytes: int) -> AsyncIterator[None]:
+        """Count the sending of one response; one without a `PageRoom` takes what it needs."""
+        extra = 0 if self.taken_bytes else COPIES * size_bytes
+        if extra and size_bytes > SMALL_ANSWER_BYTES:
             extra = await self.take(extra)
         else:
             self.add(extra)
         began_s = self.sending_s = self._budget.now_s()
         try:
-            await write(response)
+            yield
         except BaseException:
-            self._left_bytes = size
+            self._left_bytes = size_bytes
             raise
         finally:
             self.add(-extra)
         self.sending_s = None
-        is_quick = self._budget.now_s() - began_s < QUICK_S
-        larger_bytes = min(2 * self._page_bytes, self._most_bytes)
-        self._page_bytes = larger_bytes if is_quick else FIRST_PAGE_BYTES
+        taken_s = self._budget.now_s() - began_s
+        if taken_s < QUICK_S:
+            self._page_bytes = min(2 * self._page_bytes, self._most_bytes)
+        elif taken_s > SLOW_S:
+            self._page_bytes = FIRST_PAGE_BYTES
 
     def answered(self, size_bytes: int, *, refusable: bool) -> None:
         """Count a response that gRPC sends when its handler has returned.

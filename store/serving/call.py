@@ -268,8 +268,10 @@ class Call(ABC):
         async with aclosing(handle(self, request)) as pages:
             async for page in pages:
                 chunk = encode(page)
-                if self.access is not self.node.access():
-                    self.check_rights()
                 if chunk:
-                    await sender.send(chunk, send)
+                    async with sender.sending(len(chunk)):
+                        # It may have waited for room, and the rights may have been taken meanwhile.
+                        if self.access is not self.node.access():
+                            self.check_rights()
+                        await send(chunk)
                 del page, chunk  # which would be held while the next one waits

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from store.domain.access import CallDeniedError
 from store.serving import answers
 from store.serving.answers import (
     CONTENDED_S,
@@ -17,10 +20,12 @@ from store.serving.answers import (
     MAX_WAIT_S,
     PATIENCE_S,
     QUICK_S,
+    SLOW_S,
     STALL_S,
     AnswerSender,
     UnsentBudget,
 )
+from store.serving.call import Call
 from store.serving.failure import CallError, Code
 from tests.support.polling import settle
 
@@ -44,7 +49,8 @@ class World:
         async def call() -> None:
             with sender:
                 sender.add(COPIES * size_bytes)
-                await sender.send(bytes(size_bytes), never)
+                async with sender.sending(size_bytes):
+                    await asyncio.get_running_loop().create_future()
 
         task = asyncio.create_task(call())
         self.tasks.append(task)
@@ -72,10 +78,6 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await asyncio.gather(*world.tasks, return_exceptions=True)
 
 
-async def never(_: bytes) -> None:
-    await asyncio.get_running_loop().create_future()
-
-
 async def refused(task: Awaitable[None]) -> CallError:
     with pytest.raises(CallError) as caught:
         await task
@@ -89,18 +91,43 @@ async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(
     sender = AnswerSender(world.answers, "a", "1")
 
     async def next_page(taken_s: float) -> int:
-        async def write(_: bytes) -> None:
-            world.time_s += taken_s
-
         room = await sender.room(MIB)
-        await sender.send(bytes(room.size_bytes), write)
+        async with sender.sending(room.size_bytes):
+            world.time_s += taken_s
         room.close()
         assert sender.taken_bytes == world.answers.used == 0
         return room.size_bytes // FIRST_PAGE_BYTES
 
     # With 8 MiB free, a page may have a third of one.
     assert [await next_page(QUICK_S / 2) for _ in range(4)] == [1, 2, 4, 4]
-    assert [await next_page(2 * QUICK_S) for _ in range(3)] == [4, 1, 1]
+    assert [await next_page(SLOW_S + 1) for _ in range(3)] == [4, 1, 1]
+    assert [await next_page((QUICK_S + SLOW_S) / 2) for _ in range(2)] == [1, 1]
+
+
+async def test_no_page_is_sent_whose_caller_lost_its_rights_while_it_waited(world: World) -> None:
+    rules, sent = [object()], list[bytes]()
+
+    async def pages(_call: Call, _request: bytes) -> AsyncGenerator[bytes, None]:
+        yield bytes(MIB)
+
+    async def send(page: bytes) -> None:
+        sent.append(page)
+
+    def check_rights() -> None:
+        raise CallDeniedError
+
+    node = SimpleNamespace(access=lambda: rules[0])
+    sender = AnswerSender(world.answers, "a", "1")
+    call = SimpleNamespace(sender=sender, access=rules[0], node=node, check_rights=check_rights)
+    blocker = world.stall(AnswerSender(world.answers, "b", "2"), 8 * MIB // COPIES)
+    await settle()
+    sending = asyncio.create_task(Call.send_pages(cast("Call", call), pages, b"", send))
+    await settle()
+    rules[0] = object()
+    blocker.cancel()
+    with pytest.raises(CallDeniedError):
+        await sending
+    assert sent == []
 
 
 async def test_reading_ahead_leaves_half_of_the_budget_to_what_is_needed(world: World) -> None:

@@ -1,11 +1,11 @@
 """The check of a database: whether it holds what it says it holds.
 
 Reads everything, or a random share of it, and changes nothing. It can run beside nodes that serve.
-What is looked for: a schema as migrations leave it; partitions that are attached; indexes and
-sequences that are sane; every message's hash computed anew from its bytes, its rows in the look-up
-tables, and those rows' messages; SDS rows that are what the payload says, for every payload that is
-a readable SDS message and for no other; commits that account for what is stored; unread events
-whose messages are stored; missing parents that are missing.
+What is looked for: a schema as migrations leave it; partitions, indexes and sequences that are
+sane; every message's hash computed anew from its bytes, its rows in the look-up tables, and those
+rows' messages; SDS rows that are what the payload says, for every payload that is a readable SDS
+message and for no other; commits that account for what is stored; unread events whose messages are
+stored; missing parents that are missing.
 
 Rows come in chunks, each by one statement that joins what must agree, so that a check of any size
 needs little memory, sees no transaction by halves, and neither writers nor retention wait for it.
@@ -39,17 +39,23 @@ from store.db.buckets import (
     unfolded,
 )
 from store.db.connection import Connection, fetch_rows
+from store.db.locks import MAINTENANCE
 from store.db.migrate import differences, require_served
 from store.db.partitions import Catalog, read_partitions
 from store.db.statements import (
     BUCKETS_TABLE,
+    COARSE_TABLES,
+    COMMITS_TABLE,
     FINE_TABLE,
     SCHEMA,
     SQL,
 )
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import (
+    COMMITS_PER_PARTITION,
+    DAY_NS,
     HOUR_NS,
+    MAX_COARSE,
     UNBOUNDED_HIGH,
     UNBOUNDED_LOW,
     Bounds,
@@ -91,6 +97,7 @@ from ({}) as found(channel, ts, parent)
 """
 
 _FAULTS: Final[tuple[LiteralString, ...]] = (
+    SQL.partitions.check_tables,
     SQL.partitions.check_indexes,
     SQL.stores.check_count,
     SQL.commits.check_sequences,
@@ -135,6 +142,11 @@ ADVICE: Final[dict[str, str]] = {
     "wrong store": "restore the database from a backup",
     "default partition": "move its rows away and drop it: it hides partitions that are missing",
     "partition being detached": "finish with ALTER TABLE ... DETACH PARTITION ... FINALIZE",
+    "stray table": "drop it, or move it to another schema: its name may be needed",
+    "odd bounds": "restore the partition, or drop it if what it holds may go",
+    "too many partitions": "drop the oldest ones of hashes, sds and topics alike",
+    "uncovered messages": "restart a node: it makes the partitions that are missing",
+    "missing partition": "look into the log of the node that does the maintenance",
     "invalid index": "run REINDEX INDEX on it",
     "batch without a commit": "restore the database from a backup: followers miss these messages",
     "commit of fewer messages than are held": "restore the database from a backup",
@@ -201,6 +213,7 @@ _ROW_TABLES: Final = {
 def check(
     url: str,
     *,
+    now_ns: Callable[[], int],
     sample: int | None = None,
     progress: Progress = lambda _table, _rows: None,
 ) -> CheckReport:
@@ -217,7 +230,7 @@ def check(
             work = _DatabaseCheck(connection, sample, progress)
             full = sample is None
             try:
-                await work.run()
+                await work.run(now_ns())
             except psycopg.ProgrammingError:
                 if not work.findings:
                     raise
@@ -238,11 +251,11 @@ class _DatabaseCheck:
         self._sample = sample
         self._progress = progress
 
-    async def run(self) -> None:
-        """Check everything."""
+    async def run(self, now_ns: int) -> None:
+        """Check everything; ``now_ns`` is the node's clock."""
         for difference in differences(await self._rows(SQL.partitions.describe)):
             self._add("wrong schema", "storenode", difference)
-        catalog = await self._read_partitions()
+        catalog = await self._check_partitions(now_ns)
         for table in _ROW_TABLES:
             self.checked[table] = await self._check_table(table, catalog)
         for statement in (*_FAULTS, *(_FAULTS_OF_ALL if self._sample is None else ())):
@@ -251,7 +264,7 @@ class _DatabaseCheck:
         if self._sample is None:
             self.checked["commits"] = await self._count(SQL.commits.count)
             self.checked["missing_parents"] = await self._count(SQL.sds.count_missing_rows)
-        self.checked[BUCKETS_TABLE] = await self._check_summaries(catalog)
+        self.checked[BUCKETS_TABLE] = await self._check_summaries()
 
     def _add(self, kind: str, where: str, example: str) -> None:
         """Note a fault in the table ``where``."""
@@ -275,18 +288,53 @@ class _DatabaseCheck:
             async for kind, where, example in cursor:
                 self._add(kind, where, example)
 
-    async def _read_partitions(self) -> Catalog:
-        """Return the partitions that have bounds and are attached; the others are faults."""
+    # Partitions
+
+    async def _catalog(
+        self, note: Callable[[str, str, str], None] = lambda *_fault: None
+    ) -> Catalog:
+        """Read the partitions that are sane; ``note`` receives the faults of the others."""
         found = []
         for row in await self._rows(SQL.partitions.read_catalog, (True, True)):
             table, name, _, text, is_detaching, size_bytes, _ = row
-            partitions = read_partitions([row])
+            try:
+                partitions = read_partitions([row])
+            except ValueError:
+                note("odd bounds", table, f"{name} {text}")
+                continue
             found += partitions
             if is_detaching:
-                self._add("partition being detached", table, name)
+                note("partition being detached", table, name)
             elif not partitions and None not in (text, size_bytes):
-                self._add("default partition", table, name)
+                note("default partition", table, name)
         return Catalog(tuple(found))
+
+    async def _check_partitions(self, now_ns: int) -> Catalog:
+        """Check that partitions are complete, sane and of one mind; return them."""
+        catalog = await self._catalog(self._add)
+        for each in catalog.partitions:
+            unit = COMMITS_PER_PARTITION if each.table == COMMITS_TABLE else DAY_NS
+            ends = {each.bounds.low, each.bounds.high} - {UNBOUNDED_LOW, UNBOUNDED_HIGH}
+            if any(end % unit for end in ends):
+                self._add("odd bounds", each.table, each.bounds.clause)
+        bounds = {table: catalog.bounds(table) for table in (FINE_TABLE, *COARSE_TABLES)}
+        self._check_coarse(bounds, now_ns + DAY_NS)
+        if await self._rows(SQL.partitions.is_maintained, (MAINTENANCE,)) == [(True,)]:
+            for table, found in bounds.items():
+                if not Cover(found).spans(now_ns, now_ns + DAY_NS):
+                    self._add("missing partition", table, "for now and the next 24 hours")
+        return catalog
+
+    def _check_coarse(self, bounds: dict[str, list[Bounds]], last_ns: int) -> None:
+        for table in COARSE_TABLES:
+            cover = Cover(bounds[table])
+            if len(cover.bounds) > MAX_COARSE:
+                self._add("too many partitions", table, f"{len(cover.bounds)} of {MAX_COARSE}")
+            for each in bounds[FINE_TABLE]:
+                if each.low <= last_ns and not cover.spans(each.low, min(each.high - 1, last_ns)):
+                    self._add("uncovered messages", table, each.clause)
+        if len({tuple(bounds[table]) for table in COARSE_TABLES}) > 1:
+            self._add("odd bounds", "sds", "hashes, sds and topics differ")
 
     # Rows of the tables that are partitioned by time
 
@@ -368,11 +416,10 @@ class _DatabaseCheck:
 
     # Summaries
 
-    async def _check_summaries(self, catalog: Catalog) -> int:
-        """Compare summaries with finer ones and, unless a sample is asked for, with messages.
+    async def _check_summaries(self) -> int:
+        """Compare summaries with messages; return the number of minutes whose buckets were read.
 
-        Returns:
-            The number of minutes whose buckets were read.
+        A sample takes hours at random that have about so many messages.
         """
         store = await self._rows(SQL.stores.check_folded)
         if not store:
@@ -381,10 +428,13 @@ class _DatabaseCheck:
         if folded > newest:
             self._add(FOLDED_BEYOND, "store", f"folded up to {folded}, committed up to {newest}")
         done = 0
-        partitions = {each.bounds: each.name for each in catalog.of(FINE_TABLE)}
-        gaps = Cover(partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS)
-        slices = [*partitions.items(), *((each, FINE_TABLE) for each in gaps)]
-        for bounds, table in slices if self._sample is None else ():
+        partitions = {each.bounds: each.name for each in (await self._catalog()).of(FINE_TABLE)}
+        if self._sample is None:
+            gaps = Cover(partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS)
+            slices = [*partitions.items(), *((each, FINE_TABLE) for each in gaps)]
+        else:
+            slices = await self._draw_hours(partitions, self._sample)
+        for bounds, table in slices:
             done += await self._compare_slice(bounds, table)
             self._progress(BUCKETS_TABLE, done)
         for level, start_ns, finer, said in await self._rows(SQL.buckets.check_levels):
@@ -394,6 +444,22 @@ class _DatabaseCheck:
             if await self._is_wrong_day(start_ns):
                 self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(2, start_ns))
         return done
+
+    async def _draw_hours(
+        self, partitions: dict[Bounds, str], sample: int
+    ) -> list[tuple[Bounds, str]]:
+        cover, drawn, messages = Cover(partitions), list[tuple[Bounds, str]](), 0
+        hours = await self._rows(SQL.buckets.check_hours)
+        random.shuffle(hours)
+        for start_ns, count in hours:
+            if messages >= sample:
+                break
+            bounds = cover.find(start_ns)
+            if bounds is not None:
+                messages += count
+                hour = Bounds(start_ns, min(start_ns + HOUR_NS, bounds.high))
+                drawn.append((hour, partitions[bounds]))
+        return drawn
 
     async def _compare_slice(self, bounds: Bounds, table: str) -> int:
         """Compare a range of time with the table that has its messages, in one snapshot.

@@ -114,6 +114,10 @@ where day.level = 2 and day.start_ns = %s and day.lattice_count = day.count
 -- The number of minutes of a range.
 select count(*) from storenode.buckets where level = 0 and start_ns between %s and %s
 
+-- check_hours --
+-- All hours with messages.
+select start_ns, count from storenode.buckets where level = 1
+
 -- check_minutes --
 -- Minutes whose buckets differ from their messages.
 select start_ns, sum(held)::bigint, sum(said)::bigint from (

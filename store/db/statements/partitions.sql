@@ -20,6 +20,16 @@ join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
 order by 1, 2
 
+-- check_tables --
+-- Tables in the schema that are not of this program.
+select 'stray table', relname::text, relname::text from pg_class c
+where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm')
+  and not relispartition
+  and relname <> all(array['store', 'alembic_version', 'messages', 'hashes', 'sds', 'topics',
+                           'commits', 'buckets', 'archived', 'unread', 'coverage', 'online',
+                           'missing_parents'])
+order by 1
+
 -- check_indexes --
 -- Not what is being rebuilt, or was when a node stopped: the one in charge drops it.
 select 'invalid index', t.relname::text, x.relname::text
@@ -27,6 +37,12 @@ from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid
 where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
   and not (x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition)
 order by 1, 2
+
+-- is_maintained --
+-- True if a node does the maintenance.
+select exists (select from pg_locks where locktype = 'advisory' and granted and objsubid = 1
+               and database = (select oid from pg_database where datname = current_database())
+               and (classid::bigint << 32) | objid::bigint = %s)
 
 -- count_nodes --
 -- The number of sessions that hold the lock of nodes.

@@ -10,6 +10,8 @@ import psycopg
 import pytest
 
 from store.db.check import ADVICE, WRONG_SUMMARY, CheckReport, check
+from store.db.locks import MAINTENANCE
+from store.db.partitions import ensure_ahead
 from store.db.retention import prune
 from store.domain.audit import RowFault
 from store.domain.partitioning import DAY_NS
@@ -44,7 +46,7 @@ def execute(url: str, statement: str) -> None:
 
 
 async def checked(url: str, sample: int | None = None) -> CheckReport:
-    return await asyncio.to_thread(check, url, sample=sample)
+    return await asyncio.to_thread(check, url, now_ns=lambda: NOW, sample=sample)
 
 
 async def test_a_sample_checks_less(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,9 @@ insert into storenode.unread (hash, ts, content_digest, needed, stores)
 select hash, ts, content_digest, 3, '{a,a}' from storenode.messages order by ts limit 2
 """
 NO_STORE = "delete from storenode.store"
+STRAY = "create table storenode.notes (text text)"
 DEFAULT = "create table storenode.rest partition of storenode.messages default"
+ODD = "create table storenode.odd partition of storenode.messages for values from (5) to (7)"
 NO_COARSE = "drop table storenode.hashes_20261120"
 COLUMN = "alter table storenode.messages add column colour text"
 
@@ -143,6 +147,7 @@ TOGETHER: tuple[dict[str, Found], ...] = (
             ("sequence behind its table", "position_seq"): 1,
             ("sequence behind its table", "batch_seq"): 1,
         },
+        STRAY: {("stray table", "notes"): 1},
         COLUMN: {("wrong schema", "storenode"): 1},
     },
     {
@@ -155,6 +160,7 @@ TOGETHER: tuple[dict[str, Found], ...] = (
     {
         NO_HASH: {(F.NO_HASH_ROW, H): 1},
         OTHER_SENDER: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
+        ODD: {("odd bounds", M): 1},
     },
     {
         OTHER_CHANNEL_KEY: {(F.WRONG_SDS_ROW, S): SDS_COUNT},
@@ -173,12 +179,19 @@ TOGETHER: tuple[dict[str, Found], ...] = (
         CONFIRMED_TWICE: {("store that has confirmed twice", "unread"): 2},
         APART: {
             ("invalid index", "commits"): None,
+            ("stray table", "apart"): 1,
             ("wrong schema", "storenode"): 1,
         },
     },
     {SDS_TWICE: {(F.LOST_SDS_MESSAGE, S): SDS_COUNT}},
     {NO_STORE: {("wrong store", "store"): 1}},
-    {NO_COARSE: {(F.NO_HASH_ROW, H): None}},
+    {
+        NO_COARSE: {
+            ("uncovered messages", H): None,
+            ("odd bounds", S): None,
+            (F.NO_HASH_ROW, H): None,
+        }
+    },
 )
 """Changes of one database that do not touch each other, and what is found of each."""
 
@@ -205,6 +218,21 @@ async def test_missing_tables_are_found_and_end_the_check(database_url: str) -> 
     assert not report.full
 
 
+async def test_missing_partitions_are_a_fault_only_under_maintenance(
+    new_database: Callable[[], str],
+) -> None:
+    url = new_database()
+    async with await opened(url) as maintainer:
+        assert (await checked(url)).findings == []
+        await maintainer.execute("select pg_advisory_lock(%s)", (MAINTENANCE,))
+        found = (await checked(url)).findings
+        assert {(each.kind, each.where) for each in found} == {
+            ("missing partition", table) for table in ("messages", "hashes", "sds", "topics")
+        }
+        await ensure_ahead(maintainer, NOW, DAY_NS)
+        assert (await checked(url)).findings == []
+
+
 async def test_a_check_neither_waits_nor_blocks(database_url: str) -> None:
     def during(act: Callable[[], None]) -> CheckReport:
         acted: list[bool] = []
@@ -214,7 +242,7 @@ async def test_a_check_neither_waits_nor_blocks(database_url: str) -> None:
                 acted.append(True)
                 act()
 
-        return check(database_url, progress=progress)
+        return check(database_url, now_ns=lambda: NOW, progress=progress)
 
     def prune_everything() -> None:
         async def run() -> None:

@@ -117,7 +117,7 @@ def ends_of_parts(atoms: Pieces, counts: Ints, wanted: Ints) -> Ints:
     owners = atoms.keys
     before = np.cumsum(atoms.counts) - atoms.counts
     before -= before[np.searchsorted(owners, np.arange(len(counts)))][owners]
-    # An atom is in the part that its middle is in; what is empty goes with what is before it.
+    # The middle of an atom decides its part; an empty atom joins the part before it.
     totals = np.maximum(2 * counts, 1)[owners]
     groups = (2 * before + atoms.counts) * wanted[owners] // totals
     groups[atoms.counts == 0] = 0

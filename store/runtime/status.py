@@ -110,7 +110,7 @@ class SharedRead(Generic[_T]):
                 self.value = await self._read()
         except (NotServingError, TimeoutError):
             pass
-        except Exception:  # noqa: BLE001 - a fault of ours; whoever looks sees the last result
+        except Exception:  # noqa: BLE001 - a fault of ours; readers get the last result
             _LOG.exception("read_failed")
         finally:
             self._next_s = self._clock() + self._rest_s

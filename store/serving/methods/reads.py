@@ -214,8 +214,8 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     with node.metrics.followers.track_inprogress():
         last = None
         async for page in node.feed.follow(wanted, call.sender):
-            # Without messages each has a cursor in other bytes: two that are equal would show that
-            # nothing was stored between, whoever may read it.
+            # Pages without messages are not shared: equal bytes of two cursors would show a reader
+            # without rights that nothing was stored between them.
             is_commit = page.live and page.cursor != last
             is_shared = is_commit and 0 < len(page.frames) <= MAX_SHARED_PAGE_BYTES
             encode = _shared_page if is_shared else _follow_page

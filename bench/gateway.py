@@ -3,7 +3,6 @@
 Measured are, in front of a real node:
 
 - ``crowd``: so many connections at once, over TCP, each with a query; then all of them again;
-- ``turn``: so many connections one after the other, each with a query;
 - ``relay``: the processor time of a relayed message on its way into Postgres.
 
 Names choose some of them. Each prints one line of JSON. Memory is that of the gateway's process.
@@ -33,12 +32,10 @@ from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.waku_client import MPLEX, YAMUX, WakuClient, line
 
-MEASUREMENTS: Final = ("crowd", "turn", "relay")
+MEASUREMENTS: Final = ("crowd", "relay")
 MESSAGES: Final = 2_000
 OPENING: Final = 32
 """Connections that are opened side by side."""
-SAMPLES: Final = 12
-"""How often memory is looked at in a run."""
 RELAY_TOPIC: Final = "/waku/2/rs/7/0"
 RELAYED: Final = 20_000
 RELAYED_BYTES: Final = 500
@@ -83,20 +80,6 @@ async def crowd(gateway: GatewayProcess, count: int) -> None:
         queries_per_s=round(2 * count / (asked - opened)),
         memory_mib={"before": before, "full": full},
     )
-
-
-async def turn(gateway: GatewayProcess, count: int) -> None:
-    """Measure connections one after the other."""
-    address, memory = gateway.address("tcp"), []
-    began = time.monotonic()
-    for number in range(count):
-        if number % max(1, count // SAMPLES) == 0:
-            memory.append(memory_mib(gateway))
-        async with WakuClient.connected(address, (MPLEX, YAMUX)[number % 2]) as client:
-            assert len((await client.query(SMALL)).messages) == 20
-    took_s = time.monotonic() - began
-    memory.append(memory_mib(gateway))
-    report(gateway="turn", connections=count, ms_each=1_000 * took_s / count, memory_mib=memory)
 
 
 async def relay(gateway: GatewayProcess, node: NodeProcess) -> None:
@@ -145,8 +128,6 @@ async def run(given: argparse.Namespace, gateway: GatewayProcess, node: NodeProc
     """Make the measurements that were asked for."""
     if "crowd" in given.names:
         await crowd(gateway, given.crowd)
-    if "turn" in given.names:
-        await turn(gateway, given.turn)
     if "relay" in given.names:
         await relay(gateway, node)
 
@@ -156,7 +137,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=MEASUREMENTS, help="what; default: all")
     parser.add_argument("--crowd", type=int, default=1_000, help="connections at once")
-    parser.add_argument("--turn", type=int, default=5_000, help="connections in turn")
     given = parser.parse_args()
     if unknown := set(given.names) - set(MEASUREMENTS):
         parser.error(f"nothing is called {min(unknown)!r}: {', '.join(MEASUREMENTS)}")

@@ -1,12 +1,9 @@
-"""Benchmark of many readers of one node: followers, scans in turn, and a storm of logins.
+"""Benchmark of many readers of one node: followers, and scans in turn.
 
 Measured are, each on a node of its own:
 
-- ``grpc``: so many followers by ``Follow``, on ``--connections`` connections;
-- ``sse``: so many followers by server-sent events, each on a connection of its own;
-- ``scans``: so many scans in turn, each of a day of one channel;
-- ``login``: so many participants that come at one moment, each on a connection of its own, and each
-  want a day of three channels at once, by three scans.
+- ``followers``: so many followers by ``Follow``, on ``--connections`` connections;
+- ``scans``: so many scans in turn, each of a day of one channel.
 
 Names choose some of them; each prints one line of JSON. Followers all follow one topic, to which
 messages are published one at a time, each when all have the one before; then so many messages to
@@ -19,8 +16,8 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,11 +27,9 @@ from bench.data import PUBSUB_TOPIC
 from bench.support import Bench, bench_node, publish_requests, report, settle, used
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
-from storenode.client.retry import Retry
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
-from tests.faults.processes import metrics
 
-PARTS: Final = ("grpc", "sse", "scans", "login")
+PARTS: Final = ("followers", "scans")
 CROWD: Final = "/bench/1/followed/proto"
 ALONE: Final = "/bench/1/alone/proto"
 SENT: Final = 20
@@ -49,7 +44,6 @@ A_DAY: Final = 20
 CHANNELS_OF_ONE: Final = 3
 DAY_NS: Final = 86_400 * 10**9
 BATCH: Final = 1_000
-SAMPLE_S: Final = 0.1
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 _MANY: Final = "100000"
@@ -58,8 +52,6 @@ _ROOM: Final = (
     *("--max-streams", _MANY, "--max-calls", _MANY),
 )
 """Everybody here calls from one host, which is one client to a node without tokens."""
-
-_HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 
 @dataclass(slots=True)
@@ -75,30 +67,6 @@ def node_bytes(bench: Bench) -> int:
     return int(psutil.Process(bench.node.process.pid).memory_info().rss)
 
 
-@asynccontextmanager
-async def peak(bench: Bench) -> AsyncIterator[Callable[[], int]]:
-    """Sample the node's memory every `SAMPLE_S` in the block; yield the largest value."""
-    most = node_bytes(bench)
-
-    async def look() -> None:
-        nonlocal most
-        while True:
-            most = max(most, node_bytes(bench))
-            await asyncio.sleep(SAMPLE_S)
-
-    task = asyncio.create_task(look())
-    try:
-        yield lambda: most
-    finally:
-        task.cancel()
-
-
-def refused(bench: Bench) -> int:
-    """Count the calls that did not end with OK, except those of clients that left."""
-    calls = (each for each in metrics(bench.node).items() if each[0][0] == "storenode_calls_total")
-    return sum(int(count) for labels, count in calls if not {"OK", "CANCELLED"} & {*labels})
-
-
 # Followers
 
 
@@ -112,23 +80,6 @@ async def grpc_follower(client: NodeClient, topic: str, waiting: Waiting) -> Non
                 waiting.begun.release()
             for _ in page.messages:
                 waiting.seen.release()
-
-
-async def sse_follower(bench: Bench, topic: str, waiting: Waiting) -> None:
-    """Follow until cancelled, on a connection of its own."""
-    host, _, port = bench.node.http.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        f"GET /api/v1/follow?contentTopics={topic} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-    )
-    try:
-        while line := await reader.readline():
-            if line.startswith(b'data: {"messageHash'):
-                waiting.seen.release()
-            elif line.startswith(b'data: {"live":true'):
-                waiting.begun.release()
-    finally:
-        writer.close()
 
 
 async def publish_timed(
@@ -159,29 +110,25 @@ async def begin_all(
     return tasks
 
 
-async def followers(bench: Bench, part: str, count: int, connections: int) -> None:
-    """Measure followers by gRPC or by server-sent events."""
+async def followers(bench: Bench, count: int, connections: int) -> None:
+    """Measure followers on so many connections."""
     crowd, alone = Waiting(), Waiting()
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(connect(bench.node.listen))
-            for _ in range(connections + 1 if part == "grpc" else 1)
+            for _ in range(connections + 1)
         ]
         before_bytes, began = node_bytes(bench), time.perf_counter()
-        if part == "grpc":
-            work = [
-                grpc_follower(clients[1 + number % connections], CROWD, crowd)
-                for number in range(count)
-            ]
-        else:
-            work = [sse_follower(bench, CROWD, crowd) for _ in range(count)]
+        work = [
+            grpc_follower(clients[1 + number % connections], CROWD, crowd)
+            for number in range(count)
+        ]
         group = await stack.enter_async_context(asyncio.TaskGroup())
         tasks = await begin_all(group, work, crowd)
         begun_s, used_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
         tasks += await begin_all(group, [grpc_follower(clients[0], ALONE, alone)], alone)
         before = used(bench)
-        async with peak(bench) as most:
-            to_all = await publish_timed(clients[0], CROWD, crowd, count)
+        to_all = await publish_timed(clients[0], CROWD, crowd, count)
         costs = used(bench).since(before, SENT * count)
         before = used(bench)
         to_one = await publish_timed(clients[0], ALONE, alone, 1, SENT_ALONE)
@@ -190,12 +137,12 @@ async def followers(bench: Bench, part: str, count: int, connections: int) -> No
             task.cancel()
     report(
         benchmark="readers",
-        part=part,
+        part="followers",
         followers=count,
-        connections=connections if part == "grpc" else count,
+        connections=connections,
         all_live_s=begun_s,
         follower_kib=used_bytes / count / KIB,
-        peak_mib=most() / MIB,
+        node_mib=node_bytes(bench) / MIB,
         last_follower_ms=statistics.median(to_all),
         slowest_ms=max(to_all),
         beside_an_idle_crowd_ms=statistics.median(to_one),
@@ -267,57 +214,21 @@ async def scans(bench: Bench, count: int, participants: int) -> None:
     )
 
 
-async def login(bench: Bench, participants: int) -> None:
-    """Measure the storm."""
-    channels = fill_day(bench, participants)
-    retry = Retry(attempts=None, at_start=True)
-    began, before_refused, before = time.perf_counter(), refused(bench), used(bench)
-
-    async def one(number: int) -> tuple[float, int]:
-        async with connect(bench.node.listen, retry=retry) as client:
-            mine = [(CHANNELS_OF_ONE * number + each) % channels for each in range(CHANNELS_OF_ONE)]
-            counts = await asyncio.gather(*(read_channel(client, each) for each in mine))
-        return time.perf_counter() - began, sum(counts)
-
-    first_bytes = node_bytes(bench)
-    async with peak(bench) as most:
-        ended = await asyncio.gather(*map(one, range(participants)))
-    taken, counts = zip(*ended, strict=True)
-    report(
-        benchmark="readers",
-        part="login",
-        participants=participants,
-        messages_each=sum(counts) / participants,
-        half_s=statistics.median(taken),
-        all_s=max(taken),
-        refused_calls=refused(bench) - before_refused,
-        first_mib=first_bytes / MIB,
-        peak_mib=most() / MIB,
-        **{f"login_{name}": each for name, each in used(bench).since(before, participants).items()},
-    )
-
-
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    for name, size in (
-        ("followers", 1_000),
-        ("connections", 50),
-        ("scans", 300),
-        ("participants", 200),
-    ):
+    sizes = {"followers": 1_000, "connections": 50, "scans": 300, "participants": 200}
+    for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size, help="default: %(default)s")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"no part is called {unknown[0]!r}: choose from {', '.join(PARTS)}")
-    if min(given.followers, given.connections, given.scans, given.participants) < CHANNELS_OF_ONE:
+    if min(getattr(given, name) for name in sizes) < CHANNELS_OF_ONE:
         parser.error(f"choose numbers of at least {CHANNELS_OF_ONE}")
     for part in given.parts or PARTS:
-        with bench_node(*_ROOM, *_HTTP, "--max-clock-drift", "off") as bench:
-            if part in ("grpc", "sse"):
-                asyncio.run(followers(bench, part, given.followers, given.connections))
-            elif part == "scans":
-                asyncio.run(scans(bench, given.scans, given.participants))
+        with bench_node(*_ROOM, "--max-clock-drift", "off") as bench:
+            if part == "followers":
+                asyncio.run(followers(bench, given.followers, given.connections))
             else:
-                asyncio.run(login(bench, given.participants))
+                asyncio.run(scans(bench, given.scans, given.participants))

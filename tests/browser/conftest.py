@@ -1,4 +1,4 @@
-"""The browser of all tests of this folder; a machine without one fails at once."""
+"""The browser of all tests of this folder; without one each test fails with the reason."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ collect_ignore += [] if TYPESCRIPT.available else ["test_store.py"]
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """Yield a headless Chromium."""
-    try:
-        found_chromium()
-    except FileNotFoundError as error:
-        pytest.exit(str(error), returncode=1)
+    found_chromium()
     with opened(tmp_path_factory.mktemp("profile")) as page:
         yield page
 

@@ -27,7 +27,6 @@ from tools.release import present
 # Workflows and forms of the hosting service
 
 WORKFLOWS = ROOT / ".github" / "workflows"
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def workflow(name: str) -> dict[str, Any]:
@@ -42,21 +41,6 @@ def steps(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def commands(job: dict[str, Any]) -> str:
     return "\n".join(step["run"] for step in steps(job) if "run" in step)
-
-
-def test_a_change_is_checked_by_the_same_command_as_here() -> None:
-    ci = workflow("ci.yml")
-    assert {"pull_request", "push", "schedule", "workflow_call"} <= set(ci["on"])
-    (job,) = ci["jobs"].values()
-    run, condition = commands(job).splitlines()[-1].split(" ${{ ")
-    assert run == "bash .ci/run"
-    assert condition == (
-        "(github.event_name == 'schedule' || github.ref_type == 'tag') && '--long' || '' }}"
-    )
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    assert "openjdk-17" in commands(job)
-    (checkout,) = [each for each in steps(job) if "checkout" in each.get("uses", "")]
-    assert checkout["with"]["fetch-depth"] == 0
 
 
 def planned(*arguments: str) -> str:
@@ -112,23 +96,6 @@ def test_what_a_workflow_names_exists(name: str) -> None:
         for path in re.findall(r"(?:tools|\.ci)/[\w.]+", commands(job)):
             assert (ROOT / path).exists(), path
         assert set(re.findall(r"\bmake ([\w-]+)", commands(job))) <= set(targets)
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
-def test_a_form_asks_something(form: Path) -> None:
-    loaded = yaml.safe_load(form.read_text(encoding="utf-8"))
-    if form.stem == "config":
-        assert loaded["blank_issues_enabled"] is False
-        return
-    assert loaded["name"]
-    assert loaded["description"]
-    ids = [field["id"] for field in loaded["body"]]
-    assert len(ids) == len(set(ids)) > 0
-    assert loaded["body"][0]["validations"]["required"]
-
-
-def test_there_is_a_form_for_each_purpose() -> None:
-    assert {form.stem for form in FORMS} == {"bug", "config", "feature", "question"}
 
 
 # Tests that a change can affect

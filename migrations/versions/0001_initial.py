@@ -25,7 +25,6 @@ create table storenode.store (
     retention_ns bigint,
     retention_bytes bigint,
     folded_position bigint not null default 0,
-    claimed_position bigint not null default 0,
     last_online_ns bigint,
     -- The key under which cursors of `Follow` are encrypted. Two random UUIDs have 244 random bits
     -- of a cryptographic generator.

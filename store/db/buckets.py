@@ -20,10 +20,12 @@ summed up in a transaction of its own, in which nothing is folded.
 Publishers who added to the same bucket would wait for each other. So each batch writes its delta
 beside its commit. From time to time a maintainer folds the deltas of the commits since
 `folded_position` into the buckets, in their order, and moves that position, in one transaction.
+The same transaction follows what the commits say of missing parents (`store.db.sds`).
 Buckets and unfolded deltas together are true in every snapshot of the database: nothing here is
 remembered outside of it.
 
-A transaction that changes buckets holds the lock FOLDING, and takes it before all others.
+A transaction that changes buckets or missing parents holds the lock FOLDING, and takes it before
+all others.
 
 Where a check found summaries wrong, they are made anew (`resummarize`), and what is known to be
 missing. One UTC day at a time, while nodes go on publishing: under FOLDING, and in one snapshot, a
@@ -51,7 +53,7 @@ from store.db.arrays import BinaryArray, bigint_column
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.feed import newest
 from store.db.locks import FOLDING, lock_unhurried
-from store.db.sds import find_missing
+from store.db.sds import find_missing, follow_claims
 from store.db.statements import FINE_TABLE, SCHEMA, SQL
 from store.domain.partitioning import (
     DAY_NS,
@@ -340,14 +342,12 @@ async def alone(connection: Connection) -> AsyncIterator[None]:
 
 
 MAX_FOLD_COMMITS: Final = 4_096
-MAX_FOLD_BYTES: Final = 1024 * 1024
-"""Commits, and bytes of their deltas, that one transaction folds; one commit at least."""
+MAX_FOLD_BYTES: Final = 512 * 1024
+"""Commits, and bytes of their deltas and claims, that one transaction folds; one commit at least.
+"""
 
 _NO_LIMIT: Final = 2**31 - 1
 _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
-
-
-_NEXT: Final = SQL.commits.read_following.format(column="summary")
 
 
 async def fold(connection: Connection) -> int | None:
@@ -361,7 +361,7 @@ async def fold(connection: Connection) -> int | None:
     Raises:
         psycopg.Error: the database did not serve, or another session kept a lock for longer than
             `UNHURRIED_MS` (`psycopg.errors.LockNotAvailable`); nothing was changed then.
-        ValueError: a delta is damaged.
+        ValueError: a delta, or the claims of a commit, are damaged.
     """
     async with connection.transaction():
         await lock_unhurried(connection, FOLDING)
@@ -400,11 +400,11 @@ async def delete_buckets(connection: Connection, ranges: Iterable[Bounds]) -> No
 async def _fold_next(connection: Connection, most_commits: int, most_bytes: int) -> int | None:
     before = await folded_position(connection)
     # There are more when so many came, or so many bytes; one comes at least where there is one.
-    rows = await fetch_rows(connection, _NEXT, (before, most_commits, most_bytes))
+    given = (before, most_commits, most_bytes)
+    rows = await fetch_rows(connection, SQL.commits.read_following, given)
     if not rows:
         return None
-    deltas = [delta for _, delta in rows]
-    minutes = unpack(deltas)
+    minutes = unpack(delta for _, delta, _ in rows)
     position: int = rows[-1][0]
     if len(minutes):
         levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
@@ -412,8 +412,10 @@ async def _fold_next(connection: Connection, most_commits: int, most_bytes: int)
         numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
         await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])
         await write_sums(connection, sums)
+    await follow_claims(connection, b"".join([claims for _, _, claims in rows]))
     await connection.execute(SQL.stores.set_folded, (position,))
-    is_last = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
+    size = sum(len(delta) + len(claims) for _, delta, claims in rows)
+    is_last = len(rows) < most_commits and size < most_bytes
     return None if is_last else position
 
 

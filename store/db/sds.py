@@ -14,10 +14,10 @@ the pace of the outlet, which counts the call's memory. No transaction outlives 
 that is pruned in between is reported as missing.
 
 The table ``missing_parents`` has parents that messages of a channel name and that are not stored.
-Publishers leave keys and timestamps of their SDS messages in their rows of ``commits``. One
-node follows the commits in their order, as with summaries: a new message adds those of its parents
-that are not stored, and removes itself as a parent of others. So the table is true up to
-``claimed_position``, in whatever order messages come.
+Publishers leave keys and timestamps of their SDS messages in their rows of ``commits``: their
+*claims*. These are followed when commits are folded (`store.db.buckets`): a new message adds those
+of its parents that are not stored, and removes itself as a parent of others. So the table is true
+up to ``folded_position``, in whatever order messages come.
 
 A publisher can name many parents that never come. So of a message, by its channel and timestamp, at
 most `MAX_MISSING_OF_MESSAGE` have rows, and one where its channel has `MAX_MISSING_OF_DAY` on that
@@ -42,7 +42,7 @@ import numpy as np
 
 from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
-from store.db.locks import CLAIMING, lock_unhurried
+from store.db.locks import FOLDING, lock_unhurried
 from store.db.messages import frames_at, topic_conditions
 from store.db.pool import Database
 from store.db.statements import SQL
@@ -58,7 +58,7 @@ from store.domain.claims import (
     Lookup,
     rank,
 )
-from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+from store.domain.partitioning import Bounds
 from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.domain.view import Span
@@ -447,15 +447,8 @@ MAX_MISSING_OF_DAY: Final = 10_000
 """Rows of a message, and of the messages of a channel with timestamps of one day; see above."""
 
 
-MAX_CLAIMED_COMMITS: Final = 4_096
-MAX_CLAIMED_KEYS: Final = 16_384
-"""Commits, and SDS messages, that one transaction follows; one commit at least."""
-
 _CLAIM: Final = np.dtype([("key", f"V{SDS_KEY_BYTES}"), ("ts", ">i8")])
-CLAIM_BYTES: Final = _CLAIM.itemsize
 """A claim in ``commits.claims``: the key of an SDS message ID, and its message's timestamp."""
-
-_NEXT: Final = SQL.commits.read_following.format(column="claims")
 
 
 def _add_missing(messages: str, elsewhere: str = "") -> str:
@@ -489,20 +482,23 @@ async def count_missing_parents(
     return [count for (count,) in await database.rows(SQL.sds.count_missing, parameters)]
 
 
-async def follow_claims(connection: Connection) -> None:
-    """Follow the commits up to now, in short transactions of their own.
-
-    ``connection`` must not be in a transaction.
+async def follow_claims(connection: Connection, joined: bytes) -> None:
+    """Add the missing parents of the messages of some claims, and remove them; under FOLDING.
 
     Raises:
-        psycopg.Error: the database did not serve, or another session kept the lock for longer than
-            `store.db.locks.UNHURRIED_MS`; committed steps stay.
+        ValueError: the claims are damaged.
     """
-    ((newest, reached),) = await fetch_rows(connection, SQL.commits.read_claimed)
-    while reached < newest:
-        async with connection.transaction():
-            await lock_unhurried(connection, CLAIMING)
-            reached = await _follow_next(connection)
+    if not joined:
+        return
+    claims = np.unique(np.frombuffer(joined, _CLAIM))
+    keys = uuids(claims["key"].tolist())
+    ts = claims["ts"].astype(np.int64)
+    span = {"low": int(ts.min()), "last": int(ts.max())}
+    await connection.execute(_ADD_CLAIMED, {"keys": keys, "ts": bigint_column(ts), **span})
+    came = await fetch_rows(connection, SQL.sds.delete_stored, (keys,))
+    again = await fetch_rows(connection, SQL.sds.delete_lone_more, _positions(came))
+    if again:
+        await connection.execute(_ADD_AGAIN, _positions(again))
 
 
 async def find_missing(connection: Connection, bounds: Bounds) -> None:
@@ -511,33 +507,10 @@ async def find_missing(connection: Connection, bounds: Bounds) -> None:
     Parents that retention has dropped count as missing.
     """
     async with connection.transaction():
-        await lock_unhurried(connection, CLAIMING)
+        await lock_unhurried(connection, FOLDING)
         await connection.execute(SQL.sds.delete_missing, (bounds.low, bounds.high - 1))
         span = {"low": bounds.low, "last": bounds.high - 1}
         await connection.execute(_ADD_ALL, span, prepare=False)
-
-
-async def _follow_next(connection: Connection) -> int:
-    """Follow the next commits; return the position up to which all are."""
-    ((reached,),) = await fetch_rows(connection, SQL.stores.read_claimed_position)
-    given = (reached, MAX_CLAIMED_COMMITS, MAX_CLAIMED_KEYS * CLAIM_BYTES)
-    commits = await fetch_rows(connection, _NEXT, given)
-    if not commits:
-        return UNBOUNDED_HIGH
-    if joined := b"".join([claims for _, claims in commits]):
-        claims = np.unique(np.frombuffer(joined, _CLAIM))
-        keys = uuids(claims["key"].tolist())
-        ts = claims["ts"].astype(np.int64)
-        span = {"low": int(ts.min()), "last": int(ts.max())}
-        added = {"keys": keys, "ts": bigint_column(ts), **span}
-        await connection.execute(_ADD_CLAIMED, added)
-        came = await fetch_rows(connection, SQL.sds.delete_stored, (keys,))
-        again = await fetch_rows(connection, SQL.sds.delete_lone_more, _positions(came))
-        if again:
-            await connection.execute(_ADD_AGAIN, _positions(again))
-    position: int = commits[-1][0]
-    await connection.execute(SQL.stores.set_claimed, (position,))
-    return position
 
 
 def _positions(rows: Sequence[tuple[Any, ...]]) -> dict[str, object]:

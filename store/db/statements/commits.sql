@@ -15,13 +15,13 @@ select (select position from storenode.commits order by position limit 1),
        (select token from storenode.commits where position = %b::bigint)
 
 -- read_following --
--- A column of the commits after a position, up to a number of commits and of bytes, at least one.
-select position, {column} from (
-    select position, {column},
-           sum(octet_length({column})) over (order by position) - octet_length({column}) as before
+-- Deltas and claims of the commits after a position, up to a number of commits and of bytes, at
+-- least one.
+select position, summary, claims from (
+    select position, summary, claims, sum(size) over (order by position) - size as before
     from (
-        select position, {column} from storenode.commits where position > %s
-        order by position limit %s
+        select position, summary, claims, octet_length(summary) + octet_length(claims) as size
+        from storenode.commits where position > %s order by position limit %s
     ) as following
 ) as measured
 where before < %s order by position
@@ -91,11 +91,6 @@ returning position, batch, token
 -- True if a commit is not folded.
 select exists (select from storenode.commits
                where position > (select folded_position from storenode.store))
-
--- read_claimed --
--- The newest position, and the one up to which missing parents are followed.
-select (select coalesce(max(position), 0) from storenode.commits), claimed_position
-from storenode.store
 
 -- read_newest_time --
 -- The time of the newest commit, or of the first upgrade, in nanoseconds.

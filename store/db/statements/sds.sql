@@ -144,12 +144,12 @@ order by step.number
 
 -- check_pending --
 -- The horizon, and keys that are not followed yet. One statement sees one snapshot. What is not followed yet says nothing about the table.
-with store as (select horizon_ns, claimed_position from storenode.store),
+with store as (select horizon_ns, folded_position from storenode.store),
 pending as (
     select encode(substr(c.claims, 24 * n + 1, 16), 'hex')::uuid as key
     from storenode.commits c cross join store
     cross join generate_series(0, octet_length(c.claims) / 24 - 1) as n
-    where c.position > store.claimed_position
+    where c.position > store.folded_position
 )
 
 -- check_not_missing --

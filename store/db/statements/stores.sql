@@ -27,14 +27,6 @@ select folded_position from storenode.store
 -- Move the position up to which commits are folded.
 update storenode.store set folded_position = %s
 
--- read_claimed_position --
--- The position up to which missing parents are followed.
-select claimed_position from storenode.store
-
--- set_claimed --
--- Move the position up to which missing parents are followed.
-update storenode.store set claimed_position = %s
-
 -- read_size --
 -- The newest position that was given out, the horizon, and the size of the summaries.
 select last_value, coalesce((select horizon_ns from storenode.store), 0),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from store.db import sds as sds_module
-from store.db.buckets import resummarize
+from store.db import buckets as buckets_module
+from store.db.buckets import fold_until, resummarize
 from store.db.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.connection import Connection
 from store.db.retention import PruneReport, prune
@@ -18,7 +18,6 @@ from store.db.sds import (
     MAX_MISSING_OF_DAY,
     MAX_MISSING_OF_MESSAGE,
     count_missing_parents,
-    follow_claims,
 )
 from store.db.statements import FINE_TABLE
 from store.domain.partitioning import Cover
@@ -78,7 +77,7 @@ class Oracle:
 
 @pytest.fixture(autouse=True)
 def _several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sds_module, "MAX_CLAIMED_KEYS", 7)
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_BYTES", 500)
 
 
 def message(rng: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:
@@ -143,7 +142,7 @@ async def test_counts_are_right_whatever_comes_late_or_is_dropped(
             assert not report.problems
             oracle.drop(report)
             dropped += sorted(before - oracle.stored)
-        await follow_claims(connection)
+        await fold_until(connection)
         await assert_right(node, oracle)
     assert any(any(oracle.counts(channel)) for channel in CHANNELS)
     assert await findings(database_url) == set()
@@ -156,11 +155,11 @@ async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
     messages = [message(rng) for _ in range(40)]
     oracle.take(messages)
     await store(node, messages[:30])
-    await follow_claims(connection)
+    await fold_until(connection)
     await store(node, messages[30:])
     # What is not followed yet is no fault.
     assert await findings(database_url) == set()
-    await follow_claims(connection)
+    await fold_until(connection)
     await assert_right(node, oracle)
 
     await connection.execute(
@@ -188,16 +187,16 @@ async def rows_of(connection: Connection) -> int:
 async def test_invented_parents_take_few_rows_of_a_message_and_of_a_day(
     node: Node, connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sds_module, "MAX_CLAIMED_KEYS", 10_000)
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_BYTES", 2**20)
     invented = [
         (TODAY + number, "kitchen", f"m{number}", tuple(f"{number}/{at}" for at in range(40)))
         for number in range(900)
     ]
     await store(node, invented[:100])
-    await follow_claims(connection)
+    await fold_until(connection)
     assert await rows_of(connection) == 100 * (MAX_MISSING_OF_MESSAGE + 1)
     await store(node, invented[100:])
-    await follow_claims(connection)
+    await fold_until(connection)
     assert await rows_of(connection) <= MAX_MISSING_OF_DAY + 2 * len(invented)
     assert await findings(database_url) == set()
     seconds = [(TODAY + number, TODAY + number + 1) for number in range(len(invented))]
@@ -209,13 +208,13 @@ async def test_a_message_is_complete_when_the_last_of_many_parents_has_come(
 ) -> None:
     parents = IDS[:50]
     await store(node, [(TODAY + 1, "kitchen", "late", tuple(parents))])
-    await follow_claims(connection)
+    await fold_until(connection)
     left = set(parents)
     for number, name in enumerate(random.Random(3).sample(parents, len(parents))):
         kitchen = max((await counted(node))["kitchen"])
         assert 0 < kitchen <= min(len(left), MAX_MISSING_OF_MESSAGE + 1), name
         await store(node, [(TODAY + 2 + number, "kitchen", name, ())])
-        await follow_claims(connection)
+        await fold_until(connection)
         left.discard(name)
     assert max((await counted(node))["kitchen"]) == 0
     assert await rows_of(connection) == 0

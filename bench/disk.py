@@ -1,10 +1,12 @@
-"""Bytes on disk per message, by table and index.
+"""Bytes on disk per message, by table and index, before and after indexes are rebuilt.
 
 Two stores, each with a week of messages up to two days ago, published in batches of 1,000:
 
 - *uniform*: 200 random bytes on 50 content topics, in turn;
 - *varied*: every second message an SDS message of one of many channels and senders, with two
   parents of which a tenth is not stored; five topics for eight messages.
+
+Then what maintenance does to partitions that are over is done until nothing is left to do.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from psycopg import AsyncConnection
 
 from bench.data import PAYLOAD_BYTES, PUBSUB_TOPIC, Row, rows
 from bench.support import bench_node, options, publish, report, seconds, settle
-from store.db.condition import Sizes, read_sizes
+from store.db.condition import Sizes, find_bloated, read_sizes, rebuild
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode
 
@@ -71,19 +73,33 @@ def read(url: str) -> Sizes:
     return asyncio.run(sizes())
 
 
-def measure(store: str, data: list[Row]) -> None:
-    """Fill a store, and report its sizes."""
-    with bench_node("--max-clock-drift", "off") as bench:
-        taken = seconds(lambda: publish(bench, data))
-        settle(bench)
-        sizes = read(bench.url)
+async def _rebuild(url: str) -> None:
+    tried = set[str]()
+    async with await AsyncConnection.connect(url, autocommit=True) as connection:
+        while found := await find_bloated(connection, time.time_ns(), tried):
+            tried.add(found[0])
+            await rebuild(connection, found[0])
+
+
+def _report(store: str, step: str, sizes: Sizes, seconds_taken: float) -> None:
     parts = {
         f"{part.table}{' ' if part.part else ''}{part.part}": part.size_bytes / sizes.messages
         for part in sizes.parts
         if part.size_bytes > sizes.messages
     }
     total = sizes.total_bytes / sizes.messages
-    report(store=store, total=total, seconds=taken, **parts)
+    report(store=store, step=step, total=total, seconds=seconds_taken, **parts)
+
+
+def measure(store: str, data: list[Row]) -> None:
+    """Fill, measure, rebuild, measure."""
+    with bench_node("--max-clock-drift", "off") as bench:
+        taken = seconds(lambda: publish(bench, data))
+        settle(bench)
+        _report(store, "published", read(bench.url), taken)
+        taken = seconds(lambda: asyncio.run(_rebuild(bench.url)))
+        settle(bench)
+        _report(store, "rebuilt", read(bench.url), taken)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The maintenance of a database: partitions, retention, statistics, sums; by one node at a time.
 
     waiting  --lock obtained-->      in charge: a round at once and every interval,
-                                     and between rounds summaries are folded
+                                     and between rounds summaries are folded, and beside them
+                                     an index is rebuilt
     any      --connection lost-->    reconnecting, with backoff --> waiting
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
@@ -18,7 +19,7 @@ from typing import Final
 import psycopg
 
 from store.db.buckets import fold, is_pending, seal
-from store.db.condition import analyze_stale
+from store.db.condition import analyze_stale, find_bloated, rebuild
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
 from store.db.feed import newest
@@ -52,14 +53,15 @@ RETENTION: Final = "retention"
 class Maintainer:
     """Runs the maintenance while it is this node's turn.
 
-    ``connect`` opens a connection in autocommit mode that is used for nothing else; ``policy``
-    returns the limits of retention as they are now; ``now_ns`` is a clock in nanoseconds since the
-    epoch, of which ``max_lead_ns`` says how far ahead of the database's it may be (None: it is not
+    ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
+    one while an index is rebuilt, which takes long and must not delay the rest; ``policy`` returns
+    the limits of retention as they are now; ``now_ns`` is a clock in nanoseconds since the epoch,
+    of which ``max_lead_ns`` says how far ahead of the database's it may be (None: it is not
     compared). ``steady_ns`` is a clock that is never set, by which leaps of the other are noticed
     (None: they are not). ``last_online_ns``: when the store was last online before this start (0:
     never). ``commits`` is set when there may be new ones (None: they are looked for every
     `FOLD_INTERVAL_S`). Events: ``maintenance_taken``,
-    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``,
+    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
     ``clock_ahead``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
     ``maintenance_failed``, ``maintenance_disconnected``.
     """
@@ -87,6 +89,8 @@ class Maintainer:
         self._last_online_ns = last_online_ns
         self._commits = commits
         self._made_at_ns = steady_ns() if steady_ns is not None else 0
+        self._rebuilt: set[str] = set()
+        self._rebuilding: asyncio.Task[None] | None = None
         self._clock: RetentionClock | None = None
         self._doubted = False
         self._is_waiting = False
@@ -94,7 +98,7 @@ class Maintainer:
         self._in_charge = False
         self._is_leading = False
         self._failing: set[str] = set()
-        self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal)
+        self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal, self._rebuild)
         self.rounds = 0
 
     @property
@@ -129,14 +133,14 @@ class Maintainer:
                     "maintenance_disconnected", error=sentence(error), retry_in_s=backoff.pause_s
                 )
             finally:
-                self._in_charge = False
+                await self._yield_charge()
             await self._pause(backoff.take())
 
     async def _serve(self, connection: Connection) -> None:
         while True:
             if await self._is_ahead(connection):
                 if self._in_charge:
-                    self._in_charge = False
+                    await self._yield_charge()
                     await connection.execute(SQL.partitions.unlock, (MAINTENANCE,))
                 # Folding goes by no clock, and perhaps there is no other node.
                 await self._fold_meanwhile(connection)
@@ -269,6 +273,34 @@ class Maintainer:
 
     async def _seal(self, connection: Connection, now_ns: int) -> None:
         await seal(connection, now_ns)
+
+    async def _rebuild(self, connection: Connection, now_ns: int) -> None:
+        """Begin to rebuild an index, unless one is being rebuilt; each once by this process."""
+        if self._rebuilding is not None and not self._rebuilding.done():
+            return
+        found = await find_bloated(connection, now_ns, self._rebuilt)
+        if found is not None:
+            self._rebuilt.add(found[0])
+            self._rebuilding = asyncio.create_task(self._rebuild_beside(*found))
+
+    async def _rebuild_beside(self, index: str, before_bytes: int) -> None:
+        try:
+            async with await self._connect() as connection:
+                after_bytes = await rebuild(connection, index)
+        except psycopg.Error as error:
+            self._on_event("maintenance_failed", task="rebuild", error=sentence(error))
+            return
+        if after_bytes is not None:
+            sizes = {"before_bytes": before_bytes, "after_bytes": after_bytes}
+            self._on_event("index_rebuilt", index=index, **sizes)
+
+    async def _yield_charge(self) -> None:
+        """End what only the node in charge may do."""
+        self._in_charge = False
+        if self._rebuilding is not None:
+            self._rebuilding.cancel()
+            await asyncio.gather(self._rebuilding, return_exceptions=True)
+            self._rebuilding = None
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when a round was requested."""

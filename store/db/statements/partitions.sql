@@ -31,7 +31,7 @@ where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm
 order by 1
 
 -- check_indexes --
--- Indexes that are not valid, but those that are being rebuilt concurrently.
+-- Not what is being rebuilt, or was when a node stopped: the one in charge drops it.
 select 'invalid index', t.relname::text, x.relname::text
 from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid = i.indrelid
 where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
@@ -116,6 +116,23 @@ select count(*) filter (where active), count(*) filter (where not active)
 from pg_replication_slots
 where slot_type = 'physical' and not temporary and not pg_is_in_recovery()
 
+-- read_indexes --
+-- Sizes of the indexes of partitions.
+select root.relname::text, x.relname::text, t.oid::bigint, t.reltuples::float8,
+       pg_relation_size(x.oid)
+from pg_index i
+join pg_class x on x.oid = i.indexrelid
+join pg_class root on root.oid = pg_partition_root(x.oid)
+join pg_class t on t.oid = i.indrelid
+where t.relnamespace = 'storenode'::regnamespace and t.relkind = 'r' and t.reltuples > 0
+  and pg_relation_size(x.oid) >= %s
+
+-- read_leftovers --
+-- What a rebuild that was cut short has left: no partition of an index, and not valid.
+select x.relname::text from pg_index i join pg_class x on x.oid = i.indexrelid
+where x.relnamespace = 'storenode'::regnamespace and not i.indisvalid
+  and x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition
+
 -- describe --
 -- Everything in the schema but partitions: the relation, its kind, and a line of text.
 with relation as (
@@ -198,3 +215,11 @@ select set_config('lock_timeout', %s, true)
 -- set_unhurried --
 -- Let locks of this transaction that take longer fail, and its commit not wait for the disk.
 select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
+
+-- set_session_lock_timeout --
+-- Let locks of this session that take longer fail.
+select set_config('lock_timeout', %s, false)
+
+-- read_index_size --
+-- The size of an index.
+select pg_relation_size(to_regclass(%s))

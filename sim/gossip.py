@@ -298,10 +298,6 @@ class UnreadSession:
 
         await self._change("expire", note)
 
-    async def sweep(self) -> object:
-        """Return 0: no event grows old enough in a run."""
-        return 0
-
     async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
         def read() -> list[UnreadEvent]:
             now_ns = self._session.process.timeline.now_ns

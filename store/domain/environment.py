@@ -1,7 +1,4 @@
-"""The environment of a driver: clocks, randomness, a log and counters, passed as arguments.
-
-A simulation passes its own, so that a driver does the same at every run.
-"""
+"""The environment of a driver: clocks, randomness, log and counters; a simulation has its own."""
 
 from __future__ import annotations
 
@@ -9,13 +6,14 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storenode.sds.log import Rng
-
 _T = TypeVar("_T")
 
 
-class Random(Rng, Protocol):
+class Random(Protocol):
     """The methods of the standard library's generators that are used."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """Return a number between the two."""
 
     def choice(self, seq: Sequence[_T]) -> _T:
         """Return an element; there must be one."""

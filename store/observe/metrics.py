@@ -368,14 +368,14 @@ def samples(
     many times as long.
     """
     names = metric._labelnames
-    part = suffix or ("_total" if isinstance(metric, Counter) else "")
     children: dict[Sequence[str], Any] = metric._metrics if names else {(): metric}
     for values, child in list(children.items()):
         labels = dict(zip(names, values, strict=True))
         if any(labels[name] not in wanted[name] for name in wanted if name in labels):
             continue
-        for found, bucket, value, *_ in child._child_samples():
-            if found == part and all(
+        series = child._child_samples() if suffix else (("", {}, child._value.get()),)
+        for found, bucket, value, *_ in series:
+            if found == suffix and all(
                 bucket[name] in wanted.get(name, bucket[name]) for name in bucket
             ):
                 yield labels | bucket, value

@@ -151,16 +151,17 @@ class Problems:
         self._rules = rules
         self._metrics = metrics
         self._now_s = now_s
-        self._at_s = 0.0
         self.ended: Sequence[Problem] = ()
-        # The values of metrics at earlier evaluations, as far as they changed.
+        # The values of metrics at earlier evaluations, as far as they changed; and at this one.
         self._steps: dict[object, deque[tuple[float, float]]] = {}
+        self._read: dict[Series, Vector] = {}
         self._since: dict[tuple[int, Labels], float] = {}
         self._shown: dict[tuple[int, Labels], Problem] = {}
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
         now_s = self._at_s = self._now_s()
+        self._read.clear()
         found: dict[tuple[int, Labels], Problem] = {}
         since: dict[tuple[int, Labels], float] = {}
         for number, rule in enumerate(self._rules):
@@ -206,11 +207,7 @@ class Problems:
             bound = self._sum(condition.whole)
         if kind == "older":
             values = {key: self._at_s - value for key, value in values.items() if value > 0}
-        return {
-            key: value
-            for key, value in values.items()
-            if self._is_met(condition, key, value, bound)
-        }
+        return {k: v for k, v in values.items() if self._is_met(condition, k, v, bound)}
 
     def _is_met(self, condition: Condition, key: Labels, value: float, bound: float) -> bool:
         match condition.kind:
@@ -229,8 +226,11 @@ class Problems:
         return max(past) > (value if condition.kind == "below-peak" else bound)
 
     def _vector(self, series: Series) -> Vector:
-        found = samples(getattr(self._metrics, series.metric), series.suffix, dict(series.labels))
-        return {tuple(labels.items()): value for labels, value in found}
+        if series not in self._read:
+            metric, labels = getattr(self._metrics, series.metric), dict(series.labels)
+            found = samples(metric, series.suffix, labels)
+            self._read[series] = {tuple(labels.items()): value for labels, value in found}
+        return self._read[series]
 
     def _sum(self, series: Sequence[Series]) -> float:
         return sum(sum(self._vector(each).values()) for each in series)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Final
 
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from store.rpc.call import BidiMethod, RpcCall, RpcContext
 from store.serving.failure import CallError, Code, malformed
 
 HEALTH: Final = "grpc.health.v1.Health"
-REFLECTION: Final = reflection.SERVICE_NAME
+REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 
 
 async def check_health(
@@ -67,12 +67,11 @@ def _asked_service(request: bytes) -> str:
 
 
 def reflect(services: Collection[str]) -> BidiMethod:
-    """Return the handler of ``ServerReflectionInfo`` of a listener that serves ``services``."""
-    # The type stubs do not know of the servicer for asyncio.
-    library: Any = reflection
-    servicer = library.aio.ReflectionServicer(sorted(services))
+    """Return the handler of ``ServerReflectionInfo``, whose library the first call imports."""
 
     async def info(call: RpcCall) -> None:
+        library = import_module("grpc_reflection.v1alpha.reflection")
+        servicer = library.aio.ReflectionServicer(sorted(services))
         async for answer in servicer.ServerReflectionInfo(_requests(call), call.context):
             await call.send(answer.SerializeToString())
 
@@ -81,10 +80,11 @@ def reflect(services: Collection[str]) -> BidiMethod:
 
 async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
     """Yield the requests; one for a method, which protobuf finds no file of, as for its service."""
+    kinds = import_module("grpc_reflection.v1alpha.reflection_pb2")
     while (request := await call.next_request(is_first=True)) is not None:
         call.charge_next(len(request))
         try:
-            parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
+            parsed = kinds.ServerReflectionRequest.FromString(request)
         except DecodeError:
             raise malformed("the request is no ServerReflectionRequest: send one") from None
         service, _, method = parsed.file_containing_symbol.rpartition(".")

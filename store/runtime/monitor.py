@@ -30,7 +30,7 @@ from store.observe.logging import get_logger
 
 _LOG = get_logger("store.runtime.monitor")
 
-HEALTHY_CHECK_INTERVAL_S: Final = 5.0
+HEALTHY_CHECK_INTERVAL_S: Final = 10.0
 """How often the database is asked whether it answers, while it does and stays connected."""
 
 UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25

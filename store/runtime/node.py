@@ -104,13 +104,13 @@ HOSTS_INTERVAL_S: Final = 2.0
 HOSTS_KEEP_INTERVAL_S: Final = 10.0
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
 CONNECTIONS_INTERVAL_S: Final = 5.0
-DISK_INTERVAL_S: Final = 5.0
-PROBLEMS_INTERVAL_S: Final = 5.0
+DISK_INTERVAL_S: Final = 10.0
+PROBLEMS_INTERVAL_S: Final = 10.0
 FOLLOW_INTERVAL_S: Final = 30.0
 CONDITION_INTERVAL_S: Final = 60.0
 UNREAD_INTERVAL_S: Final = 600.0
 """How often periodic work is done. The horizon and the condition of the database are read so often
-while nobody asks for them; unread events are swept by a node without gossip."""
+while nobody asks for them, and problems are looked for while nobody looks at the page."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
@@ -518,8 +518,7 @@ class NodeRuntime:
             stack.push_async_callback(_finish, self._recorder.note)
             work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
             work |= {"online": self._recorder.run, "resume": self.resumer.run}
-            if not config.gossip:
-                every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
+            every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
         stack.push_async_callback(tasks.stop)
         map_large_blocks()
         for name, run in work.items():

@@ -334,7 +334,7 @@ class NodeStatus:
         return await self._render_page() if found is None else found
 
     async def _render_page(self) -> bytes:
-        node, metrics, health = self._node, self._metrics, self._node.health
+        node, metrics, health = self._node, self._metrics, self._node.health.look()
         status, known = admin_pb2.NodeStatus(version=node.version), _UNKNOWN
         if node.is_open:
             reads = self._stored, self._history, self.condition
@@ -348,12 +348,12 @@ class NodeStatus:
             "version": status.version,
             "time": time.time(),
             "started": self._started_s,
-            "revision": health.value.revision,
-            "ready": health.value.ready,
-            "why_not_ready": health.value.unready,
-            "problems": [_problem(each) for each in health.value.problems],
+            "revision": health.revision,
+            "ready": health.ready,
+            "why_not_ready": health.unready,
+            "problems": [_problem(each) for each in health.problems],
             "ended": [
-                _problem(each) | {"ended": int(each.ended_s)} for each in health.problems.ended
+                _problem(each) | {"ended": int(each.ended_s)} for each in node.health.problems.ended
             ],
             "disks": [_row(each, "volume", "free_bytes", "size_bytes") for each in self._disks()],
             "clocks_ahead_s": {

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.observe.problems import Problems
-from store.runtime.node import PROBLEMS_INTERVAL_S
 from tests.support.faults import FAULTS, WELL_MIN, Fault, healthy, serve
+
+PAGE_INTERVAL_S: Final = 5.0
+"""Of somebody who looks at the page, which asks more often, or checks by the command."""
 
 SCRAPE_INTERVAL_S: Final = 15.0
 """Of deploy/prometheus; rules are evaluated as often."""
@@ -70,14 +72,14 @@ def play(fault: Fault) -> tuple[str, float, float, float, float]:
     page, alert = (
         _Observer(Problems(metrics, lambda: now_s[0]), interval_s, delay_s)
         for interval_s, delay_s in (
-            (PROBLEMS_INTERVAL_S, 0.0),
+            (PAGE_INTERVAL_S, 0.0),
             (SCRAPE_INTERVAL_S, SCRAPE_INTERVAL_S),
         )
     )
     begin_s = 60.0 * WELL_MIN
     end_s = begin_s + 60.0 * fault.minutes
     while now_s[0] < end_s + 60.0 * (fault.settle_min + 1):
-        now_s[0] += PROBLEMS_INTERVAL_S
+        now_s[0] += PAGE_INTERVAL_S
         serve(metrics)
         for peer in ("a:1", "b:1"):
             metrics.peer_silent_since.labels(peer).set(now_s[0])

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -203,14 +204,13 @@ class GossipDriver:
         """Poll the unread events that other nodes on the database change; rest without peers."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_S)
-            if self._is_awake and not any(each.is_joined for each in self._streams.values()):
-                self._rest()
-            try:
-                await self._database.unread.sweep()
-                if self._is_awake:
-                    await self._compare()
-            except NotServingError:
+            if not self._is_awake:
                 continue
+            if not any(each.is_joined for each in self._streams.values()):
+                self._rest()
+                continue
+            with suppress(NotServingError):
+                await self._compare()
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -107,9 +107,6 @@ class UnreadTable(Protocol):
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Wait for confirmations of these no more, though they have not come."""
 
-    async def sweep(self) -> object:
-        """Delete what expired long ago."""
-
 
 @dataclass(frozen=True, slots=True)
 class DriverDatabase:

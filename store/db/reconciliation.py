@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -110,86 +110,8 @@ async def _fetch(
     )
 
 
-_Add = Callable[[int, LatticeSum], None]
-
-
 class _TooManyError(Exception):
     """A sum that would expand too many messages, or summaries that contradict them."""
-
-
-class LatticeReader:
-    """Reads sums; ``minutes``: what commits behind the position ``folded`` have added."""
-
-    def __init__(self, connection: Connection, folded: int, minutes: TimeBuckets) -> None:
-        self._connection = connection
-        self._folded = folded
-        hours = coarser(minutes, HOUR_NS)
-        self._late = dict(zip(hours.starts.tolist(), hours.counts.tolist(), strict=True))
-        self._left = most_summed()
-
-    async def read(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
-        """Return what `store.domain.view.ColdView.lattices` does; once."""
-        lows = [low for low, _ in spans]
-        sums = [LatticeSum() for _ in spans]
-
-        def add(start_ns: int, total: LatticeSum) -> None:
-            sums[bisect_right(lows, start_ns) - 1] += total
-
-        try:
-            inside = [_whole_hours(*span) for span in spans]
-            whole = [each for each in inside if each is not None]
-            for low_ns, high_ns in _edges(spans, inside):
-                add(low_ns, await self._expanded(low_ns, high_ns))
-            unknown = await self._known(whole, add)
-            for start_ns, count in unknown.items():
-                total = await self._expanded(start_ns, start_ns + HOUR_NS)
-                _demand(total.count, count + self._late.get(start_ns, 0))
-                add(start_ns, total)
-            await self._add_late(whole, unknown, add)
-        except _TooManyError:
-            return None
-        return sums
-
-    async def _known(self, whole: Sequence[Span], add: _Add) -> dict[int, int]:
-        """Add what is known of whole hours; the counts of the hours whose sums are not."""
-        unknown: dict[int, int] = {}
-        given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
-        for statement in (SQL.buckets.read_known_days, SQL.buckets.read_hours):
-            for start_ns, count, state in await fetch_rows(self._connection, statement, given):
-                if state is None:
-                    unknown[start_ns] = count
-                else:
-                    add(start_ns, LatticeSum.stored(count, state))
-        self._spend(sum(unknown.values()), taken=False)
-        return unknown
-
-    async def _add_late(self, whole: Sequence[Span], unknown: dict[int, int], add: _Add) -> None:
-        late = {
-            hour: count
-            for hour, count in self._late.items()
-            if hour not in unknown and any(low <= hour < high for low, high in whole)
-        }
-        self._spend(sum(late.values()))
-        found = await added(self._connection, self._folded, UNBOUNDED_HIGH - 1, list(late))
-        for hour, count in late.items():
-            total = found.get(hour, LatticeSum())
-            _demand(total.count, count)
-            add(hour, total)
-
-    async def _expanded(self, low_ns: int, high_ns: int) -> LatticeSum:
-        total = await sum_of_time(self._connection, low_ns, high_ns, self._left)
-        self._spend(total.count)
-        return total
-
-    def _spend(self, count: int, *, taken: bool = True) -> None:
-        if count > self._left:
-            raise _TooManyError
-        self._left -= count if taken else 0
-
-
-def _demand(found: int, expected: int) -> None:
-    if found != expected:  # Summaries that contradict what is held prove nothing.
-        raise _TooManyError
 
 
 def _whole_hours(low_ns: int, high_ns: int) -> Span | None:
@@ -260,10 +182,53 @@ class SnapshotView:
             return await self._load(needs)
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
-        """Return what `ColdView.lattices` does."""
-        reader = LatticeReader(self.connection, self.folded, self.minutes)
-        with self._reading():
-            return await reader.read(spans)
+        """Return what `store.domain.view.ColdView.lattices` does; raises as `load`."""
+        lows, sums = [low for low, _ in spans], [LatticeSum() for _ in spans]
+        try:
+            with self._reading():
+                async for start_ns, total in self._sums(spans):
+                    sums[bisect_right(lows, start_ns) - 1] += total
+        except _TooManyError:
+            return None
+        return sums
+
+    async def _sums(self, spans: Sequence[Span]) -> AsyncGenerator[tuple[int, LatticeSum], None]:
+        """Yield starts and sums of parts of ranges of time, which together are their sums."""
+        inside = [_whole_hours(*span) for span in spans]
+        whole = [each for each in inside if each is not None]
+        unknown: dict[int, int] = {}
+        given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
+        for statement in (SQL.buckets.read_known_days, SQL.buckets.read_hours):
+            for start_ns, count, state in await fetch_rows(self.connection, statement, given):
+                if state is None:
+                    unknown[start_ns] = count
+                else:
+                    yield start_ns, LatticeSum.stored(count, state)
+        hours = coarser(self.minutes, HOUR_NS)
+        new = dict(zip(hours.starts.tolist(), hours.counts.tolist(), strict=True))
+        late = {
+            hour: count
+            for hour, count in new.items()
+            if hour not in unknown and any(low <= hour < high for low, high in whole)
+        }
+        left = most_summed() - sum(late.values())
+        if sum(unknown.values()) > left:
+            raise _TooManyError
+        # What is not in whole hours has no count that it could contradict.
+        parts = [(low_ns, high_ns, None) for low_ns, high_ns in _edges(spans, inside)]
+        counted = [(at, at + HOUR_NS, count + new.get(at, 0)) for at, count in unknown.items()]
+        for low_ns, high_ns, expected in (*parts, *counted):
+            total = await sum_of_time(self.connection, low_ns, high_ns, left)
+            left -= total.count
+            if left < 0 or expected not in (None, total.count):
+                raise _TooManyError
+            yield low_ns, total
+        found = await added(self.connection, self.folded, UNBOUNDED_HIGH - 1, list(late))
+        for hour, count in late.items():
+            total = found.get(hour, LatticeSum())
+            if total.count != count:
+                raise _TooManyError
+            yield hour, total
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests; raises as `load`."""

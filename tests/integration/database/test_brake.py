@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.support.postgres import PostgresServer
 
 STORED_DAYS = 40
 KEEP_ALL = RetentionPolicy()
+ARCHIVED = RetentionPolicy(age_ns=30 * DAY_NS, requires_archive=True)
 
 
 def days(number: float) -> RetentionPolicy:
@@ -75,33 +77,36 @@ async def stored_days(connection: Connection) -> int:
     )
 
 
-STARTS: dict[str, tuple[RetentionPolicy | None, RetentionPolicy, bool]] = {
-    "a first start that drops nothing": (None, days(60), False),
-    "a first start that drops a day": (None, days(STORED_DAYS - 2), False),
-    "a first start that drops nine days": (None, days(30), True),
-    "a first start without limits": (None, KEEP_ALL, False),
-    "30m for 30d": (days(60), days(1 / 48), True),
-    "more than a tenth": (days(60), days(34), True),
-    "a tenth": (days(60), days(35), False),
-    "a longer retention": (days(60), days(90), False),
-    "a size for an age": (days(60), RetentionPolicy(size_bytes=1), True),
-    "an age for a size": (RetentionPolicy(size_bytes=1 << 40), days(60), False),
-    "a limit that drops nothing yet": (KEEP_ALL, days(60), False),
-    "a limit for none": (KEEP_ALL, days(1), True),
+STARTS: dict[str, tuple[RetentionPolicy | None, RetentionPolicy, RetentionPolicy | None]] = {
+    "a first start that drops nothing": (None, days(60), None),
+    "a first start that drops a day": (None, days(STORED_DAYS - 2), None),
+    "a first start that drops nine days": (None, days(30), KEEP_ALL),
+    "a first start without limits": (None, KEEP_ALL, None),
+    "30m for 30d": (days(60), days(1 / 48), days(60)),
+    "more than a tenth": (days(60), days(34), days(60)),
+    "a tenth": (days(60), days(35), None),
+    "a longer retention": (days(60), days(90), None),
+    "a size for an age": (days(60), RetentionPolicy(size_bytes=1), days(60)),
+    "an age for a size": (RetentionPolicy(size_bytes=1 << 40), days(60), None),
+    "a limit that drops nothing yet": (KEEP_ALL, days(60), None),
+    "a limit for none": (KEEP_ALL, days(1), KEEP_ALL),
+    "more than a week due": (days(30), days(30), KEEP_ALL),
+    "a backlog that an archive vouches for": (ARCHIVED, ARCHIVED, None),
 }
-"""The agreed limits, those of the node that starts, and whether these are held."""
+"""The agreed limits, those of the node that starts, and what applies while these are held."""
 
 
 async def test_a_start_holds_what_would_drop_much(connection: Connection) -> None:
-    for name, (agreed, wanted, waits) in STARTS.items():
+    for name, (agreed, wanted, instead) in STARTS.items():
         async with connection.transaction(force_rollback=True):
             if agreed is not None:
                 await agree(connection, agreed)
             node = RetentionBrake(wanted)
             await node.settle(connection, NOW)
-            assert (node.excess is not None) == waits, name
-            assert node.policy == ((agreed or KEEP_ALL) if waits else wanted), name
-            assert await read_agreed(connection) == (agreed if waits else wanted), name
+            assert (node.excess is not None) == (instead is not None), name
+            assert node.policy == (instead or wanted), name
+            agrees = replace(wanted, requires_archive=False)
+            assert await read_agreed(connection) == (agreed if instead else agrees), name
 
 
 async def test_a_node_drops_when_an_operator_agrees(connection: Connection) -> None:
@@ -120,53 +125,40 @@ async def test_a_node_drops_when_an_operator_agrees(connection: Connection) -> N
     assert await stored_days(connection) == 3
 
 
-async def test_a_confirmed_start_drops_at_once(connection: Connection) -> None:
+async def test_a_confirmed_start_drops_at_once_and_then_what_falls_due_day_by_day(
+    connection: Connection,
+) -> None:
     await agree(connection, days(60))
     node = await start(connection, days(2), confirmed=True)
     assert applies(node, days(2))
     assert await stored_days(connection) == 3
-    # The next start has nothing to confirm.
-    assert (await start(connection, days(2))).excess is None
-
-
-async def test_what_falls_due_day_by_day_never_waits(connection: Connection) -> None:
-    await start(connection, days(2), confirmed=True)
-    for day in range(1, 4):
+    for day in range(4):
         now_ns = NOW + day * DAY_NS
         await ensure_ahead(connection, now_ns, None)
-        await insert(connection, [now_ns])
-        # A third of the store is due.
-        node = await start(connection, days(2), now_ns=now_ns)
-        assert node.excess is None
+        await insert(connection, [now_ns + 1])
+        # From the second day on a third of the store is due, and there is nothing to confirm.
+        assert (await start(connection, days(2), now_ns=now_ns)).excess is None
     assert await horizon(connection) == TODAY + DAY_NS
+    for lower, lowered in ((NOW - 30 * DAY_NS, NOW - 30 * DAY_NS), (NOW, NOW - 30 * DAY_NS)):
+        await reopen(connection, lower)
+        assert (await review(connection, days(30), NOW)).horizon_ns == lowered
 
 
-async def test_more_than_a_week_due_at_a_start_waits(connection: Connection) -> None:
-    await agree(connection, days(30))
-    node = await start(connection, days(30))
-    assert node.excess is not None
-    assert (node.policy, await stored_days(connection)) == (KEEP_ALL, STORED_DAYS)
-    await settle(connection, node)
-    assert node.excess is not None
-    await prune(connection, days(30), NOW)
-    await settle(connection, node)
-    assert applies(node, days(30))
-
-
-async def test_an_archive_vouches_for_a_backlog(connection: Connection) -> None:
-    archived = RetentionPolicy(age_ns=30 * DAY_NS, requires_archive=True)
-    await agree(connection, archived)
-    node = await start(connection, archived)
-    assert applies(node, archived)
-
-
-async def test_a_backlog_of_a_running_node_is_dropped(connection: Connection) -> None:
+async def test_a_backlog_waits_at_a_start_alone(connection: Connection) -> None:
     await agree(connection, days(60))
-    node = await start(connection, days(60))
+    running = await start(connection, days(60))
     # A lock has kept eight days from being dropped.
-    await settle(connection, node, NOW + 30 * DAY_NS)
-    assert applies(node, days(60))
+    await settle(connection, running, NOW + 30 * DAY_NS)
+    assert applies(running, days(60))
     assert await stored_days(connection) == 31
+    await agree(connection, days(20))
+    node = await start(connection, days(20))
+    await settle(connection, node)
+    assert node.excess is not None
+    assert (node.policy, await stored_days(connection)) == (KEEP_ALL, 31)
+    await prune(connection, days(20), NOW)
+    await settle(connection, node)
+    assert applies(node, days(20))
 
 
 async def test_two_nodes_with_different_retention_keep_the_longer_one(
@@ -186,12 +178,3 @@ async def test_two_nodes_with_different_retention_keep_the_longer_one(
     assert long.policy == days(60)
     await start(connection, days(60))
     assert await read_agreed(connection) == days(60)
-
-
-async def test_the_horizon_can_be_lowered_again(connection: Connection) -> None:
-    await start(connection, days(2), confirmed=True)
-    assert await horizon(connection) == TODAY - 2 * DAY_NS
-    await reopen(connection, NOW - 30 * DAY_NS)
-    assert await horizon(connection) == NOW - 30 * DAY_NS
-    await reopen(connection, NOW)
-    assert (await review(connection, days(30), NOW)).horizon_ns == NOW - 30 * DAY_NS

@@ -258,33 +258,19 @@ async def sum_of_time(
         last = elements[8 - ELEMENT_BYTES : -CONTENT_DIGEST_BYTES]
 
 
-async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
-    """Return starts and counts of the hours whose sum is not known; those that never were first."""
-    given = (bounds.low, bounds.high - 1)
-    return await fetch_rows(connection, SQL.buckets.read_unknown_hours, given)
-
-
-async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
-    """Return starts of the days whose sum is not known, while those of all their hours are."""
-    given = (bounds.low, bounds.high - 1)
-    rows = await fetch_rows(connection, SQL.buckets.read_unknown_days, given)
-    return [start for (start,) in rows]
-
-
-async def seal_hours(connection: Connection, hours: Sequence[int]) -> None:
-    """Sum hours up and keep that; under FOLDING, in one snapshot.
+async def _seal_hour(connection: Connection, start: int) -> None:
+    """Sum an hour up and keep that; under FOLDING, in one snapshot.
 
     What is not folded yet is in the sum too. It is in the commits after all others, so the sum is
     known as soon as their number is folded.
     """
-    for start in hours:
-        total = await sum_of_time(connection, start, start + HOUR_NS)
-        await write_sums(connection, {(HOURS, start): total})
+    total = await sum_of_time(connection, start, start + HOUR_NS)
+    await write_sums(connection, {(HOURS, start): total})
 
 
-async def seal_days(connection: Connection, days: Sequence[int]) -> None:
+async def _seal_days(connection: Connection, days: Sequence[tuple[int]]) -> None:
     """Make the sums of days of those of their hours, all of which are known; under FOLDING."""
-    for start in days:
+    for (start,) in days:
         rows = await fetch_rows(connection, SQL.buckets.read_hours_of_day, (start, start))
         total = LatticeSum.total([LatticeSum.stored(count, state) for count, state in rows])
         await write_sums(connection, {(DAYS, start): total})
@@ -310,18 +296,19 @@ async def seal(connection: Connection, now_ns: int) -> int:
     """
     end_ns = now_ns - SETTLING_NS
     messages = sealed = 0
-    over = Bounds(UNBOUNDED_LOW, end_ns - HOUR_NS + 1)
-    for start, count in await unknown_hours(connection, over):
+    over = (UNBOUNDED_LOW, end_ns - HOUR_NS)
+    for start, count in await fetch_rows(connection, SQL.buckets.read_unknown_hours, over):
         if messages >= MAX_SEALED_MESSAGES:
             break
         async with alone(connection):
-            await seal_hours(connection, [start])
+            await _seal_hour(connection, start)
         messages += count
         sealed += 1
-    days = await unknown_days(connection, Bounds(UNBOUNDED_LOW, end_ns - DAY_NS + 1))
+    over = (UNBOUNDED_LOW, end_ns - DAY_NS)
+    days = await fetch_rows(connection, SQL.buckets.read_unknown_days, over)
     if days:
         async with alone(connection):
-            await seal_days(connection, days)
+            await _seal_days(connection, days)
     return sealed
 
 
@@ -489,8 +476,9 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         for level in range(1, len(LEVELS_NS)):
             given = {"low": span[0], "last": span[1], "level": level, "length": LEVELS_NS[level]}
             await connection.execute(SQL.buckets.insert_level, given)
-        hours = [start for start, _ in await unknown_hours(connection, bounds)]
-        await seal_hours(connection, hours)
-        await seal_days(connection, await unknown_days(connection, bounds))
+        for start, _ in await fetch_rows(connection, SQL.buckets.read_unknown_hours, span):
+            await _seal_hour(connection, start)
+        days = await fetch_rows(connection, SQL.buckets.read_unknown_days, span)
+        await _seal_days(connection, days)
         ((messages,),) = await fetch_rows(connection, SQL.buckets.count_messages, span)
     return int(messages + deltas.counts.sum())

@@ -41,7 +41,7 @@ from store.db.buckets import (
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
 from store.db.migrate import differences, require_served
-from store.db.partitions import Catalog, read_partitions
+from store.db.partitions import Catalog, read_catalog
 from store.db.statements import (
     BUCKETS_TABLE,
     COARSE_TABLES,
@@ -264,7 +264,7 @@ class _DatabaseCheck:
         if self._sample is None:
             self.checked["commits"] = await self._count(SQL.commits.count)
             self.checked["missing_parents"] = await self._count(SQL.sds.count_missing_rows)
-        self.checked[BUCKETS_TABLE] = await self._check_summaries()
+        self.checked[BUCKETS_TABLE] = await self._check_summaries(catalog)
 
     def _add(self, kind: str, where: str, example: str) -> None:
         """Note a fault in the table ``where``."""
@@ -290,28 +290,9 @@ class _DatabaseCheck:
 
     # Partitions
 
-    async def _catalog(
-        self, note: Callable[[str, str, str], None] = lambda *_fault: None
-    ) -> Catalog:
-        """Read the partitions that are sane; ``note`` receives the faults of the others."""
-        found = []
-        for row in await self._rows(SQL.partitions.read_catalog, (True, True)):
-            table, name, _, text, is_detaching, size_bytes, _ = row
-            try:
-                partitions = read_partitions([row])
-            except ValueError:
-                note("odd bounds", table, f"{name} {text}")
-                continue
-            found += partitions
-            if is_detaching:
-                note("partition being detached", table, name)
-            elif not partitions and None not in (text, size_bytes):
-                note("default partition", table, name)
-        return Catalog(tuple(found))
-
     async def _check_partitions(self, now_ns: int) -> Catalog:
         """Check that partitions are complete, sane and of one mind; return them."""
-        catalog = await self._catalog(self._add)
+        catalog = await read_catalog(self._connection, with_sizes=True, on_fault=self._add)
         for each in catalog.partitions:
             unit = COMMITS_PER_PARTITION if each.table == COMMITS_TABLE else DAY_NS
             ends = {each.bounds.low, each.bounds.high} - {UNBOUNDED_LOW, UNBOUNDED_HIGH}
@@ -416,7 +397,7 @@ class _DatabaseCheck:
 
     # Summaries
 
-    async def _check_summaries(self) -> int:
+    async def _check_summaries(self, catalog: Catalog) -> int:
         """Compare summaries with messages; return the number of minutes whose buckets were read.
 
         A sample takes hours at random that have about so many messages.
@@ -428,7 +409,7 @@ class _DatabaseCheck:
         if folded > newest:
             self._add(FOLDED_BEYOND, "store", f"folded up to {folded}, committed up to {newest}")
         done = 0
-        partitions = {each.bounds: each.name for each in (await self._catalog()).of(FINE_TABLE)}
+        partitions = {each.bounds: each.name for each in catalog.of(FINE_TABLE)}
         if self._sample is None:
             gaps = Cover(partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS)
             slices = [*partitions.items(), *((each, FINE_TABLE) for each in gaps)]

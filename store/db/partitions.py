@@ -12,7 +12,7 @@ all there is to do.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 from psycopg import errors, sql
 
@@ -47,6 +47,10 @@ _UNCOMPARED_COLUMNS: Final = {
     "messages": ("content_digest", "head", "payload", "tail"),
     "sds": ("channel", "message_id", "sender", "parent_keys", "parent_ids", "parent_hints"),
 }
+
+
+OnFault = Callable[[str, str, str], None]
+"""Receives the kind of a fault, the table, and the partition."""
 
 
 @dataclass(frozen=True)
@@ -153,24 +157,36 @@ class PartitionMap:
         return not self._commits_are_short and all(self.covers(ts, ts) for ts in set(timestamps))
 
 
-async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
-    """Read which partitions exist; their sizes and estimates of their rows only where asked for."""
+async def read_catalog(
+    connection: Connection, *, with_sizes: bool = False, on_fault: OnFault | None = None
+) -> Catalog:
+    """Read which partitions exist; their sizes and estimates of their rows only where asked for.
+
+    Partitions without bounds of ours, or that are being detached, are left out. ``on_fault``
+    receives each of them.
+
+    Raises:
+        ValueError: bounds cannot be read, and there is no ``on_fault``.
+    """
     rows = await fetch_rows(connection, SQL.partitions.read_catalog, (with_sizes, with_sizes))
     (numbers,) = await fetch_rows(connection, SQL.stores.read_size)
-    return Catalog(tuple(read_partitions(rows)), *numbers)
-
-
-def read_partitions(rows: Iterable[Sequence[Any]]) -> list[Partition]:
-    """Return the partitions in rows of ``read_catalog`` that have bounds and are attached."""
     found = []
     for table, name, oid, text, is_detaching, size_bytes, row_count in rows:
-        # A partition that is dropped meanwhile has no text and no size; a default one no bounds.
-        if text is None or size_bytes is None or is_detaching:
+        if text is None or size_bytes is None:
+            continue  # it is dropped meanwhile
+        try:
+            bounds = rules.parse_bounds(text)
+        except ValueError:
+            if on_fault is None:
+                raise
+            on_fault("odd bounds", table, f"{name} {text}")
             continue
-        bounds = rules.parse_bounds(text)
-        if bounds is not None:
+        if bounds is not None and not is_detaching:
             found.append(Partition(table, name, bounds, size_bytes, row_count, oid))
-    return found
+        elif on_fault is not None:
+            fault = "partition being detached" if is_detaching else "default partition"
+            on_fault(fault, table, name)
+    return Catalog(tuple(found), *numbers)
 
 
 async def ensure_for(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from storenode.cli.client.text import format_time
 from storenode.cli.main import main
 from tests.integration.database.sample_messages import admitted, plain, sds, write
 from tests.support.command import Ended
+from tests.support.postgres import PostgresServer
 
 
 class Storenode:
@@ -58,13 +60,17 @@ def shift_commits(url: str, by_ns: int) -> None:
         connection.execute("update storenode.store set created_at = created_at + %s", (shift,))
 
 
-@pytest.fixture
-def filled_url(database_url: str) -> str:
-    now = now_ns(database_url)
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    """Return the name of a database with messages of the last five days."""
+    name = postgres.create_database(template_database)
+    url = postgres.url(name)
+    now = now_ns(url)
     messages = [plain(number, now - number * DAY_NS // 2) for number in range(10)]
     batches = [admitted(messages, now), admitted([sds(99, now)], now)]
-    asyncio.run(write(database_url, batches, now))
-    return database_url
+    asyncio.run(write(url, batches, now))
+    yield name
+    postgres.drop_database(name)
 
 
 def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> None:
@@ -95,8 +101,10 @@ def test_a_database_without_a_schema_is_named(
     assert "create it with `storenode db upgrade`" in ended.err
 
 
-def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: str) -> None:
-    ended = storenode("check", "--database-url", filled_url, "--json")
+def test_a_check_reports_a_sound_database_and_a_fault_with_what_to_do(
+    storenode: Storenode, database_url: str
+) -> None:
+    ended = storenode("check", "--database-url", database_url, "--json")
     assert ended.code == 0
     assert ended.objects[0] == {
         "ok": True,
@@ -112,44 +120,41 @@ def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: st
         },
         "findings": [],
     }
-    people = storenode("check", "--database-url", filled_url, "--sample", "5")
+    people = storenode("check", "--database-url", database_url, "--sample", "5")
     assert people.code == 0
     assert people.out.startswith("Found no fault in a part of the rows: ")
-
-
-def test_a_fault_is_shown_with_what_to_do(storenode: Storenode, filled_url: str) -> None:
-    with psycopg.connect(filled_url) as connection:
+    with psycopg.connect(database_url) as connection:
         connection.execute("delete from storenode.sds")
-    ended = storenode("check", "--database-url", filled_url, "--json")
+    ended = storenode("check", "--database-url", database_url, "--json")
     assert ended.code == 1
     (finding,) = ended.objects[0]["findings"]
     assert (finding["where"], finding["count"]) == ("sds", 1)
-    people = storenode("check", "--database-url", filled_url)
+    people = storenode("check", "--database-url", database_url)
     assert people.code == 1
     assert "sds: SDS message without a row in sds (1)" in people.out
     assert "To do: " in people.out
 
 
-def test_partitions_are_listed(storenode: Storenode, filled_url: str) -> None:
-    ended = storenode("partitions", "--database-url", filled_url, "--json")
+def test_partitions_are_listed(storenode: Storenode, database_url: str) -> None:
+    ended = storenode("partitions", "--database-url", database_url, "--json")
     rows = [json.loads(line) for line in ended.out.splitlines()]
     assert ended.code == 0
     assert {row["table"] for row in rows} == {"messages", "hashes", "sds", "topics", "commits"}
-    now = now_ns(filled_url)
+    now = now_ns(database_url)
     (today,) = (
         row for row in rows if row["table"] == "messages" and row["from"] <= now < row["to"]
     )
     assert today["bytes"] > 0
     assert any(row["from"] is None for row in rows if row["table"] == "hashes")
-    people = storenode("partitions", "--database-url", filled_url)
+    people = storenode("partitions", "--database-url", database_url)
     assert people.out.splitlines()[0].split()[:2] == ["TABLE", "PARTITION"]
     assert len(people.out.splitlines()) == len(rows) + 2
 
 
-def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, filled_url: str) -> None:
-    ended = storenode("sizes", "--database-url", filled_url, "--json")
+def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, database_url: str) -> None:
+    ended = storenode("sizes", "--database-url", database_url, "--json")
     assert ended.code == 0
-    with psycopg.connect(filled_url) as connection:
+    with psycopg.connect(database_url) as connection:
         whole = connection.execute(
             "select sum(pg_total_relation_size(oid)) from pg_class"
             " where relnamespace = 'storenode'::regnamespace and relkind = 'r'"
@@ -162,73 +167,70 @@ def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, filled_url
     assert {"messages", "hashes", "sds", "topics", "commits"} <= rows
     indexes = {part["part"] for part in sizes["parts"] if part["table"] == "messages"}
     assert {"messages_pkey", "messages_topic_idx", "messages_batch_idx"} <= indexes
-    people = storenode("sizes", "--database-url", filled_url).out.splitlines()
+    people = storenode("sizes", "--database-url", database_url).out.splitlines()
     assert people[0].startswith("11 messages in ")
     (total,) = (line.split() for line in people if line.startswith("all "))
     assert total[2:] == ["100.0%", f"{whole[0] / 11:,.1f}"]
 
 
-def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) -> None:
-    target = ("--database-url", filled_url, "--retention", "2d", "--json")
+def test_prune_shows_first_then_does_and_fails_where_it_cannot(
+    storenode: Storenode, database_url: str
+) -> None:
+    target = ("--database-url", database_url, "--retention", "2d", "--json")
     reported = storenode("prune", *target, "--dry-run")
     assert reported.code == 0
     assert reported.objects[0]["dry_run"] is True
     dropped = [each["partition"] for each in reported.objects[0]["dropped"]]
     assert dropped != []
     assert all(each["reason"] == "age" for each in reported.objects[0]["dropped"])
+    off = storenode("prune", "--database-url", database_url, "--retention", "off")
+    assert (off.code, off.out[: len("0 partitions went, 0B of ")]) == (
+        0,
+        "0 partitions went, 0B of ",
+    )
+    with psycopg.connect(database_url) as holder:
+        holder.execute("lock table storenode.messages in access share mode")
+        hurried = ("--retention-lock-timeout", "10ms", "--retention-confirm")
+        blocked = storenode("prune", *target[:-1], *hurried)
+    assert blocked.code == 1
+    assert "could not be dropped" in blocked.out
     refused = storenode("prune", *target)
     assert refused.code == 1
     assert "of the messages), which the agreed ones keep: correct them, or add" in refused.err
     done = storenode("prune", *target, "--retention-confirm")
     assert [each["partition"] for each in done.objects[0]["dropped"]] == dropped
     assert storenode("prune", *target).objects[0]["dropped"] == []
-    listed = storenode("partitions", "--database-url", filled_url).out
+    listed = storenode("partitions", "--database-url", database_url).out
     assert not any(name in listed for name in dropped)
-    assert storenode("check", "--database-url", filled_url).code == 0
+    assert storenode("check", "--database-url", database_url).code == 0
 
 
 def test_prune_goes_by_no_clock_that_nothing_confirms(
-    storenode: Storenode, filled_url: str, monkeypatch: pytest.MonkeyPatch
+    storenode: Storenode, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = ("--database-url", filled_url, "--retention", "20d")
+    target = ("--database-url", database_url, "--retention", "20d")
     year_ns = 365 * DAY_NS
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(database_url) + year_ns)
     ended = storenode("prune", *target)
     assert ended.code == 1
     assert "s ahead of the database's: correct one of them, or go by this one with" in ended.err
     # A database of the same machine is wrong as well; only its commits show the time.
-    shift_commits(filled_url, -year_ns)
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url))
+    shift_commits(database_url, -year_ns)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(database_url))
     doubted = storenode("prune", *target, "--json").objects[0]
     assert (doubted["dropped"], doubted["clock_ahead_s"] > 364 * 86_400) == ([], True)
     people = storenode("prune", *target)
     assert (people.code, "ages are counted from it" in people.out) == (0, True)
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(database_url) + year_ns)
     trust = ("--trust-clock", "--retention-confirm", "--json")
     trusted = storenode("prune", *target, *trust).objects[0]
     assert (trusted["dropped"] != [], trusted["clock_ahead_s"]) == (True, 0)
 
 
-def test_prune_without_limits_drops_nothing(storenode: Storenode, filled_url: str) -> None:
-    ended = storenode("prune", "--database-url", filled_url, "--retention", "off")
-    assert ended.code == 0
-    assert ended.out.startswith("0 partitions went, 0B of ")
-
-
-def test_what_could_not_be_dropped_is_a_failure(storenode: Storenode, filled_url: str) -> None:
-    with psycopg.connect(filled_url) as holder:
-        holder.execute("lock table storenode.messages in access share mode")
-        ended = storenode(
-            "prune",
-            *("--database-url", filled_url),
-            *("--retention", "2d", "--retention-lock-timeout", "10ms", "--retention-confirm"),
-        )
-    assert ended.code == 1
-    assert "could not be dropped" in ended.out
-
-
-def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, filled_url: str) -> None:
-    target = ("retention", "--database-url", filled_url)
+def test_limits_of_retention_are_shown_and_agreed_to(
+    storenode: Storenode, database_url: str
+) -> None:
+    target = ("retention", "--database-url", database_url)
     shown = storenode(*target, "--retention", "2d", "--json").objects[0]
     assert (shown["agreed"], shown["pruned"]) == (None, None)
     assert shown["limits"] == {"retention_s": 2 * 86_400, "retention_bytes": None}
@@ -241,7 +243,7 @@ def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, fille
     assert len(applied["pruned"]["dropped"]) > 0
     assert (applied["due"], applied["horizon_ns"] > 0) == (None, True)
     # Without limits of its own a command goes by the agreed ones.
-    assert storenode("prune", "--database-url", filled_url).code == 0
+    assert storenode("prune", "--database-url", database_url).code == 0
     lowered = ("--retention", "30d", "--lower-horizon")
     assert storenode(*target, *lowered).code == 0
     reopened = storenode(*target, "--json").objects[0]
@@ -249,9 +251,9 @@ def test_limits_of_retention_are_shown_and_agreed_to(storenode: Storenode, fille
     assert applied["horizon_ns"] - reopened["horizon_ns"] > 27 * DAY_NS
 
 
-def test_summaries_are_made_anew(storenode: Storenode, filled_url: str) -> None:
-    target = ("--database-url", filled_url)
-    later = format_time(now_ns(filled_url) + DAY_NS)
+def test_summaries_are_made_anew(storenode: Storenode, database_url: str) -> None:
+    target = ("--database-url", database_url)
+    later = format_time(now_ns(database_url) + DAY_NS)
     nothing = storenode("resummarize", *target, "--from", later, "--json").objects[0]
     assert nothing == {"days": 0, "messages": 0}
     done = storenode("resummarize", *target, "--to", later)

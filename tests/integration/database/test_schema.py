@@ -29,24 +29,20 @@ def execute(url: str, statement: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
+def test_upgrades_at_once_make_the_newest_schema_of_one_store(empty_database_url: str) -> None:
     assert migrate.current(empty_database_url) is None
     with pytest.raises(SchemaError, match="create it with `storenode db upgrade`"):
         migrate.require_served(empty_database_url)
-    assert migrate.upgrade(empty_database_url) == migrate.head()
+    with ThreadPoolExecutor(4) as pool:  # they wait for each other
+        assert {*pool.map(migrate.upgrade, [empty_database_url] * 4)} == {migrate.head()}
     first = execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store")
     assert migrate.upgrade(empty_database_url) == migrate.head()
     assert migrate.current(empty_database_url) == migrate.head()
     migrate.require_served(empty_database_url)
     assert execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store") == first
-    assert first[0][1] == 0
-
-
-def test_nodes_that_upgrade_at_once_wait_for_each_other(empty_database_url: str) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(migrate.upgrade, [empty_database_url] * 4))
-    assert found == [migrate.head()] * 4
-    assert execute(empty_database_url, "SELECT count(*) FROM storenode.store") == [(1,)]
+    assert [row[1] for row in first] == [0]
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        execute(empty_database_url, "INSERT INTO storenode.store DEFAULT VALUES")
 
 
 def test_revisions_are_those_of_alembic_and_sort_by_age() -> None:
@@ -56,15 +52,13 @@ def test_revisions_are_those_of_alembic_and_sort_by_age() -> None:
     assert migrate.revisions() == walked[::-1]
 
 
-@pytest.mark.parametrize("revision", ["0001", "0012", "9999_later"])
-def test_a_revision_that_is_not_known_is_refused_with_the_ways_to_move(
-    database_url: str, revision: str
-) -> None:
-    execute(database_url, f"UPDATE storenode.alembic_version SET version_num = '{revision}'")
+def test_a_revision_that_is_not_known_is_refused_with_the_ways_to_move(database_url: str) -> None:
     ways = "upgrade storenode.*pipeline archive.*pipeline restore.*storenode scan"
-    for refused in (migrate.require_served, migrate.upgrade):
-        with pytest.raises(SchemaError, match=rf"revision {revision}, which.* not know.*{ways}"):
-            refused(database_url)
+    for revision in ("0001", "0012", "9999_later"):
+        execute(database_url, f"UPDATE storenode.alembic_version SET version_num = '{revision}'")
+        for refused in (migrate.require_served, migrate.upgrade):
+            with pytest.raises(SchemaError, match=f"revision {revision}, which.*not know.*{ways}"):
+                refused(database_url)
 
 
 def test_an_encoding_that_cannot_hold_topics_is_refused(postgres: PostgresServer) -> None:
@@ -110,11 +104,6 @@ def test_an_old_server_is_refused(empty_database_url: str, monkeypatch: pytest.M
             refused(empty_database_url)
 
 
-def test_the_one_row_of_the_store_cannot_be_doubled(database_url: str) -> None:
-    with pytest.raises(psycopg.errors.UniqueViolation):
-        execute(database_url, "INSERT INTO storenode.store DEFAULT VALUES")
-
-
 def described(connection: psycopg.Connection[Any]) -> list[Any]:
     return connection.execute(SQL.partitions.describe).fetchall()
 
@@ -138,23 +127,19 @@ CHANGES = {
 """A name that the check must mention, by the change of the schema."""
 
 
-def test_the_migrated_schema_is_the_described_one(database_url: str) -> None:
+def test_the_migrated_schema_is_the_described_one_and_changes_are_found(
+    database_url: str,
+) -> None:
     with psycopg.connect(database_url) as connection:
         lines = sorted(line for _, _, line in described(connection))
         assert "\n".join(lines) + "\n" == EXPECTED.read_text()
-        assert differences(described(connection)) == []
-        # What an operator adds is left out.
-        connection.execute("CREATE TABLE storenode.other (x int)")
-        connection.execute("ALTER TABLE storenode.unread ADD CHECK (needed < 100)")
-        assert differences(described(connection)) == []
-
-
-def test_a_change_of_the_schema_is_found(database_url: str) -> None:
-    with psycopg.connect(database_url) as connection:
         for change, named in CHANGES.items():
             with connection.transaction(force_rollback=True):
                 connection.execute(change.encode())
                 assert named in " ".join(differences(described(connection))), change
+        # What an operator adds is left out.
+        connection.execute("CREATE TABLE storenode.other (x int)")
+        connection.execute("ALTER TABLE storenode.unread ADD CHECK (needed < 100)")
         assert differences(described(connection)) == []
 
 
@@ -278,9 +263,15 @@ async def test_commits_have_their_partition_and_the_next(connection: Connection)
     assert {"commits_9", "commits_10"} <= set(await names(connection, "commits"))
 
 
-async def test_the_map_knows_when_partitions_changed(connection: Connection) -> None:
+async def test_the_map_places_topics_and_knows_when_partitions_changed(
+    connection: Connection,
+) -> None:
     stored = PartitionMap(lambda: NOW, MONTH_NS)
-    await stored.ensure(connection, [NOW])
+    with pytest.raises(LookupError):
+        stored.coarse_lower(NOW)
+    await stored.ensure(connection, [1, NOW])
+    today = NOW // DAY_NS * DAY_NS
+    assert [stored.coarse_lower(ts) for ts in (1, today - 1, today, NOW)] == [0, 0, today, today]
     generation = stored.generation
     await stored.refresh(connection)
     assert stored.generation == generation
@@ -289,15 +280,6 @@ async def test_the_map_knows_when_partitions_changed(connection: Connection) -> 
     assert stored.covers(NOW, NOW)
     await stored.refresh(connection)
     assert stored.generation == generation + 1
-
-
-async def test_the_map_places_topics(connection: Connection) -> None:
-    stored = PartitionMap(lambda: NOW, MONTH_NS)
-    with pytest.raises(LookupError):
-        stored.coarse_lower(NOW)
-    await stored.ensure(connection, [1, NOW])
-    today = NOW // DAY_NS * DAY_NS
-    assert [stored.coarse_lower(ts) for ts in (1, today - 1, today, NOW)] == [0, 0, today, today]
 
 
 async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enough(

@@ -57,46 +57,31 @@ async def check(cold: SnapshotView, oracle: NaiveView, rng: random.Random) -> No
         check_answers(oracle, asked, answers)
 
 
+READ_ONLY = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "any"}
+LAST_DAY = np.array([MAX_TIMESTAMP_NS - MAX_TIMESTAMP_NS % DAY_NS])
+
+
 @pytest.mark.parametrize("most_hours", [10, 1_000], ids=["days", "hours"])
 async def test_buckets_and_what_is_not_folded_yet_are_one(
     node: Node, monkeypatch: pytest.MonkeyPatch, most_hours: int
 ) -> None:
+    """Read from the first moment of all to the last, and by connections that take no writes."""
     monkeypatch.setattr(reconciliation, "MAX_TOP_BUCKETS", most_hours)
     monkeypatch.setattr(buckets, "_DELTAS_AT_ONCE", 2)
     rng = random.Random(1)
+    await node.store(random_batch(rng, 20, range(1, 10)))
+    reading = await Database.open(make_conninfo(node.database.url, **READ_ONLY), SETTINGS)
     for number in range(8):
         await store(node, rng)
         if number in (2, 5):
             await fold_all(node)
-        async with DatabaseIds(node.database).open_cold() as cold:
+        async with DatabaseIds(rng.choice((node.database, reading))).open_cold() as cold:
             await check(cold, await stored_ids(node), rng)
             assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
             longest = cold.view.longest_ns
+            assert len(await cold.load(NeedBuckets(HOUR_NS, LAST_DAY, DAY_NS))) == 0
+    await reading.close()
     assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
-
-
-async def test_a_view_of_a_database_that_takes_no_writes_is_complete(node: Node) -> None:
-    rng = random.Random(9)
-    for _ in range(4):
-        await store(node, rng)
-    read_only = {"options": "-c default_transaction_read_only=on", "target_session_attrs": "any"}
-    reading = await Database.open(make_conninfo(node.database.url, **read_only), SETTINGS)
-    try:
-        async with DatabaseIds(reading).open_cold() as cold:
-            await check(cold, await stored_ids(node), rng)
-    finally:
-        await reading.close()
-
-
-async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> None:
-    rng = random.Random(4)
-    await node.store(random_batch(rng, 20, range(1, 10)))
-    await store(node, rng)
-    async with DatabaseIds(node.database).open_cold() as cold:
-        await check(cold, await stored_ids(node), rng)
-        last_day = np.array([MAX_TIMESTAMP_NS - MAX_TIMESTAMP_NS % DAY_NS])
-        buckets = await cold.load(NeedBuckets(HOUR_NS, last_day, DAY_NS))
-        assert len(buckets) == 0
 
 
 async def test_retention_waits_for_a_view(node: Node) -> None:

@@ -83,8 +83,10 @@ def batch(count: int = 3, seed: int = SEED) -> RecordBatch:
     return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
 
 
-async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: Publisher) -> None:
-    messages = batch()
+async def test_what_was_confirmed_counts_and_a_wait_ends_with_the_last_that_it_lacks(
+    publisher: Publisher,
+) -> None:
+    messages, others = batch(), batch(seed=2)
     stored = await publisher.store(messages, 3)
     # The two stores that there are may be quicker than the one who begins to wait.
     publisher.waits.confirm(messages.hashes, [1, 2, 0])
@@ -92,24 +94,20 @@ async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: P
     assert [each.confirms for each in found] == [1, 2, 0]
     assert all("with 2 other stores" in each.reason for each in found)
     assert len(publisher.waits) == 0
-
-
-async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: Publisher) -> None:
-    messages = batch()
-    stored = await publisher.store(messages, 2)
-    first, *others = messages.hashes
-    # One may come before anybody waits.
-    publisher.waits.confirm([first], [2])
-    waiting = asyncio.create_task(publisher.confirmed(messages, stored, 2))
+    stored = await publisher.store(others, 2)
+    publisher.waits.confirm(others.hashes[:1], [2])
+    waiting = asyncio.create_task(publisher.confirmed(others, stored, 2))
     await asyncio.sleep(0)
-    publisher.waits.confirm(others, [1, 1])
-    await asyncio.sleep(0)
-    assert (waiting.done(), len(publisher.waits)) == (False, 1)
-    publisher.waits.confirm(others, [2, 3])
-    found = await waiting
-    assert [(each.confirms, each.reason) for each in found] == [(2, ""), (2, ""), (3, "")]
-    assert len(publisher.waits) == 0
+    for counts, is_done in (([1, 1], False), ([2, 3], True)):
+        publisher.waits.confirm(others.hashes[1:], counts)
+        await asyncio.sleep(0)
+        assert len(publisher.waits) == (not is_done)
+    assert [(each.confirms, each.reason) for each in await waiting] == [(2, ""), (2, ""), (3, "")]
     assert publisher.wanted == []
+    # A duplicate is asked for again.
+    again = await publisher.store(others, 2)
+    assert [each.confirms for each in await publisher.confirmed(others, again, 2)] == [2, 2, 3]
+    assert publisher.wanted == [(others.hashes, 2)]
 
 
 async def test_what_another_node_on_the_database_was_reported_counts(publisher: Publisher) -> None:
@@ -127,25 +125,18 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
 ) -> None:
     messages, database = batch(), publisher.database
     waits = SharedConfirmations(publisher.table)
-    stored = await publisher.store(messages, 1)
+    given = messages.hashes, messages.content_digests, await publisher.store(messages, 1), 1, LONG_S
     async with await database.connect() as one, await database.connect() as another:
         for node in (one, another):
             await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
-        waiting = asyncio.create_task(
-            waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
-        )
+        waiting = asyncio.create_task(waits.confirmed(*given))
         await UnreadRows(database).confirm([Confirmed(each, "a") for each in messages.hashes])
         assert [each.confirms for each in await waiting] == [1, 1, 1]
     waits.stop()
-
-
-async def test_a_node_without_gossip_and_alone_answers_at_once_and_leaves_nothing_unread(
-    publisher: Publisher,
-) -> None:
-    messages = batch()
-    waits = SharedConfirmations(publisher.table)
-    stored = await publisher.store(messages, 1)
-    found = await waits.confirmed(messages.hashes, messages.content_digests, stored, 1, LONG_S)
+    # Alone it answers at once, and leaves nothing unread.
+    waits, others = SharedConfirmations(publisher.table), batch(seed=2)
+    stored = await publisher.store(others, 1)
+    found = await waits.confirmed(others.hashes, others.content_digests, stored, 1, LONG_S)
     assert all("exchanges no read confirmations" in each.reason for each in found)
     assert (await publisher.table.summary()).count == 0
 
@@ -167,19 +158,7 @@ async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) 
     assert [each.reason for each in await waiting] == ["", "", ""]
 
 
-async def test_a_duplicate_is_asked_for_again_and_known_confirmations_count(
-    publisher: Publisher,
-) -> None:
-    messages = batch()
-    await publisher.store(messages, 1)
-    publisher.waits.confirm(messages.hashes, [1, 1, 1])
-    again = await publisher.store(messages, 1)
-    found = await publisher.confirmed(messages, again, 1)
-    assert [each.confirms for each in found] == [1, 1, 1]
-    assert publisher.wanted == [(messages.hashes, 1)]
-
-
-async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
+async def test_waits_are_bounded_and_end_when_a_client_leaves_or_the_node_stops(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = batch()
@@ -193,17 +172,11 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
     await asyncio.gather(waiting, return_exceptions=True)
     assert len(publisher.waits) == 0
     assert not publisher.waits._waits
-
-
-async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:
-    messages = batch()
-    stored = await publisher.store(messages, 1)
     waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
     await asyncio.sleep(0)
     publisher.waits.stop()
-    assert "the node is stopping" in (await waiting)[0].reason
-    (found, *_) = await publisher.confirmed(messages, stored, 1)
-    assert "the node is stopping" in found.reason
+    for ended in (waiting, publisher.confirmed(messages, stored, 1)):
+        assert "the node is stopping" in (await ended)[0].reason
 
 
 async def test_what_is_not_tracked_is_never_taken_for_confirmed(

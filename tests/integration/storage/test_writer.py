@@ -15,7 +15,7 @@ import pytest
 from store.db import feed as feed_module
 from store.db import insert as insert_module
 from store.db import writer as writer_module
-from store.db.arrays import split_uuids
+from store.db.arrays import fixed_bytes, split_uuids
 from store.db.check import check
 from store.db.gossip import UnreadRows
 from store.db.insert import join
@@ -515,6 +515,12 @@ async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
     for error, kind in zip(errors, expected, strict=True):
         assert isinstance(error, kind)
     await assert_tables_agree(node, [*plugs, *good])
+
+
+async def test_a_byte_string_of_another_size_is_refused(node: Node) -> None:
+    for wrong in ([b"x" * 31], [b"x" * 32, b"x" * 33], [b"", b"x" * 32]):
+        with pytest.raises(psycopg.DataError):
+            await node.rows("select %b::bytea[]", fixed_bytes(wrong, 32))
 
 
 async def test_a_database_that_is_away_is_waited_for_reported_and_used_again(

@@ -31,14 +31,9 @@ def test_hosts_and_ports_stay_and_a_primary_is_asked_for(url: str, ports: str | 
     completed = conninfo.conninfo_to_dict(complete_url(url))
     assert completed.get("port") == ports
     assert completed["target_session_attrs"] == "primary"
-
-
-def test_what_is_given_wins() -> None:
-    completed = conninfo.conninfo_to_dict(
-        complete_url("postgresql://u@a/d?target_session_attrs=any&connect_timeout=1")
-    )
-    assert completed["target_session_attrs"] == "any"
-    assert completed["connect_timeout"] == "1"
+    given = conninfo.make_conninfo(url, target_session_attrs="any", connect_timeout="1")
+    completed = conninfo.conninfo_to_dict(complete_url(given))
+    assert (completed["target_session_attrs"], completed["connect_timeout"]) == ("any", "1")
 
 
 @pytest.mark.parametrize(
@@ -85,11 +80,8 @@ def test_a_server_is_judged_by_what_was_seen(
     found = refusal(replace(SERVER, system=system, timeline=timeline), SERVER, holds=holds)
     assert (found or "").startswith(refused or "")
     assert (found is None) == (refused is None)
-
-
-def test_another_store_is_refused_whatever_its_timeline() -> None:
-    other = replace(SERVER, store_id=b"t" * 16, timeline=9)
-    assert "holds another store" in (refusal(other, SERVER, holds=True) or "")
+    other = replace(SERVER, store_id=b"t" * 16, system=system, timeline=timeline)
+    assert "holds another store" in (refusal(other, SERVER, holds=holds) or "")
 
 
 @pytest.mark.parametrize(

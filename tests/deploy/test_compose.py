@@ -65,6 +65,19 @@ def test_images_of_others_are_pinned_and_ports_are_on_loopback(services: dict[st
             assert str(port).startswith("127.0.0.1:"), f"{name} listens beyond this host: {port}"
 
 
+def test_prometheus_scrapes_the_nodes_and_the_gateway(services: dict[str, Any]) -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
+    jobs = {
+        each["job_name"]: {*each["static_configs"][0]["targets"]}
+        for each in config["scrape_configs"]
+    }
+    named = {"storenode": ("node-a", "node-b"), "storenode-gateway": ("gateway",)}
+    for job, names in named.items():
+        listens = {services[name]["environment"]["STORENODE_METRICS_LISTEN"] for name in names}
+        assert listens == {"0.0.0.0:7422"}
+        assert jobs[job] == {f"{name}:7422" for name in names}
+
+
 def test_nodes_have_the_memory_that_their_bounds_need(services: dict[str, Any]) -> None:
     for name in ("node-a", "node-b"):
         limit = MEMORY_GIB["node"]

@@ -16,7 +16,6 @@ MEMORY_GIB: Final = {"node": 2, "embedded": 4}
 
 PACKAGES: Final = {
     "docker-compose": "Debian's package docker-compose",
-    "prometheus": "Debian's package prometheus",
     "promtool": "Debian's package prometheus",
     "systemd-analyze": "Debian's package systemd",
     "openssl": "Debian's package openssl",

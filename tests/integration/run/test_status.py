@@ -41,7 +41,8 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with running_node(copy_cluster(tmp_path_factory.mktemp("node") / "data")) as node:
+    data = copy_cluster(tmp_path_factory.mktemp("node") / "data")
+    with running_node(data, "--metrics-allow-host", "Watch.Example") as node:
         yield node
 
 
@@ -204,24 +205,20 @@ def asked(address: str, path: str, *headers: str) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-def test_a_browser_is_answered_by_own_names_alone_and_a_scraper_by_any(
-    tmp_path: Path, new_store: Callable[[], str]
-) -> None:
+def test_a_browser_is_answered_by_own_names_alone_and_a_scraper_by_any(node: NodeProcess) -> None:
     """Check what DNS rebinding meets: no page can leave out ``Accept-Language``."""
-    options = ("--metrics-allow-host", "Watch.Example")
     browser = "Accept-Language: en"
-    with running_node(tmp_path / "data", *options, database_url=new_store()) as node:
-        for host in ("rebound.example", "rebound.example:7422", "127.0.0.1.example", "", "node-a"):
-            for path in ("/", "/status", "/status.json?x", "/status.js", "/nothing"):
-                code, body = asked(node.metrics, path, f"Host: {host}")
-                assert (code, b"--metrics-allow-host" in body) == (421, True), path
-            for path in ("/metrics", "/metrics?x", "/healthz", "/readyz"):
-                assert asked(node.metrics, path, f"Host: {host}")[0] == 200
-                assert asked(node.metrics, path, f"host: {host}", browser)[0] == 421
-        assert asked(node.metrics, "/status.json")[0] == 200, "browsers send a name"
-        for host in ("127.0.0.1", "[::1]:7422", "localhost:1", "a.localhost", "watch.example:7422"):
-            for path in ("/status", "/status.json", "/metrics", "/readyz"):
-                assert asked(node.metrics, path, f"Host: {host}", browser)[0] == 200
+    for host in ("rebound.example", "rebound.example:7422", "127.0.0.1.example", "", "node-a"):
+        for path in ("/", "/status", "/status.json?x", "/status.js", "/nothing"):
+            code, body = asked(node.metrics, path, f"Host: {host}")
+            assert (code, b"--metrics-allow-host" in body) == (421, True), path
+        for path in ("/metrics", "/metrics?x", "/healthz", "/readyz"):
+            assert asked(node.metrics, path, f"Host: {host}")[0] == 200
+            assert asked(node.metrics, path, f"host: {host}", browser)[0] == 421
+    assert asked(node.metrics, "/status.json")[0] == 200, "browsers send a name"
+    for host in ("127.0.0.1", "[::1]:7422", "localhost:1", "a.localhost", "watch.example:7422"):
+        for path in ("/status", "/status.json", "/metrics", "/readyz"):
+            assert asked(node.metrics, path, f"Host: {host}", browser)[0] == 200
 
 
 def test_the_command_shows_the_database(node: NodeProcess) -> None:

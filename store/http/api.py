@@ -5,7 +5,7 @@ A stream holds one page: the next is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -14,8 +14,7 @@ from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError
 from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE
 from store.http import codec
 from store.http.codec import Digits, encode, to_json, to_lines, to_message
-from store.http.endpoint import TOKEN_PARAMETER
-from store.http.exchange import HttpExchange
+from store.http.endpoint import TOKEN_PARAMETER, HttpCall
 from store.messages.frames import end_of_entry
 from store.serving.call import Call, StreamMethod
 from store.serving.failure import CallError, Code, malformed, over_limit
@@ -44,8 +43,6 @@ MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024
 
 LINES: Final = b"application/x-ndjson"
 EVENTS: Final = b"text/event-stream"
-UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
-"""Proxies that hold answers back are told not to."""
 
 _CODES: Final = {
     NOT_FOUND: Code.NOT_FOUND,
@@ -69,17 +66,17 @@ class NodeSummary(Struct, rename="camel", kw_only=True, omit_defaults=True):
     newest_timestamp: Digits | UnsetType = UNSET
 
 
-def read(kind: type[Message] | None, call: Call, exchange: HttpExchange, body: bytes) -> Struct:
+def read(kind: type[Message] | None, call: HttpCall, body: bytes) -> Struct:
     """Read a request from the body of a POST or from the parameters of a GET.
 
     Raises:
         CallError: it is not as the schema says, or has far more parts than the limits allow.
     """
     try:
-        if exchange.method == "POST":
+        if call.verb == "POST":
             _check_parts(call, body)
             return codec.decode(kind, body)
-        given = {**exchange.parameters}
+        given = {**call.parameters}
         given.pop(TOKEN_PARAMETER, None)
         return codec.from_parameters(codec.request_type(kind), given)
     except ValidationError as error:
@@ -102,41 +99,36 @@ def _check_parts(call: Call, body: bytes) -> None:
         )
 
 
-async def publish(call: Call, exchange: HttpExchange, body: bytes) -> None:
+async def publish(call: HttpCall, body: bytes) -> None:
     """Store a batch; answer when all of it that is accepted is durable."""
-    asked: Any = read(PublishRequest, call, exchange, body)
+    asked: Any = read(PublishRequest, call, body)
     # One too many is enough to be refused.
     del body, asked.messages[call.node.limits.batch_messages + 1 :]
     request = to_message(PublishRequest, asked)
     del asked
     response = PublishResponse.FromString(await store_batch(call, request))
-    answer = encode(to_json(response))
-    call.sender.answered(len(answer), refusable=False)
-    await exchange.respond(answer)
+    await call.answer(encode(to_json(response)))
 
 
-async def query(call: Call, exchange: HttpExchange, body: bytes) -> None:
+async def query(call: HttpCall, body: bytes) -> None:
     """Send one page."""
-    request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, exchange, body))
-    answer = encode(to_json(await query_page(call, request)))
-    call.sender.answered(len(answer), refusable=True)
-    await exchange.respond(answer)
+    request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, body))
+    await call.answer(encode(to_json(await query_page(call, request))))
 
 
-async def follow(call: Call, exchange: HttpExchange, body: bytes) -> None:
+async def follow(call: HttpCall, body: bytes) -> None:
     """Send messages as they are committed, as events."""
-    asked: Any = read(FollowRequest, call, exchange, body)
-    asked.cursor = exchange.headers.get("last-event-id") or asked.cursor
-    request, send = to_message(FollowRequest, asked), partial(_send, exchange, EVENTS)
-    async with exchange.kept_alive(_HEARTBEAT):
-        await call.send_pages(follow_pages, request, send, _events)
+    asked: Any = read(FollowRequest, call, body)
+    asked.cursor = call.headers.get("last-event-id") or asked.cursor
+    request = to_message(FollowRequest, asked)
+    async with call.kept_alive(_HEARTBEAT):
+        await call.send_pages(follow_pages, request, lambda page: call.send(page, EVENTS), _events)
 
 
 async def send_lines(
     method: StreamMethod,
     types: tuple[type[Message], type[Message]],
-    call: Call,
-    exchange: HttpExchange,
+    call: HttpCall,
     body: bytes,
 ) -> None:
     """Send the pages of a method as lines; ``types``: its request and a page."""
@@ -145,11 +137,10 @@ async def send_lines(
     def encode_lines(data: bytes) -> bytes:
         return b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(data))])
 
-    encoded = to_message(request, read(request, call, exchange, body))
-    await call.send_pages(method, encoded, partial(_send, exchange, LINES), encode_lines)
-    if not exchange.started:
-        await exchange.start(200, LINES, UNBUFFERED)
-    await exchange.finish()
+    encoded = to_message(request, read(request, call, body))
+    await call.send_pages(method, encoded, lambda page: call.send(page, LINES), encode_lines)
+    await call.send(b"", LINES)
+    await call.finish()
 
 
 async def query_page(call: Call, request: bytes) -> StoreQueryResponse:
@@ -167,9 +158,9 @@ async def query_page(call: Call, request: bytes) -> StoreQueryResponse:
     return response
 
 
-async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
+async def send_status(call: HttpCall, body: bytes) -> None:
     """Send the state of the node; what it holds is for callers that may read all of it."""
-    read(None, call, exchange, body)
+    read(None, call, body)
     found = NodeSummary(ready=call.node.health().ready)
     if call.client.topics.unrestricted:
         identity = call.node.identity
@@ -180,14 +171,7 @@ async def send_status(call: Call, exchange: HttpExchange, body: bytes) -> None:
             found.messages = state.messages
             found.oldest_timestamp = str(state.oldest_timestamp)
             found.newest_timestamp = str(state.newest_timestamp)
-    await exchange.respond(encode(found))
-
-
-async def _send(exchange: HttpExchange, content_type: bytes, chunk: bytes) -> None:
-    """Send a page; the status goes with the first, so that what fails before has its own."""
-    if not exchange.started:
-        await exchange.start(200, content_type, UNBUFFERED)
-    await exchange.send(chunk)
+    await call.respond(encode(found))
 
 
 def _events(page: bytes) -> bytes:

@@ -149,7 +149,7 @@ def _operations() -> list[Operation]:
 
 
 def _read(name: str, *, always: bool = False) -> Method:
-    return Method(name, Right.READ, CallKind.CALL, always=always)
+    return Method(name, Right.READ, CallKind.CALL, always=always, timed=True)
 
 
 def _lines(

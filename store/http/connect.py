@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 from store.http.codec import encode
-from store.http.endpoint import Handler, Operation, Refuse
+from store.http.endpoint import Handler, HttpCall, Operation, Refuse
 from store.http.exchange import STATUS, HttpError, HttpExchange
-from store.serving.call import Call, Method, StreamMethod, UnaryMethod
+from store.serving.call import Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
 from storenode.wire.storenode.v1 import store_pb2
@@ -75,25 +75,19 @@ def _operation(served: Method, kind: str, handle: Handler, refuse: Refuse) -> Op
     )
 
 
-async def _answer_unary(
-    handle: UnaryMethod, call: Call, exchange: HttpExchange, message: bytes
-) -> None:
-    if exchange.headers.get("content-encoding", "identity") != "identity":
+async def _answer_unary(handle: UnaryMethod, call: HttpCall, message: bytes) -> None:
+    if call.headers.get("content-encoding", "identity") != "identity":
         raise _unsupported("the message has an unknown compression: send it without")
-    async with _deadline(exchange):
-        response = await handle(call, message)
-        call.sender.answered(len(response), refusable=call.method.timed)
-        await exchange.respond(response, _UNARY.encode())
+    async with _deadline(call):
+        await call.answer(await handle(call, message), _UNARY.encode())
 
 
-async def _answer_stream(
-    handle: StreamMethod, call: Call, exchange: HttpExchange, body: bytes
-) -> None:
+async def _answer_stream(handle: StreamMethod, call: HttpCall, body: bytes) -> None:
     message = _unframe(body)
     del body
-    async with _deadline(exchange):
-        await call.send_pages(handle, message, partial(_send_frame, exchange))
-    await _send_end(exchange, b"{}")
+    async with _deadline(call):
+        await call.send_pages(handle, message, partial(_send_frame, call))
+    await _send_end(call, b"{}")
 
 
 async def _refuse_unary(exchange: HttpExchange, failure: HttpError) -> None:
@@ -108,7 +102,9 @@ async def _refuse_stream(exchange: HttpExchange, failure: HttpError) -> None:
     if exchange.content_type != _STREAM or failure.status == 405:
         await exchange.respond(_error(failure), status=failure.status, headers=failure.headers)
     elif not exchange.complete:
-        await _send_end(exchange, b'{"error":%b}' % _error(failure), failure)
+        if not exchange.started:
+            await exchange.start(200, _STREAM.encode(), failure.headers)
+        await _send_end(exchange, b'{"error":%b}' % _error(failure))
 
 
 def _unsupported(sentence: str) -> CallError:
@@ -152,20 +148,14 @@ def _unframe(body: bytes) -> bytes:
     return body[_HEAD_BYTES:]
 
 
-async def _send_frame(
-    exchange: HttpExchange, message: bytes, flags: int = 0, failure: HttpError | None = None
-) -> None:
-    if not exchange.started:
-        headers = None if failure is None else failure.headers
-        await exchange.start(200, _STREAM.encode(), headers)
-    await exchange.send(bytes([flags]) + len(message).to_bytes(_HEAD_BYTES - 1, "big") + message)
+async def _send_frame(exchange: HttpExchange, message: bytes, flags: int = 0) -> None:
+    head = bytes([flags]) + len(message).to_bytes(_HEAD_BYTES - 1, "big")
+    await exchange.send(head + message, _STREAM.encode())
 
 
-async def _send_end(
-    exchange: HttpExchange, status: bytes, failure: HttpError | None = None
-) -> None:
+async def _send_end(exchange: HttpExchange, status: bytes) -> None:
     """Send the status of a call, and end the answer."""
-    await _send_frame(exchange, status, _END, failure)
+    await _send_frame(exchange, status, _END)
     await exchange.finish()
 
 

@@ -8,7 +8,6 @@ server refuse is refused here: what stands in front of the node must read a requ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from uvicorn.config import Config
@@ -63,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """A connection: uvicorn's protocol, with bounds on what its caller sends, and how it reads.
 
     There are ``most`` at one time; further ones are closed at once. Its application finds it in
-    the scope's state, as ``connection``. ``on_gone`` is called when the caller hangs up.
+    the scope's state, as ``connection``, and is cancelled when the caller hangs up.
     """
 
     def __init__(
@@ -76,19 +75,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = _RefusedError()
         self._running: RequestResponseCycle | None = None
+        self._task: asyncio.Task[None] | None = None
         self._is_lingering = False
-        self.on_gone: Callable[[], None] | None = None
         self._begin_count()
 
     @property
     def is_receiving(self) -> bool:
         """True while the body of the request that is being answered has not come in full."""
         return self._running is not None and self._running.more_body
-
-    @property
-    def is_gone(self) -> bool:
-        """True once the caller of the request that is being answered has hung up."""
-        return self._running is None or self._running.disconnected
 
     def abort(self) -> None:
         """Close the connection without sending what is left for it."""
@@ -114,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._metrics.http_connections.set(len(self.connections))
         self._disconnect()
         # Else the scope of the request and this would keep each other.
-        self.app_state, self._running = {}, None
+        self.app_state, self._running, self._task = {}, None, None
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come; a head that has begun must end in time."""
@@ -217,16 +211,17 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        # As uvicorn does, which keeps no task by its request.
+        self._running, self._task = cycle, self.loop.create_task(cycle.run_asgi(app))
+        self._task.add_done_callback(self.tasks.discard)
+        self.tasks.add(self._task)
 
     def _disconnect(self) -> None:
-        if self._running is not None:
+        if self._running is not None and self._task is not None:
             self._running.disconnected = True
-            self._running.message_event.set()
             self._running.body.clear()
-        if self.on_gone is not None:
-            self.on_gone()
+            if not self._running.response_complete:
+                self._task.cancel()
 
     def _begin_count(self) -> None:
         self._in_head = True

@@ -29,7 +29,7 @@ _COUNTED_FROM_0: Final = ("200", "500", "503")
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 """The parameter that carries a token where a browser cannot send headers (RFC 6750, 2.3)."""
 
-Handler = Callable[[Call, HttpExchange, bytes], Awaitable[None]]
+Handler = Callable[["HttpCall", bytes], Awaitable[None]]
 Refuse = Callable[[HttpExchange, HttpError], Awaitable[None]]
 
 
@@ -70,7 +70,7 @@ class Operation:
         return self.route.partition(" ")[2]
 
 
-class _HttpCall(Call):
+class HttpCall(HttpExchange, Call):
     """A call over HTTP, whose caller is identified by the headers.
 
     A caller that hangs up is counted as 499, as proxies do; nothing is sent.
@@ -79,19 +79,20 @@ class _HttpCall(Call):
     log_events = ("request_failed", "request_crashed")
     ok, gone = "200", "499"
 
-    def __init__(self, node: NodeContext, operation: Operation, exchange: HttpExchange) -> None:
-        super().__init__(node, operation.served, exchange.caller)
-        self.request_id = exchange.request_id
+    def __init__(
+        self, node: NodeContext, operation: Operation, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        HttpExchange.__init__(self, scope, receive, send)
+        Call.__init__(self, node, operation.served, self.caller)
         self._operation = operation
-        self._exchange = exchange
 
     def identify(self) -> Principal:
         """Return the bearer of the token, where one is needed."""
-        exchange, right = self._exchange, self.method.right
-        if len(given := exchange.headers.getlist("authorization")) > 1:
+        right = self.method.right
+        if len(given := self.headers.getlist("authorization")) > 1:
             raise malformed("the header `authorization` is given twice: send it once")
-        if not given and self._operation.token_in_url and TOKEN_PARAMETER in exchange.parameters:
-            given = [f"Bearer {exchange.parameters[TOKEN_PARAMETER][-1]}"]
+        if not given and self._operation.token_in_url and TOKEN_PARAMETER in self.parameters:
+            given = [f"Bearer {self.parameters[TOKEN_PARAMETER][-1]}"]
         token = given[0] if given else None
         assert right is not None, "every operation needs a right"
         try:
@@ -102,29 +103,29 @@ class _HttpCall(Call):
 
     async def read_request(self) -> bytes:
         """Read the body."""
-        operation, exchange = self._operation, self._exchange
-        if operation.method != "POST":
+        if self.verb != "POST":
             return b""
-        if exchange.content_type != operation.content_type:
+        if self.content_type != self._operation.content_type:
             # Pages of other sites may send forms and text without asking the browser.
-            raise HttpError(415, Code.INVALID_ARGUMENT, operation.wrong_type)
-        return await exchange.body(self.node.arrivals, self.client.name, self.max_request_bytes)
+            raise HttpError(415, Code.INVALID_ARGUMENT, self._operation.wrong_type)
+        return await self.body(self.node.arrivals, self.client.name, self.max_request_bytes)
 
-    async def respond(self, request: bytes) -> None:
-        """Send the answer."""
-        with self._exchange.watched(), self.sender:
-            await self._operation.handle(self, self._exchange, request)
+    async def answer(self, body: bytes, content_type: bytes = JSON) -> None:
+        """Send a whole answer, which is counted."""
+        with self.sender as sender:
+            sender.answered(len(body), refusable=self.method.timed)
+            await self.respond(body, content_type)
 
     async def refuse(self, failure: CallError, crash: Exception | None) -> tuple[str, None]:
         """Send an error; an answer that has begun is broken off: no caller takes it as whole."""
-        exchange, found, operation = self._exchange, as_http(failure), self._operation
+        found = as_http(failure)
         self.report(_LOG, found, crash, operation=self.method.name, status=found.status)
         if self.counted is not None and self.counted.ended_s is not None:
-            exchange.abort()  # the caller does not read: it would not read the status either
-        elif not exchange.started or operation.in_band:
-            await operation.refuse(exchange, found)
-        elif not exchange.complete:
-            exchange.abort()
+            self.abort()  # the caller does not read: it would not read the status either
+        elif not self.started or self._operation.in_band:
+            await self._operation.refuse(self, found)
+        elif not self.complete:
+            self.abort()
         return str(found.status), None
 
     def count(self, code: str, seconds: float) -> None:
@@ -150,17 +151,18 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        exchange = HttpExchange(scope, receive, send)
-        operation = self._operations.get(exchange.method)
-        try:
-            if operation is not None:
-                await _HttpCall(self._node, operation, exchange).run(_HttpCall.respond)
-                return
-            methods = ", ".join(self._operations)
-            sentence = f"the method {exchange.method[:16]} is not served here: use {methods}"
-            allowed = [(b"allow", methods.encode())]
-            failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
-            await next(iter(self._operations.values())).refuse(exchange, failure)
-        except asyncio.CancelledError:
-            # The caller has hung up, or the node ends: to uvicorn, a fault of the application.
-            exchange.abort()
+        operation = self._operations.get(scope["method"])
+        if operation is not None:
+            call = HttpCall(self._node, operation, scope, receive, send)
+            try:
+                await call.run(operation.handle)
+            except asyncio.CancelledError:
+                # The caller has hung up, or the node ends: to uvicorn, a fault of the application.
+                call.abort()
+            return
+        methods = ", ".join(self._operations)
+        sentence = f"the method {scope['method'][:16]} is not served here: use {methods}"
+        allowed = [(b"allow", methods.encode())]
+        failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, allowed)
+        refuse_call = next(iter(self._operations.values())).refuse
+        await refuse_call(HttpExchange(scope, receive, send), failure)

@@ -8,8 +8,8 @@ follows a chunk that is larger. What is sent to a caller that has gone is droppe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -21,7 +21,6 @@ from store.http import codec
 from store.http.connections import BUFFER_BYTES
 from store.serving.arrivals import Arrivals, AwaitedRequest
 from store.serving.call import request_id
-from store.serving.drain import Endable
 from store.serving.failure import (
     CallerGoneError,
     CallError,
@@ -43,6 +42,8 @@ connections that are silent for longer."""
 
 JSON: Final = b"application/json"
 _RETRY_AFTER: Final = (b"retry-after", b"1")
+_UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
+"""Proxies that hold answers back are told not to."""
 _OWN_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 STATUS: Final = {
@@ -91,7 +92,7 @@ class HttpExchange:
     """A request that is being answered."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.method: str = scope["method"]
+        self.verb: str = scope["method"]
         self.headers = Headers(scope=scope)
         self.caller = connection_name(*scope["client"])
         self.request_id = request_id(self.headers.get("x-request-id", ""))
@@ -132,39 +133,21 @@ class HttpExchange:
         declared = self.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > largest_bytes:
             raise _too_large(int(declared), largest_bytes)
-        size, parts = 0, list[bytes]()
-        with AwaitedRequest(arrivals, self.caller, owner, is_measured=False) as block:
+
+        async def read(request: AwaitedRequest) -> bytes:
+            size, parts = 0, list[bytes]()
             while (event := await self._receive())["type"] != "http.disconnect":
                 chunk = event.get("body", b"")
                 size += len(chunk)
                 if size > largest_bytes:
                     raise _too_large(size, largest_bytes)
-                block.came(len(chunk))
+                arrivals.came(request, len(chunk))
                 parts.append(chunk)
                 if not event.get("more_body", False):
                     return b"".join(parts)
-        raise CallerGoneError
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Run the block until the caller of a request that has come in full hangs up.
-
-        Raises:
-            CallerGoneError: it did.
-        """
-        if self._connection.is_gone:
             raise CallerGoneError
-        with Endable() as block:
 
-            def leave() -> None:
-                if not self.complete:
-                    block.end(CallerGoneError())
-
-            self._connection.on_gone = leave
-            try:
-                yield
-            finally:
-                self._connection.on_gone = None
+        return await arrivals.receive(read, self.caller, owner, is_measured=False)
 
     @asynccontextmanager
     async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
@@ -174,7 +157,7 @@ class HttpExchange:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
                 if self.started:
-                    await self.send(beat)
+                    await self.send(beat, b"")
 
         task = asyncio.create_task(send_beats())
         try:
@@ -196,8 +179,13 @@ class HttpExchange:
         if is_receiving:
             self._connection.linger_at_end()
 
-    async def send(self, chunk: bytes) -> None:
-        """Send a part of the body, and wait until it has left."""
+    async def send(self, chunk: bytes, content_type: bytes) -> None:
+        """Send a part of the body, and wait until it has left.
+
+        The status goes with the first part, so that what fails before has its own.
+        """
+        if not self.started:
+            await self.start(200, content_type, _UNBUFFERED)
         for part in (chunk, b"") if len(chunk) > BUFFER_BYTES else (chunk,):
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
@@ -219,7 +207,7 @@ class HttpExchange:
             body += b"\n"
         length = (b"content-length", str(len(body)).encode())
         await self.start(status, content_type, [length, *(headers or ())])
-        await self.send(body)
+        await self.send(body, content_type)
         await self.finish()
 
     def abort(self) -> None:

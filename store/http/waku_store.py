@@ -15,8 +15,8 @@ from msgspec import UNSET, Struct, UnsetType
 from store.domain.query import NWAKU_PAGE_MESSAGES
 from store.http.api import query_page
 from store.http.codec import encode, hex_of
+from store.http.endpoint import HttpCall
 from store.http.exchange import HttpError, HttpExchange
-from store.serving.call import Call
 from store.serving.failure import malformed
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
@@ -79,9 +79,9 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
     pagination_cursor: str | UnsetType = UNSET
 
 
-async def messages(call: Call, exchange: HttpExchange, _body: bytes) -> None:
+async def messages(call: HttpCall, _body: bytes) -> None:
     """Send a page of messages."""
-    page = await query_page(call, wanted(exchange).SerializeToString())
+    page = await query_page(call, wanted(call).SerializeToString())
     cursor = page.pagination_cursor
     answer = WakuStoreResponse(
         status_code=page.status_code,
@@ -89,9 +89,7 @@ async def messages(call: Call, exchange: HttpExchange, _body: bytes) -> None:
         messages=[_entry(each) for each in page.messages],
         pagination_cursor=hex_of(cursor) if cursor else UNSET,
     )
-    body = encode(answer)
-    call.sender.answered(len(body), refusable=True)
-    await exchange.respond(body)
+    await call.answer(encode(answer))
 
 
 async def refuse(exchange: HttpExchange, failure: HttpError) -> None:

@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import sds_lookup
 from store.observe.problems import Problem
-from store.rpc.call import RpcContext
-from store.serving.call import Call
+from store.rpc.call import RpcCall, RpcContext
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, history_entries
 from store.sync.schedule import PeerState, Synchronizer
@@ -25,17 +24,17 @@ _MAX_COUNT = 2**32 - 1
 _M = TypeVar("_M", bound=Message)
 
 
-async def get_status(node: RpcContext, _call: Call, request: bytes) -> bytes:
+async def get_status(call: RpcCall, request: bytes) -> bytes:
     """Serve ``GetStatus``, also while the node is not ready."""
     decode(admin_pb2.GetStatusRequest, request)
-    return await _status(node)
+    return await _status(call.node)
 
 
-async def watch_status(node: RpcContext, _call: Call, request: bytes) -> bytes:
+async def watch_status(call: RpcCall, request: bytes) -> bytes:
     """Serve ``WatchStatus``: return the status once its revision is above the request's."""
     asked = decode(admin_pb2.WatchStatusRequest, request)
-    await node.await_revision(asked.since_revision)
-    return await _status(node)
+    await call.node.await_revision(asked.since_revision)
+    return await _status(call.node)
 
 
 async def _status(node: RpcContext) -> bytes:
@@ -48,21 +47,21 @@ async def _status(node: RpcContext) -> bytes:
     return status.SerializeToString()
 
 
-async def synchronize(node: RpcContext, _call: Call, request: bytes) -> bytes:
+async def synchronize(call: RpcCall, request: bytes) -> bytes:
     """Serve ``Synchronize``: return the report when the session has ended, however it did."""
     asked = decode(admin_pb2.SynchronizeRequest, request)
-    exchange = _exchange(node)
+    exchange = _exchange(call.node)
     start_ns = asked.time_start if asked.HasField("time_start") else None
     end_ns = asked.time_end if asked.HasField("time_end") else None
     _check_window(start_ns, end_ns)
     return report_of(await exchange.synchronize(asked.peer, start_ns, end_ns)).SerializeToString()
 
 
-async def fetch_messages(node: RpcContext, _call: Call, request: bytes) -> bytes:
+async def fetch_messages(call: RpcCall, request: bytes) -> bytes:
     """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
-    limits = node.limits
+    limits = call.node.limits
     asked = decode(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
-    exchange = _exchange(node)
+    exchange = _exchange(call.node)
     lookup = sds_lookup(
         asked.channel_id,
         history_entries("entries", asked.entries, limits.sds_entries),

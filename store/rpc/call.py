@@ -6,7 +6,7 @@ Handlers deal in bytes and raise; they never see a status code that they did not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
@@ -42,8 +42,7 @@ from store.rpc.identity import (
     own_metadata,
     refuse_client,
 )
-from store.serving.arrivals import AwaitedRequest
-from store.serving.call import REQUEST_IDS, Call, Method, StreamMethod, UnaryMethod, request_id
+from store.serving.call import REQUEST_IDS, Call, Method, request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
 from store.sync.errors import Fault, SessionFaultError
@@ -128,9 +127,6 @@ class NoRequestError(CallError):
         super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
-UNCOUNTED_ANSWER_BYTES: Final = 512
-"""A unary answer that is not counted, since a call takes more."""
-
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 BidiMethod = Callable[["RpcCall"], Awaitable[None]]
@@ -138,7 +134,8 @@ BidiMethod = Callable[["RpcCall"], Awaitable[None]]
 Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
-_Respond = Callable[["RpcCall", bytes], Awaitable[bytes | None]]
+_Unary = Callable[["RpcCall", bytes], Awaitable[bytes]]
+_Stream = Callable[["RpcCall", bytes], AsyncGenerator[bytes, None]]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
@@ -225,19 +222,14 @@ class RpcCall(Call):
         Raises:
             CallError: it gave way to others before it had come in full, or the first one is late.
         """
-        owner = self.client.name if self.is_admitted else self.remote.name
-        with AwaitedRequest(
-            self.node.arrivals,
+        request: object = await self.node.arrivals.receive(
+            lambda _: self.context.read(),
             self.connection,
-            owner,
+            self.client.name if self.is_admitted else self.remote.name,
             is_first=is_first,
             is_stranger=self.method.right is None,
-        ) as block:
-            request: object = await self.context.read()
-        if not isinstance(request, bytes):
-            return None
-        block.connection.read_bytes += len(request)
-        return request
+        )
+        return request if isinstance(request, bytes) else None
 
     async def read_request(self) -> bytes:
         """Read the one request of the call; return nothing where the method reads them itself.
@@ -351,39 +343,32 @@ class ServedMethod:
         self.counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}
         self.observe = node.metrics.query_seconds.labels(method.name).observe
 
-    def unary(self, handle: UnaryMethod, refuse: Refuse | None = None) -> Handler:
+    def unary(self, handle: _Unary, refuse: Refuse | None = None) -> Handler:
         """Return the handler of a unary method.
 
         To gRPC it is one that takes a stream: else the request would be read before its caller is
         identified.
         """
         self.refuse = refuse
+        return self._handler(grpc.stream_unary_rpc_method_handler, handle)
 
-        async def respond(call: RpcCall, request: bytes) -> bytes:
-            response = await handle(call, request)
-            if call.counted is not None or len(response) > UNCOUNTED_ANSWER_BYTES:
-                call.sender.answered(len(response), refusable=call.method.timed)
-            return response
-
-        return self._handler(grpc.stream_unary_rpc_method_handler, respond)
-
-    def stream(self, handle: StreamMethod) -> Handler:
+    def stream(self, handle: _Stream) -> Handler:
         """Return the handler of a method that answers one request by a stream."""
-
-        async def respond(call: RpcCall, request: bytes) -> None:
-            with call.sender:
-                await call.send_pages(handle, request, call.send)
-
-        return self._handler(grpc.stream_stream_rpc_method_handler, respond)
+        return self._handler(
+            grpc.stream_stream_rpc_method_handler,
+            lambda call, request: call.send_pages(handle, request, call.send),
+        )
 
     def bidi(self, handle: BidiMethod) -> Handler:
         """Return the handler of a method that reads and writes as it likes."""
         self.reads_itself = True
         return self._handler(grpc.stream_stream_rpc_method_handler, lambda call, _: handle(call))
 
-    def _handler(self, kind: Callable[..., Any], respond: _Respond) -> Handler:
+    def _handler(
+        self, kind: Callable[..., Any], handle: Callable[[RpcCall, bytes], Awaitable[bytes | None]]
+    ) -> Handler:
         # No method and `partial`, which gRPC would take apart at every call.
         async def serve(_requests: object, context: Context) -> bytes | None:
-            return await RpcCall(self, context).run(respond)
+            return await RpcCall(self, context).run(handle)
 
         return self.method.name, kind(serve)

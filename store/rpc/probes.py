@@ -21,9 +21,7 @@ HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 
 
-async def check_health(
-    node: RpcContext, services: Collection[str], _call: object, request: bytes
-) -> bytes:
+async def check_health(services: Collection[str], call: RpcCall, request: bytes) -> bytes:
     """Serve ``Check`` of a listener with these services, which share the state of the node.
 
     So does the empty name, which stands for the node.
@@ -34,14 +32,14 @@ async def check_health(
             Code.NOT_FOUND,
             "there is no such service on this listener: reflection lists those that are",
         )
-    return _status(node, is_known=True)
+    return _status(call.node, is_known=True)
 
 
 async def watch_health(
-    node: RpcContext, services: Collection[str], _call: object, request: bytes
+    services: Collection[str], call: RpcCall, request: bytes
 ) -> AsyncGenerator[bytes, None]:
     """Serve ``Watch``: the state now, and again whenever it changes."""
-    is_known = _asked_service(request) in services
+    node, is_known = call.node, _asked_service(request) in services
     last, revision = b"", 0
     while True:
         revision = await node.await_revision(revision)

@@ -57,10 +57,10 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
     served: dict[str, list[Handler]] = {}
     if listener == "admin":
         served[ADMIN] = [
-            on(GET_STATUS).unary(partial(admin.get_status, node)),
-            on(WATCH_STATUS).unary(partial(admin.watch_status, node)),
-            on(SYNCHRONIZE).unary(partial(admin.synchronize, node)),
-            on(FETCH_MESSAGES).unary(partial(admin.fetch_messages, node)),
+            on(GET_STATUS).unary(admin.get_status),
+            on(WATCH_STATUS).unary(admin.watch_status),
+            on(SYNCHRONIZE).unary(admin.synchronize),
+            on(FETCH_MESSAGES).unary(admin.fetch_messages),
         ]
     else:
         served[STORE] = [on(reads.QUERY).unary(reads.query, reads.refuse_query)]
@@ -78,8 +78,8 @@ def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
         ]
     names = frozenset({"", probes.HEALTH, *served})
     served[probes.HEALTH] = [
-        on(CHECK).unary(partial(probes.check_health, node, names)),
-        on(WATCH).stream(partial(probes.watch_health, node, names)),
+        on(CHECK).unary(partial(probes.check_health, names)),
+        on(WATCH).stream(partial(probes.watch_health, names)),
     ]
     described = probes.reflect({*served, probes.REFLECTION})
     served[probes.REFLECTION] = [on(REFLECTION).bidi(described)]

@@ -1,7 +1,7 @@
 """Bounds on the memory of requests that have not come in full.
 
-A request is awaited in a block, an `AwaitedRequest`, that can be ended. HTTP counts the bytes of a
-body as they come. gRPC holds what has come of a message until it is whole, and learns its size only
+`Arrivals.receive` awaits a request, and can be ended. HTTP counts the bytes of a body as they come.
+gRPC holds what has come of a message until it is whole, and learns its size only
 then. Before a message is read, HTTP/2's flow control leaves all but `LOOKAHEAD_BYTES` of it with
 the sender: to read is to allow a request of the largest size. What gRPC holds is measured: the
 kernel counts what has come over a connection, and the requests that were read are known. The rest
@@ -25,12 +25,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from store.serving.drain import Endable
 from store.serving.failure import CallError, Code, unready
 from store.serving.sockets import ReceivedBytes
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
+
+_T = TypeVar("_T")
 
 MAX_INCOMPLETE_BYTES: Final = 128 * 1024 * 1024
 MAX_STRANGER_BYTES: Final = 16 * 1024 * 1024
@@ -94,7 +96,7 @@ class ArrivingRequests:
         rest, most = came_bytes - self.read_bytes, len(self.awaited) * MAX_PEER_FRAME_BYTES
         since = came_bytes - self.came_bytes
         self.rest_bytes = min(self.rest_bytes, rest)
-        if all(block.begun >= last_round for block in self.awaited):
+        if all(each.begun >= last_round for each in self.awaited):
             ahead = len(self.awaited) * LOOKAHEAD_BYTES
             self.rest_bytes = max(self.rest_bytes, rest - since - ahead)
         self.unread_bytes = min(rest - self.rest_bytes, most)
@@ -108,66 +110,12 @@ class ArrivingRequests:
 
 
 class AwaitedRequest(Endable):
-    """A block in which a request of a connection comes, whose caller is ``owner``.
+    """A block that awaits a request since round ``begun``; a first one is late at ``late_s``."""
 
-    It ends with a `CallError` if the request is late, or gives way to others. ``is_first``: of a
-    call, and may be late. ``is_measured``: by the kernel's counts; else by `came`. The block is to
-    be entered at once.
-    """
+    __slots__ = ("begun", "connection", "late_s")
 
-    __slots__ = ("_arrivals", "begun", "connection", "late_s")
-
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        name: str,
-        owner: str,
-        *,
-        is_first: bool = True,
-        is_stranger: bool = False,
-        is_measured: bool = True,
-    ) -> None:
-        connection = arrivals.connections.get(name)
-        if connection is None:
-            connection = ArrivingRequests(name, is_measured=is_measured)
-            arrivals.connections[name] = connection
-        connection.owner = owner
-        connection.is_stranger = connection.is_stranger and is_stranger
-        connection.awaited.add(self)
-        loop = asyncio.get_running_loop()
-        self.connection = connection
-        self.begun, self.late_s = arrivals.round, loop.time() + REQUEST_TIMEOUT_S
-        self._arrivals = arrivals
-        arrivals.awaited += 1
-        if is_first:
-            arrivals.first[self] = None
-        if arrivals.alarm is None:
-            # Most requests are there already: they need not be measured.
-            pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
-            arrivals.alarm = loop.call_later(pause_s, arrivals.wake)
-
-    def came(self, size_bytes: int) -> None:
-        """Count a part of the request that has come."""
-        arrivals = self._arrivals
-        self.connection.unread_bytes += size_bytes
-        arrivals.counted_bytes += size_bytes
-        if arrivals.counted_bytes > arrivals.limit_bytes:
-            arrivals.enforce()
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Await it no longer.
-
-        Raises:
-            CallError: the block was ended.
-        """
-        arrivals, connection = self._arrivals, self.connection
-        arrivals.awaited -= 1
-        arrivals.first.pop(self, None)
-        connection.awaited.discard(self)
-        if not connection.is_measured:
-            arrivals.counted_bytes -= connection.unread_bytes
-            arrivals.connections.pop(connection.name, None)
-        super().__exit__(kind, *error)
+    def __init__(self, connection: ArrivingRequests, begun: int, late_s: float) -> None:
+        self.connection, self.begun, self.late_s = connection, begun, late_s
 
 
 class Arrivals:
@@ -191,6 +139,61 @@ class Arrivals:
         self._forget_at = FORGET_BEYOND
         self._is_filling = self._has_grown = False
         self._active = asyncio.Event()
+
+    async def receive(
+        self,
+        read: Callable[[AwaitedRequest], Awaitable[_T]],
+        name: str,
+        owner: str,
+        *,
+        is_first: bool = True,
+        is_stranger: bool = False,
+        is_measured: bool = True,
+    ) -> _T:
+        """Await a request of a connection, whose caller is ``owner``.
+
+        ``is_first``: of a call, and may be late. ``is_measured``: by the kernel's counts; else
+        ``read`` calls `came`.
+
+        Raises:
+            CallError: it is late, or gave way to others.
+        """
+        connection = self.connections.get(name)
+        if connection is None:
+            connection = ArrivingRequests(name, is_measured=is_measured)
+            self.connections[name] = connection
+        connection.owner = owner
+        connection.is_stranger = connection.is_stranger and is_stranger
+        loop = asyncio.get_running_loop()
+        awaited = AwaitedRequest(connection, self.round, loop.time() + REQUEST_TIMEOUT_S)
+        connection.awaited.add(awaited)
+        self.awaited += 1
+        if is_first:
+            self.first[awaited] = None
+        if self.alarm is None:
+            # Most requests are there already: they need not be measured.
+            pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
+            self.alarm = loop.call_later(pause_s, self.wake)
+        try:
+            with awaited:
+                request = await read(awaited)
+        finally:
+            self.awaited -= 1
+            self.first.pop(awaited, None)
+            connection.awaited.discard(awaited)
+            if not connection.is_measured:
+                self.counted_bytes -= connection.unread_bytes
+                self.connections.pop(name, None)
+        if isinstance(request, bytes):
+            connection.read_bytes += len(request)
+        return request
+
+    def came(self, request: AwaitedRequest, size_bytes: int) -> None:
+        """Count a part of a request that has come."""
+        request.connection.unread_bytes += size_bytes
+        self.counted_bytes += size_bytes
+        if self.counted_bytes > self.limit_bytes:
+            self.enforce()
 
     def wake(self) -> None:
         """Measure soon, if a request that was awaited is awaited still."""
@@ -248,10 +251,10 @@ class Arrivals:
 
     def _end_late(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        for block in self.first:
-            if block.late_s > now_s:
+        for request in self.first:
+            if request.late_s > now_s:
                 return
-            block.end(
+            request.end(
                 CallError(
                     Code.DEADLINE_EXCEEDED,
                     f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it"

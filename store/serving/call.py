@@ -38,6 +38,9 @@ MAX_REQUEST_ID_CHARS: Final = 64
 MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
 """A request of a call for which no legal one is half as large, since it has no list but topics."""
 
+UNCOUNTED_ANSWER_BYTES: Final = 512
+"""A unary answer that is not counted, since a call takes more."""
+
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 REQUEST_IDS: Final = map(f"{secrets.token_hex(6)}-{{:x}}".format, itertools.count(1))
 
@@ -142,7 +145,7 @@ class Call(ABC):
     def count(self, code: str, seconds: float) -> None:
         """Count the end of the call."""
 
-    async def run(self, respond: Callable[[Self, bytes], Awaitable[bytes | None]]) -> bytes | None:
+    async def run(self, handle: Callable[[Self, bytes], Awaitable[bytes | None]]) -> bytes | None:
         """Serve the call by its method; return a response that the edge's library is to send.
 
         Raises:
@@ -163,7 +166,10 @@ class Call(ABC):
             with self.node.drain.endless() if method.endless else _NOTHING:
                 request = await self.read_request()
                 self.charge(len(request))
-                return await respond(self, request)
+                answer = await handle(self, request)
+                if answer and (self.counted is not None or len(answer) > UNCOUNTED_ANSWER_BYTES):
+                    self.sender.answered(len(answer), refusable=method.timed)
+                return answer
         except (asyncio.CancelledError, CallerGoneError):
             code = self.gone
             raise asyncio.CancelledError from None
@@ -255,7 +261,7 @@ class Call(ABC):
 
     async def send_pages(
         self,
-        handle: StreamMethod,
+        handle: Callable[[Self, bytes], AsyncGenerator[bytes, None]],
         request: bytes,
         send: Callable[[bytes], Awaitable[None]],
         encode: Callable[[bytes], bytes] = bytes,
@@ -264,14 +270,13 @@ class Call(ABC):
 
         One page is held: the next is read when the caller has taken the last.
         """
-        sender = self.sender
-        async with aclosing(handle(self, request)) as pages:
-            async for page in pages:
-                chunk = encode(page)
-                if chunk:
-                    async with sender.sending(len(chunk)):
-                        # It may have waited for room, and the rights may have been taken meanwhile.
-                        if self.access is not self.node.access():
-                            self.check_rights()
-                        await send(chunk)
-                del page, chunk  # which would be held while the next one waits
+        with self.sender as sender:
+            async with aclosing(handle(self, request)) as pages:
+                async for page in pages:
+                    if chunk := encode(page):
+                        async with sender.sending(len(chunk)):
+                            # It may have waited for room, and lost its rights meanwhile.
+                            if self.access is not self.node.access():
+                                self.check_rights()
+                            await send(chunk)
+                    del page, chunk  # which would be held while the next one waits

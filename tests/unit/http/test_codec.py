@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import Any, Final, cast
-from urllib.parse import urlencode
+from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 import pytest
 from google.protobuf.message import Message
@@ -13,14 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from store.domain.access import Access
 from store.domain.query import RequestLimits
 from store.http import waku_store
 from store.http.api import read
 from store.http.codec import to_json, to_lines, to_message
-from store.http.exchange import HttpExchange
+from store.http.endpoint import HttpCall
 from store.http.sites import Sites
 from store.observe.http import ANY
 from store.serving.failure import CallError, Code
+from store.serving.methods import reads
 from storenode.client.types import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import (
     CoveragePage,
@@ -35,12 +37,16 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
-HASH: Final = "0x" + "ab" * 32
+DIGEST: Final = bytes(range(0xA0, 0xC0))
+HASH: Final = f"0x{DIGEST.hex()}"
 MESSAGE: Final = {"payload": "AA==", "contentTopic": "/a/1/b/proto", "timestamp": "1"}
 BODIES: Final[dict[type[Message], dict[str, Any]]] = {
     PublishRequest: {"messages": [{**MESSAGE, "pubsubTopic": "/p"}], "confirmTimeoutS": 2},
     StoreQueryRequest: {"hashes": [HASH], "includeData": False, "limit": 5},
-    GetSdsMessagesRequest: {"channelId": "c", "entries": [{"messageId": "m"}]},
+    GetSdsMessagesRequest: {
+        "channelId": "c",
+        "entries": [{"messageId": "m", "retrievalHint": HASH}],
+    },
     GetCausalHistoryRequest: {"channelId": "c", "heads": [{"messageId": "m"}], "maxDepth": 2},
 }
 PARAMETERS: Final[dict[type[Message], dict[str, Any]]] = {
@@ -50,26 +56,41 @@ PARAMETERS: Final[dict[type[Message], dict[str, Any]]] = {
     GetCoverageRequest: {"step": "DAY", "timeEnd": 9},
 }
 WAKU: Final = {"hashes": HASH, "pageSize": 5, "includeData": "true", "endTime": 5, "cursor": HASH}
-CALL: Final = cast("Any", SimpleNamespace(node=SimpleNamespace(limits=RequestLimits())))
+NODE: Final[Any] = SimpleNamespace(
+    limits=RequestLimits(), monotonic_ns=lambda: 0, access=Access.open
+)
+QUERY: Final[Any] = SimpleNamespace(served=reads.QUERY)
 
 
-def exchange(method: str, query: bytes = b"") -> HttpExchange:
-    """Return a request with these parameters."""
+def called(method: str, query: bytes = b"") -> HttpCall:
+    """Return a call with these parameters."""
     scope = {"method": method, "headers": [], "client": ("127.0.0.1", 1), "query_string": query}
-    return HttpExchange({**scope, "state": {"connection": None}}, cast("Any", 0), cast("Any", 0))
+    unused: Any = None
+    return HttpCall(NODE, QUERY, {**scope, "state": {"connection": None}}, unused, unused)
 
 
 def parse(kind: type[Message], method: str, sent: bytes) -> Message:
     """Return the request that a body or a query is."""
-    given = exchange(method, b"" if method == "POST" else sent)
-    return kind.FromString(to_message(kind, read(kind, CALL, given, sent)))
+    call = called(method, b"" if method == "POST" else sent)
+    return kind.FromString(to_message(kind, read(kind, call, sent)))
 
 
-def test_requests_become_messages() -> None:
+@pytest.mark.parametrize("spelled", [HASH, HASH[2:], HASH[2:].upper(), f"0X{HASH[2:]}"])
+def test_requests_become_messages_and_hashes_may_begin_with_0x(spelled: str) -> None:
     for kind, body in BODIES.items():
-        assert parse(kind, "POST", json.dumps(body).encode()).ByteSize()
+        sent = json.dumps(body).replace(HASH, spelled).encode()
+        assert (DIGEST in parse(kind, "POST", sent).SerializeToString()) == (HASH in str(body))
     for kind, parameters in PARAMETERS.items():
-        assert parse(kind, "GET", urlencode(parameters, doseq=True).encode()).ByteSize()
+        sent = urlencode(parameters, doseq=True).replace(HASH, spelled).encode()
+        assert (DIGEST in parse(kind, "GET", sent).SerializeToString()) == (HASH in str(parameters))
+    asked = waku_store.wanted(called("GET", urlencode(WAKU).replace(HASH, spelled).encode()))
+    assert (list(asked.message_hashes), asked.pagination_cursor) == ([DIGEST], DIGEST)
+
+
+def test_topics_of_nwaku_may_be_encoded_twice() -> None:
+    names = {"contentTopics": quote("/a+b/1,/c", ""), "pubsubTopic": quote("/p%q", "")}
+    asked = waku_store.wanted(called("GET", urlencode(names).encode()))
+    assert (list(asked.content_topics), asked.pubsub_topic) == (["/a+b/1", "/c"], "/p%q")
 
 
 @given(st.data())
@@ -90,7 +111,7 @@ def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
         sent = sent[:start] + data.draw(st.sampled_from(parts)) + sent[end:]
     try:
         if method == "waku":
-            waku_store.wanted(exchange("GET", sent))
+            waku_store.wanted(called("GET", sent))
         else:
             parse(kind, method, sent)
     except CallError as failure:
@@ -120,13 +141,13 @@ def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
         (
             StoreQueryRequest,
             "POST",
-            b'{"includeData": 0}',
-            "Expected `true` or `false` - at `$.includeData`",
+            b'{"includeData": 2}',
+            "Expected `bool`, got `int` - at `$.includeData`",
         ),
         (
             PublishRequest,
             "POST",
-            b'{"messages": [{"ephemeral": "true"}]}',
+            b'{"messages": [{"ephemeral": "yes"}]}',
             "$.messages[0].ephemeral",
         ),
     ],

@@ -103,7 +103,7 @@ async def test_a_status_reports_the_health_of_its_revision() -> None:
         return NodeStatus()
 
     node = SimpleNamespace(state=read_state, look=health.look)
-    answer = await get_status(cast("Any", node), cast("Any", None), b"")
+    answer = await get_status(cast("Any", SimpleNamespace(node=node)), b"")
     status = NodeStatus.FromString(answer)
     assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)
     assert status.revision == health.value.revision

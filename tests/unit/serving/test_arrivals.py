@@ -75,12 +75,9 @@ async def read(
     is_stranger: bool = False,
 ) -> bytes:
     """Read a request."""
-    with AwaitedRequest(
-        requests, connection, owner, is_first=is_first, is_stranger=is_stranger
-    ) as block:
-        request = await coming
-    block.connection.read_bytes += len(request)
-    return request
+    return await requests.receive(
+        lambda _: coming, connection, owner, is_first=is_first, is_stranger=is_stranger
+    )
 
 
 async def never() -> bytes:
@@ -313,12 +310,14 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
     kernel = Kernel()
     requests = Arrivals(10 * MIB, kernel.count)
 
-    async def receive(name: str) -> None:
-        with AwaitedRequest(requests, name, name, is_measured=False) as block:
-            block.came(6 * MIB)
-            await asyncio.Event().wait()
+    async def receive(request: AwaitedRequest) -> None:
+        requests.came(request, 6 * MIB)
+        await asyncio.Event().wait()
 
-    tasks = [asyncio.create_task(receive(name)) for name in "ab"]
+    tasks = [
+        asyncio.create_task(requests.receive(receive, name, name, is_measured=False))
+        for name in "ab"
+    ]
     await settle()
     assert sum(task.done() for task in tasks) == 1, "at once"
     assert requests.counted_bytes == 6 * MIB

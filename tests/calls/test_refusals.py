@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -29,9 +30,9 @@ from tests.calls.transports import (
     TRANSPORTS,
     UNARY,
     Command,
+    Connect,
     Grpc,
     Json,
-    Library,
     RefusedError,
     Transport,
 )
@@ -203,18 +204,15 @@ ROWS: Final = [
     row("an unknown step", "GetCoverage", GetCoverageRequest(step=77), INVALID, "77", on=BYTES),  # type: ignore[arg-type] # as a newer client sends it
     *(
         row(
-            "no request",
+            f"no request: {sent.hex()}",
             method,
-            b"\xff",
+            sent,
             INVALID,
             METHODS[method][0].DESCRIPTOR.full_name,
-            on=BYTES,
+            on=[each for each in BYTES if method in each.methods],
         )
         for method in METHODS
-    ),
-    *(
-        row("a length past the end", method, b"\x0a\xff\xff\xff\xff\x0f", INVALID, "", on=BYTES)
-        for method in METHODS
+        for sent in (b"\xff", b"\x0a\xff\xff\xff\xff\x0f")  # a length past the end
     ),
     *(
         row("a MiB and a half", method, bytes(MIB + MIB // 2), LIMIT, "at most 1,048,576", on=BYTES)
@@ -271,18 +269,28 @@ async def test_a_long_request_id_is_echoed_in_part(open_node: Node) -> None:
 REQUESTS: Final[dict[str, Message]] = {
     method: request() for method, (request, _) in METHODS.items()
 } | {
-    "Publish": PublishRequest(messages=[WakuMessageAndTopic(message=WakuMessage())]),
+    **dict.fromkeys(
+        ("Publish", "PublishStream"),
+        PublishRequest(messages=[WakuMessageAndTopic(message=WakuMessage())]),
+    ),
     "Query": StoreQueryRequest(request_id="r"),
     "GetSdsMessages": GetSdsMessagesRequest(channel_id="c"),
     "GetCausalHistory": GetCausalHistoryRequest(channel_id="c"),
 }
 """A small request of each method."""
 
-RIGHTS: Final = {"Publish": "publisher", "Follow": "follower"}
+RIGHTS: Final = {"Publish": "publisher", "PublishStream": "publisher", "Follow": "follower"}
 """The client that may call a method; `reader` may call the others."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+def calls(*kinds: type[Transport]) -> pytest.MarkDecorator:
+    """Run a test for each method of these transports."""
+    pairs = [(kind, method) for kind in kinds for method in METHODS if method in kind.methods]
+    names = [f"{kind.__name__}-{method}" for kind, method in pairs]
+    return pytest.mark.parametrize(("kind", "method"), pairs, ids=names)
+
+
+@calls(*TRANSPORTS)
 async def test_every_method_needs_a_token_and_its_right(
     guarded_node: Node, method: str, kind: type[Transport]
 ) -> None:
@@ -299,8 +307,7 @@ async def test_every_method_needs_a_token_and_its_right(
         assert "token-of" not in refused.value.sentence
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", AT_ONCE)
+@calls(*AT_ONCE)
 async def test_a_node_that_is_not_ready_serves_no_call(
     open_node: Node, method: str, kind: type[Transport]
 ) -> None:
@@ -316,8 +323,7 @@ async def test_a_node_that_is_not_ready_serves_no_call(
     await caller(open_node, kind).call(method, REQUESTS[method])
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [each for each in AT_ONCE if each is not Library])
+@calls(Grpc, Connect, Json)
 async def test_calls_beyond_the_limit_of_the_node_are_refused(
     open_node: Node, method: str, kind: type[Transport]
 ) -> None:
@@ -335,6 +341,15 @@ async def test_calls_beyond_the_limit_of_the_node_are_refused(
         True,
     )
     assert refused.value.request_id == ("r" if (method, kind) == ("Query", Grpc) else "")
+
+
+@pytest.mark.parametrize("kind", [Grpc, Connect, Json])
+async def test_a_token_that_is_sent_twice_is_refused(
+    guarded_node: Node, kind: type[Transport]
+) -> None:
+    to = replace(caller(guarded_node, kind, "reader"), copies=2)
+    with pytest.raises(RefusedError, match=r"INVALID_ARGUMENT: .*given twice"):
+        await to.call("Scan", ScanRequest())
 
 
 async def test_a_query_beyond_the_rate_of_bytes_has_the_status_of_the_protocol(

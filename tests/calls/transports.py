@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -45,12 +46,16 @@ METHODS: Final[Mapping[str, tuple[type[Message], type[Message]]]] = {
     "GetSdsMessages": (store_pb2.GetSdsMessagesRequest, store_pb2.SdsMessagesPage),
     "GetCausalHistory": (store_pb2.GetCausalHistoryRequest, store_pb2.CausalHistoryPage),
     "GetCoverage": (store_pb2.GetCoverageRequest, store_pb2.CoveragePage),
+    "PublishStream": (store_pb2.PublishRequest, store_pb2.PublishResponse),
 }
 """The request and the page of each method."""
 
 UNARY: Final = frozenset({"Publish", "Query"})
 END: Final = 2
 """The flag of the last frame of a stream."""
+
+_NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Unused: by itself each client would read the system's certificates."""
 
 _QUERY_CODES: Final = {404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 
@@ -75,13 +80,14 @@ def check_query(page: Message) -> Message:
 
 @dataclass
 class Transport(ABC):
-    """A caller of one node; ``token`` is that of its client."""
+    """A caller of one node; ``token`` is that of its client, of which it sends so many copies."""
 
     grpc_address: str
     http_address: str
     token: str | None = None
+    copies: int = 1
 
-    methods = frozenset(METHODS)
+    methods = frozenset(METHODS) - {"PublishStream"}
     takes_bytes = True
     """True if a request may be any bytes."""
 
@@ -108,19 +114,23 @@ class Transport(ABC):
     @property
     def authorization(self) -> list[tuple[str, str]]:
         """The header of the token."""
-        return [] if self.token is None else [("authorization", f"Bearer {self.token}")]
+        given = [] if self.token is None else [("authorization", f"Bearer {self.token}")]
+        return given * self.copies
 
     def client(self) -> httpx.AsyncClient:
         """Make a client of the HTTP listener."""
         return httpx.AsyncClient(
             base_url=f"http://{self.http_address}",
-            headers=dict(self.authorization),
+            headers=self.authorization,
             timeout=TIMEOUT_S,
+            verify=_NO_TLS,
         )
 
 
 class Grpc(Transport):
     """Bytes over gRPC."""
+
+    methods = frozenset(METHODS)
 
     async def pages(self, method: str, request: bytes) -> AsyncGenerator[Any, None]:
         """Yield the pages of an answer."""
@@ -134,7 +144,10 @@ class Grpc(Transport):
                 yield check_query(page.FromString(await call(request, metadata=metadata)))
             else:
                 call = channel.unary_stream(f"{STORE}/{method}")
-                async for each in call(request, metadata=metadata):
+                asked: Any = request
+                if method == "PublishStream":
+                    call, asked = channel.stream_stream(f"{STORE}/{method}"), iter([request])
+                async for each in call(asked, metadata=metadata):
                     yield page.FromString(each)
         except grpc.aio.AioRpcError as error:
             raise RefusedError(error.code().name, error.details() or "") from None

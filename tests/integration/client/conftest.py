@@ -16,7 +16,7 @@ from tests.support.node import NodeProcess, shared_node
 _numbers = itertools.count()
 
 
-TOKENS = {"chat": ["read", "publish"], "reader": ["read", "follow"], "operator": ["admin"]}
+TOKENS = {"reader": ["read", "follow"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,6 @@ class Secured:
 
     node: NodeProcess
     files: Path
-
-    @property
-    def command(self) -> Command:
-        """Return the command, set to call the node."""
-        return Command.of(self.node)
-
-    def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
-        """Return the options of a client with this token, which trusts this authority."""
-        token, ca = self.files / f"{client}.token", self.files / f"{authority}.pem"
-        return ("--token-file", str(token), "--tls-ca", str(ca))
 
 
 @pytest.fixture(scope="session")

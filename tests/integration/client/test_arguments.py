@@ -23,27 +23,27 @@ def unused() -> ReservedPort:
     return ReservedPort()
 
 
-@pytest.mark.parametrize("command", ["query", "status"])
+def refused(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """Run a command in this process, which must fail, and return its one sentence."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    shown = capfd.readouterr()
+    assert (ended.value.code, shown.out, shown.err.count("\n")) == (code, "", 1)
+    return shown.err
+
+
+@pytest.mark.parametrize("command", ["query --node", "status --admin"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "node.invalid"])
-def test_exit_code_3_when_no_node_answers(unused: ReservedPort, command: str, host: str) -> None:
+def test_exit_code_3_when_no_node_answers(
+    capfd: pytest.CaptureFixture[str], unused: ReservedPort, command: str, host: str
+) -> None:
     node = f"{host}:{unused.number}"
-    ended = Command()(command, STORENODE_NODE=node, STORENODE_ADMIN=node)
-    assert (ended.code, ended.out) == (3, "")
-    begin, _, rest = ended.err.partition(" (")
+    begin, _, rest = refused(capfd, *command.split(), node, code=3).partition(" (")
     assert begin == f"storenode: No node could be reached at {node}"
     cause, _, advice = rest.partition("): ")
     assert advice == "check the address, that the node runs, and the TLS options.\n"
     assert "[" not in cause
     assert cause == "Connection refused" or host == "node.invalid"
-
-
-def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command in this process, which must refuse its usage, and return its one sentence."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    shown = capfd.readouterr()
-    assert (ended.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    return shown.err
 
 
 @pytest.mark.parametrize(
@@ -125,16 +125,17 @@ def test_a_credential_file_with_something_else_is_refused(
 
 
 def test_settings_of_the_environment_do_not_contradict_an_input_of_json(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     unused: ReservedPort,
+    tmp_path: Path,
 ) -> None:
-    line = b'{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n'
-    ended = Command()(
-        *("publish", "--json-input", "--node", unused.address),
-        stdin=line,
-        STORENODE_CONTENT_TOPIC="/app/1/chat/proto",
-        STORENODE_CHANNEL="c",
-    )
-    assert ended.code == 3
+    path = tmp_path / "input"
+    path.write_text('{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n')
+    monkeypatch.setenv("STORENODE_CONTENT_TOPIC", "/app/1/chat/proto")
+    monkeypatch.setenv("STORENODE_CHANNEL", "c")
+    sent = ("publish", "--json-input", f"--file={path}", "--node", unused.address)
+    assert "No node could be reached" in refused(capfd, *sent, code=3)
 
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
@@ -170,16 +171,6 @@ def test_errors_say_whether_another_attempt_may_help() -> None:
     assert query_error(503, "not ready").unreachable
     assert not query_error(404, "").unreachable
     assert str(query_error(404, "unknown cursor")) == "unknown cursor (QUERY_404)"
-
-
-def test_a_client_with_its_token_publishes_and_reads(secured: Secured) -> None:
-    flags = secured.flags("chat")
-    secured.command.ok("publish", "--content-topic", "/app/1/chat/proto", "secret", *flags)
-    (line,) = secured.command.ok("scan", *flags).lines
-    assert line.endswith("  secret")
-    assert secured.command("status", *flags).code == 1, "only an operator sees it"
-    (status,) = secured.command.ok("status", "--json", *secured.flags("operator")).objects
-    assert status["node_id"] == "node-a.example"
 
 
 def test_a_node_may_demand_a_certificate_of_its_clients(

@@ -6,15 +6,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
-import psutil
 import pytest
 from openapi_spec_validator import validate
 
-from storenode.wire.sds.v1.message_pb2 import HistoryEntry
-from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from storenode.wire.storenode.v1.store_pb2 import ContentFilter, FollowRequest
 from tests.calls.transports import STORE, framed
 from tests.integration.http.api import Api, failed, message
@@ -23,8 +20,6 @@ from tests.integration.run.helpers import get, sampled
 from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, as_shown, steps
 from tests.support.sds_claims import claiming, genuine, genuine_id
-
-UNKNOWN = "0x" + "ab" * 32
 
 
 def test_the_description_is_valid_and_names_what_is_served(api: Api) -> None:
@@ -41,35 +36,6 @@ def test_the_description_is_valid_and_names_what_is_served(api: Api) -> None:
         refused = api.client.delete(path)
         assert (refused.status_code, "DELETE" in refused.text) == (405, True)
     assert api.client.get("/api/v2").status_code == 404
-
-
-def test_hashes_are_taken_with_and_without_0x(api: Api, topic: str) -> None:
-    name, channel = f"id-{topic}", f"channel-{topic}"
-    (result,) = api.publish(sds(topic, channel, name, lamport=1))
-    shown = result["messageHash"]
-    for spelled in (shown, shown[2:], shown[2:].upper(), f"0X{shown[2:]}"):
-        found = api.get("/api/v1/messages", hashes=spelled).json()["messages"]
-        assert [each["messageHash"] for each in found] == [shown]
-        assert api.get("/api/v1/messages", cursor=spelled, contentTopics=topic).status_code == 200
-        entry = {"messageId": name, "retrievalHint": spelled}
-        asked = {"channelId": channel, "entries": [entry]}
-        (line,) = api.lines(api.post("/api/v1/sds/messages", asked))
-        assert line["messageHash"] == shown
-        page = api.get("/store/v3/messages", hashes=spelled).json()
-        assert [each["messageHash"] for each in page["messages"]] == [shown]
-        assert api.get("/store/v3/messages", cursor=spelled).status_code == 200
-
-
-def sds(topic: str, channel: str, name: str, *parents: str, lamport: int) -> dict[str, Any]:
-    body = SdsMessage(
-        sender_id="sender",
-        message_id=name,
-        channel_id=channel,
-        lamport_timestamp=lamport,
-        causal_history=[HistoryEntry(message_id=each) for each in parents],
-        content=b"content",
-    )
-    return message(topic, body.SerializeToString())
 
 
 def test_a_line_says_whether_its_id_is_proven(api: Api, node: NodeProcess, topic: str) -> None:
@@ -192,7 +158,6 @@ def test_a_node_with_tokens_is_served_by_any_name_unless_names_are_given(
 
 CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}
 UNARY: Final = {"content-type": "application/proto", "connect-protocol-version": "1"}
-MIB: Final = 1024 * 1024
 END: Final = 0x02
 
 
@@ -255,15 +220,6 @@ def test_wrong_requests_get_the_reason(
         error = answer.json()
     assert sentence in error["message"], error
     assert answer.headers["x-request-id"]
-
-
-def test_refused_requests_are_not_kept(api: Api, node: NodeProcess) -> None:
-    large = b"\xff" * (15 * MIB)
-    process = psutil.Process(node.process.pid)
-    before = process.memory_info().rss
-    for _ in range(24):
-        assert call(api, "Publish", large, UNARY).status_code == 400
-    assert process.memory_info().rss < before + 6 * len(large)
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,6 @@ def test_recorded_answers_of_nwaku_are_given(recorded_node: NodeProcess) -> None
     api.client.close()
 
 
-def test_a_client_reads_all_pages_by_the_cursor(recorded_node: NodeProcess) -> None:
-    found, cursor, api = list[str](), "", Api.of(recorded_node)
-    while True:
-        page = api.get("/store/v3/messages", cursor=cursor).json()
-        found += [each["messageHash"] for each in page["messages"]]
-        cursor = page.get("paginationCursor", "")
-        if not cursor:
-            break
-    ascending = sorted(HISTORY, key=lambda each: (each["t"], each["hash"]))
-    assert found == ["0x" + each["hash"] for each in ascending]
-    api.client.close()
-
-
 WRONG: Final = [
     ({"startTime": "abc"}, "time parsing error: invalid integer: abc"),
     ({"endTime": "1.5"}, "time parsing error: invalid integer: 1.5"),
@@ -86,19 +73,6 @@ def test_errors_are_text(api: Api, asked: dict[str, str], sentence: str) -> None
     response = api.get("/store/v3/messages", **asked)
     assert (response.status_code, response.headers["content-type"]) == (400, "text/plain")
     assert sentence in response.text
-
-
-TOPIC: Final = "/waku/2/rs/7/1"
-
-
-def test_topics_that_are_encoded_twice_are_found(api: Api, topic: str) -> None:
-    name = f"{topic}+a%b"
-    (result,) = api.publish(message(name, b"1", pubsubTopic=TOPIC))
-    once = name.replace("%", "%25").replace("/", "%2F").replace("+", "%2B")
-    found = api.get(
-        "/store/v3/messages", contentTopics=once, pubsubTopic="%2Fwaku%2F2%2Frs%2F7%2F1"
-    )
-    assert [each["messageHash"] for each in found.json()["messages"]] == [result["messageHash"]]
 
 
 def as_published(recorded: dict[str, Any]) -> dict[str, Any]:

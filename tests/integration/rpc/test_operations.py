@@ -32,6 +32,7 @@ from store.serving.tls import TlsFiles
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.calls.transports import Connect, Grpc, RefusedError
 from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
 from tests.support.credentials import Pki
 from tests.support.polling import PATIENCE_S, PAUSE_S
@@ -251,10 +252,11 @@ async def test_a_request_that_was_refused_is_not_kept(
         raise busy("no room")
 
     monkeypatch.setattr(reads, "query", refused)
-    async with serve(database_url) as node:
-        response = await node.store.Query(StoreQueryRequest(request_id="one"))
-        assert (response.request_id, response.status_desc) == ("one", "no room")
-        assert [each() for each in kept] == [None]
+    async with serve(database_url, http=True) as node:
+        for kind in (Grpc, Connect):
+            with pytest.raises(RefusedError, match="no room"):
+                await kind(node.address, node.http).call("Query", StoreQueryRequest())
+            assert kept.pop()() is None, kind
 
 
 CLIENT_HELLO = bytes.fromhex("16030102000100")

@@ -491,22 +491,28 @@ class KnownTopics:
         self._known = BoundedDict[tuple[int, bytes], None](MAX_REMEMBERED_TOPICS)
         self._era: Hashable = None
 
-    def unnamed(
-        self, batch: RecordBatch, partitions: PartitionMap, era: Hashable = None
-    ) -> list[TopicRow]:
-        """Return the rows that must be written before the batch."""
+    async def ensure(
+        self,
+        connection: Connection,
+        batches: Iterable[RecordBatch],
+        partitions: PartitionMap,
+        era: Hashable = None,
+    ) -> None:
+        """Make sure that the topics of batches are named, which comes before the batches."""
         if self._era != era:
             self._known.clear()
             self._era = era
-        low = partitions.coarse_lower(min(batch.timestamps))
-        if low == partitions.coarse_lower(max(batch.timestamps)):
-            used = {(low, key) for key in batch.topics}
-        else:
-            lowers = map(partitions.coarse_lower, batch.timestamps)
-            used = set(zip(lowers, batch.topic_keys, strict=True))
-        return [(key, lower, *batch.topics[key]) for lower, key in used - self._known.keys()]
-
-    def remember(self, rows: Iterable[TopicRow], era: Hashable = None) -> None:
-        """Note rows that were written in an era, unless it is over."""
-        if self._era == era:
-            self._known.update(((lower, key), None) for key, lower, _, _ in rows)
+        rows: set[TopicRow] = set()
+        for batch in batches:
+            low = partitions.coarse_lower(min(batch.timestamps))
+            if low == partitions.coarse_lower(max(batch.timestamps)):
+                used = {(low, key) for key in batch.topics}
+            else:
+                lowers = map(partitions.coarse_lower, batch.timestamps)
+                used = set(zip(lowers, batch.topic_keys, strict=True))
+            unnamed = used - self._known.keys()
+            rows |= {(key, lower, *batch.topics[key]) for lower, key in unnamed}
+        if rows:
+            await insert_topics(connection, rows)
+            if self._era == era:
+                self._known.update(((lower, key), None) for key, lower, _, _ in rows)

@@ -44,7 +44,6 @@ from store.db.insert import (
     find_committed,
     find_new,
     insert_at_once,
-    insert_topics,
     join,
     notice_of,
 )
@@ -465,14 +464,8 @@ class DatabaseWriter:
             await self._partitions.ensure(connection, part.batch.timestamps)
         # A new connection may lead to a server that has lost the newest names.
         era = self._partitions.generation, self._database.connections_made
-        unnamed = {
-            row
-            for part in group.parts
-            for row in self._topics.unnamed(part.batch, self._partitions, era)
-        }
-        if unnamed:
-            await insert_topics(connection, unnamed)
-            self._topics.remember(unnamed, era)
+        batches = [part.batch for part in group.parts]
+        await self._topics.ensure(connection, batches, self._partitions, era)
         may_be_new = not group.careful and len(set(hashes)) == len(hashes)
         if may_be_new and len(hashes) > 1 and self._careful_groups:
             self._careful_groups -= 1

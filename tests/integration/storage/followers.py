@@ -13,7 +13,6 @@ from store.db.insert import (
     assign_commit_position,
     copy,
     find_new,
-    insert_topics,
 )
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
@@ -127,8 +126,7 @@ class LongTransaction:
         connection, partitions = self._connection, self._node.partitions
         for batch in batches:
             await partitions.ensure(connection, batch.timestamps)
-            named = KnownTopics().unnamed(batch, partitions)
-            await insert_topics(connection, named)
+            await KnownTopics().ensure(connection, [batch], partitions)
         # What others do meanwhile may take longer than a node may be silent.
         await connection.execute("set idle_in_transaction_session_timeout = 0")
         await connection.execute("begin")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -20,6 +22,8 @@ from store.embedded.binaries import account_for
 from store.embedded.datadir import DataDir, make_cluster
 from store.embedded.process import Launch
 from tests.support import programs
+
+_T = TypeVar("_T")
 
 SUPERUSER: Final = "postgres"
 ROLE: Final = "storenode"
@@ -121,6 +125,17 @@ class PostgresServer:
         with psycopg.connect(self.url(name)) as connection:
             connection.execute("update storenode.store set store_id = gen_random_uuid()")
         return name
+
+    @contextmanager
+    def filled(
+        self, template: str, fill: Callable[[str], Coroutine[None, None, _T]]
+    ) -> Iterator[tuple[str, _T]]:
+        """Copy a database for the block, and fill it by its URL; yield its name and the result."""
+        name = self.create_database(template)
+        try:
+            yield name, asyncio.run(fill(self.url(name)))
+        finally:
+            self.drop_database(name)
 
     def drop_database(self, name: str) -> None:
         """Remove a database, and end the connections to it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +12,6 @@ from psycopg import AsyncConnection
 from store.db.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
 from tests.support.polling import until
-from tests.support.postgres import PostgresServer
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
 """Midday of a Friday."""
@@ -81,21 +79,6 @@ async def horizon(connection: Connection) -> int:
 async def opened(url: str) -> Connection:
     """Open a connection in autocommit mode."""
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
-
-
-def filled_database(
-    postgres: PostgresServer, template: str, fill: Callable[[Connection], Awaitable[None]]
-) -> Iterator[str]:
-    """Yield the name of a copy of a template that was filled, to be copied by tests."""
-
-    async def work() -> None:
-        async with await opened(postgres.url(name)) as connection:
-            await fill(connection)
-
-    name = postgres.create_database(template)
-    asyncio.run(work())
-    yield name
-    postgres.drop_database(name)
 
 
 async def until_some(connection: Connection, statement: str, *parameters: object) -> None:

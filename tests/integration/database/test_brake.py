@@ -22,9 +22,9 @@ from tests.integration.database.rows import (
     NOW,
     TODAY,
     Connection,
-    filled_database,
     horizon,
     insert,
+    opened,
 )
 from tests.support.postgres import PostgresServer
 
@@ -37,15 +37,17 @@ def days(number: float) -> RetentionPolicy:
     return RetentionPolicy(age_ns=int(number * DAY_NS))
 
 
-async def fill(connection: Connection) -> None:
-    times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
-    await ensure_for(connection, times, NOW, None)
-    await insert(connection, times)
+async def fill(url: str) -> None:
+    async with await opened(url) as connection:
+        times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
+        await ensure_for(connection, times, NOW, None)
+        await insert(connection, times)
 
 
 @pytest.fixture(scope="module")
 def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    yield from filled_database(postgres, template_database, fill)
+    with postgres.filled(template_database, fill) as (name, _):
+        yield name
 
 
 async def start(

@@ -24,20 +24,21 @@ COUNT = 60
 SDS_COUNT = 20
 
 
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    """Name of a database with messages of five days, a third of them SDS messages."""
-    name = postgres.create_database(template_database)
+async def fill(url: str) -> None:
+    """Store messages of five days, a third of them SDS messages."""
     day = [TODAY - number % 5 * DAY_NS + number for number in range(COUNT)]
     messages = [plain(number, day[number]) for number in range(SDS_COUNT, COUNT)]
     history = [
         sds(number, day[number], range(max(0, number - 2), number)) for number in range(SDS_COUNT)
     ]
     empty = plain(COUNT, NOW - 400 * DAY_NS, b"")
-    batches = [admitted(messages), admitted(history), admitted([empty])]
-    asyncio.run(write(postgres.url(name), batches))
-    yield name
-    postgres.drop_database(name)
+    await write(url, [admitted(messages), admitted(history), admitted([empty])])
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    with postgres.filled(template_database, fill) as (name, _):
+        yield name
 
 
 def execute(url: str, statement: str) -> None:

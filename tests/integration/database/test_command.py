@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -60,17 +59,17 @@ def shift_commits(url: str, by_ns: int) -> None:
         connection.execute("update storenode.store set created_at = created_at + %s", (shift,))
 
 
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    """Return the name of a database with messages of the last five days."""
-    name = postgres.create_database(template_database)
-    url = postgres.url(name)
+async def fill(url: str) -> None:
+    """Store messages of the last five days."""
     now = now_ns(url)
     messages = [plain(number, now - number * DAY_NS // 2) for number in range(10)]
-    batches = [admitted(messages, now), admitted([sds(99, now)], now)]
-    asyncio.run(write(url, batches, now))
-    yield name
-    postgres.drop_database(name)
+    await write(url, [admitted(messages, now), admitted([sds(99, now)], now)], now)
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    with postgres.filled(template_database, fill) as (name, _):
+        yield name
 
 
 def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> None:

@@ -16,7 +16,6 @@ from tests.integration.database.rows import (
     NOW,
     TODAY,
     Connection,
-    filled_database,
     opened,
     values,
 )
@@ -53,18 +52,20 @@ _LEFT = "select relname from pg_class where relkind = 'i' and relname ~ '_cc(new
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
-async def fill(connection: Connection) -> None:
+async def fill(url: str) -> None:
     """Insert rows of yesterday, with partitions of their own."""
-    first = TODAY - DAY_NS
-    await partitions.ensure_for(connection, [first], NOW, DAY_NS)
-    given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
-    await connection.execute(_FILL, given)
-    await connection.execute("analyze")
+    async with await opened(url) as connection:
+        first = TODAY - DAY_NS
+        await partitions.ensure_for(connection, [first], NOW, DAY_NS)
+        given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
+        await connection.execute(_FILL, given)
+        await connection.execute("analyze")
 
 
 @pytest.fixture(scope="module")
 def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    yield from filled_database(postgres, template_database, fill)
+    with postgres.filled(template_database, fill) as (name, _):
+        yield name
 
 
 async def indexes(connection: Connection) -> dict[str, tuple[str, int]]:

@@ -21,7 +21,6 @@ from tests.integration.database.rows import (
     commit,
     counted,
     counter_of,
-    filled_database,
     horizon,
     insert,
     names,
@@ -36,18 +35,20 @@ LOCK_TIMEOUT_MS = 40
 STORED_DAYS = 9
 
 
-async def fill(connection: Connection) -> None:
+async def fill(url: str) -> None:
     """Use a database for some days, with one coarse partition a day."""
-    for days in range(STORED_DAYS, -1, -1):
-        now = NOW - days * DAY_NS
-        await ensure_ahead(connection, now, DAY_NS)
-        await insert(connection, [now])
-        await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
+    async with await opened(url) as connection:
+        for days in range(STORED_DAYS, -1, -1):
+            now = NOW - days * DAY_NS
+            await ensure_ahead(connection, now, DAY_NS)
+            await insert(connection, [now])
+            await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
 
 
 @pytest.fixture(scope="module")
 def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    yield from filled_database(postgres, template_database, fill)
+    with postgres.filled(template_database, fill) as (name, _):
+        yield name
 
 
 def dropped(report: PruneReport, table: str) -> list[str]:

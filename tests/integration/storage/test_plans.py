@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 import re
@@ -200,10 +199,8 @@ def history(
     postgres: PostgresServer, template_database: str
 ) -> Iterator[tuple[str, list[KnownMessage]]]:
     """Return the URL of a database that tests only read, and what it holds."""
-    name = postgres.create_database(template_database)
-    url = postgres.url(name)
-    yield url, asyncio.run(filled(url))
-    postgres.drop_database(name)
+    with postgres.filled(template_database, filled) as (name, stored):
+        yield postgres.url(name), stored
 
 
 @pytest.fixture
@@ -365,10 +362,8 @@ async def fill_topics(url: str) -> None:
 @pytest.fixture(scope="module")
 def many_topics(postgres: PostgresServer, template_database: str) -> Iterator[str]:
     """Return the URL of a database with names of many topics."""
-    name = postgres.create_database(template_database)
-    asyncio.run(fill_topics(postgres.url(name)))
-    yield postgres.url(name)
-    postgres.drop_database(name)
+    with postgres.filled(template_database, fill_topics) as (name, _):
+        yield postgres.url(name)
 
 
 @pytest.fixture

@@ -115,10 +115,8 @@ async def filled(url: str) -> World:
 @pytest.fixture(scope="module")
 def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, World]]:
     """Return the URL of a database that tests only read, and what it holds."""
-    name = postgres.create_database(template_database)
-    url = postgres.url(name)
-    yield url, asyncio.run(filled(url))
-    postgres.drop_database(name)
+    with postgres.filled(template_database, filled) as (name, stored):
+        yield postgres.url(name), stored
 
 
 @pytest.fixture

@@ -292,6 +292,7 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
 
 
 LARGE = 140 * 1024
+SMALL_PAGE_BYTES = 32 * 1024
 
 
 def chain(length: int, content_bytes: int = 0, spacing: int = 1, start: int = 0) -> Channel:
@@ -364,17 +365,15 @@ async def test_a_restored_message_below_the_horizon_is_found(
     assert len((await walk_from(reader, head_of(channel))).ids) == 10
 
 
-async def test_what_is_pruned_while_it_is_sent_is_missing(
-    node: Node, reader: DatabaseSdsReader
-) -> None:
+async def test_what_is_pruned_while_it_is_sent_is_missing(node: Node) -> None:
     # More than is read ahead at most, so that something is left to be pruned.
-    older = 8_000
-    channel = chain(older, 3_500, start=-20 * DAY)
+    older, reader = 400, DatabaseSdsReader(node.database, SMALL_PAGE_BYTES)
+    channel = chain(older, 350, start=-20 * DAY)
     parents: list[Parent] = head_of(channel)
     for number in range(20):
         message_id = b"new-%d" % number
         parents = [(message_id, channel.say(message_id, parents, at=number))]
-    await channel.store(node, 500)
+    await channel.store(node)
     sent: list[int] = []
     missing: list[HistoryEntry] = []
     async with aclosing(started(reader, parents)) as pages:
@@ -409,17 +408,18 @@ async def test_long_lists_of_missing_parents_come_in_pages(
 async def test_walks_wait_for_their_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sds, "MAX_WALKS_OF_CALLER", 1)
     reader = DatabaseSdsReader(node.database)
-    channel = chain(100, LARGE)
-    await channel.store(node, 50)
+    channel = chain(100)
+    await channel.store(node)
     walks = [walk_from(reader, head_of(channel)) for _ in range(3)]
     assert [len(each.ids) for each in await asyncio.gather(*walks)] == [100, 100, 100]
 
 
 async def test_unread_walks_take_no_place_from_others_and_give_their_connections_back(
-    node: Node, reader: DatabaseSdsReader
+    node: Node,
 ) -> None:
-    channel = chain(100, LARGE)
-    await channel.store(node, 50)
+    reader = DatabaseSdsReader(node.database, SMALL_PAGE_BYTES)
+    channel = chain(100, 4_000)
+    await channel.store(node)
     unread = [started(reader, head_of(channel)) for _ in range(20)]
     assert len(unread) > 2 * node.database.settings.bulk_connections
     for pages in unread:

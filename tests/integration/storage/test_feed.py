@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
@@ -383,38 +382,6 @@ async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
         mine = await store_one(node, "after", ("named", "/idle/1/0/proto"))
         assert await idle.until_given(mine) == [mine]
         assert "lost" in await refused(node, from_cursor(reached))
-
-
-@pytest.fixture
-async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
-    """Keep the tail of the feed from seeing new commits until the event is set."""
-    waits, go_on = asyncio.Event(), asyncio.Event()
-
-    async def gated(*given: Any) -> list[CommitRow]:  # noqa: ANN401
-        if _COMMITS_AT_ONCE in given:  # as the tail reads, not a follower that is behind
-            waits.set()
-            await go_on.wait()
-        return await commits_between(*given)
-
-    await publish(node, SEED)
-    monkeypatch.setattr(feed_module, "commits_between", gated)
-    await store_one(node, "not seen")
-    node.feed.look_for_own("")
-    await waits.wait()
-    yield go_on
-    go_on.set()
-
-
-async def test_the_beginning_holds_what_the_tail_has_not_seen(
-    node: Node, behind: asyncio.Event
-) -> None:
-    last = await store_one(node, "acknowledged")
-    async with following(node.feed, from_beginning()) as [follower]:
-        await follower.until_live()
-        assert follower.hashes[-1] == last
-        assert len(follower.hashes) == 14
-        behind.set()
-        assert len(await follower.until_given(await store_one(node))) == 15
 
 
 async def test_what_a_standby_replays_while_it_is_looked_for_is_not_lost(

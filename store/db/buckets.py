@@ -148,7 +148,7 @@ def columns(summaries: Sequence[TimeBuckets]) -> list[BinaryArray]:
 
 async def folded_position(connection: Connection) -> int:
     """Return the position up to which commits are folded."""
-    ((position,),) = await fetch_rows(connection, SQL.stores.read_folded_position)
+    ((position, _),) = await fetch_rows(connection, SQL.stores.read_folded)
     return int(position)
 
 

@@ -442,7 +442,7 @@ class DatabaseReader:
             if not positions or not wanted.everything:
                 return None
             # Pruned, so that no topic is left that rights could be compared with; or never stored.
-            ((horizon_ns,),) = await fetch_rows(connection, SQL.stores.read_horizon)
+            ((_, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
             return next((each for each in positions if each[0] < horizon_ns), None)
 
         return await self._database.read(look)

@@ -340,7 +340,7 @@ class DatabaseIds:
         """Return the newest commit now, and whether the database still has one that was seen."""
 
         async def look(connection: Connection) -> Newest:
-            ((horizon_ns,),) = await fetch_rows(connection, SQL.stores.read_horizon)
+            ((_, horizon_ns),) = await fetch_rows(connection, SQL.stores.read_folded)
             served = await is_served(connection, seen)
             return Newest(await newest(connection), horizon_ns, served)
 

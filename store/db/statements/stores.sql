@@ -11,17 +11,9 @@ from storenode.store
 -- The position up to which commits are folded, and the horizon.
 select folded_position, horizon_ns from storenode.store
 
--- read_horizon --
--- The horizon.
-select horizon_ns from storenode.store
-
 -- check_folded --
 -- The position up to which commits are folded, and the newest that was given out.
 select folded_position, (select last_value from storenode.position_seq) from storenode.store
-
--- read_folded_position --
--- The position up to which commits are folded.
-select folded_position from storenode.store
 
 -- set_folded --
 -- Move the position up to which commits are folded.

@@ -20,7 +20,6 @@ from store.db.check import (
 )
 from store.db.connection import Connection
 from store.domain.partitioning import Bounds
-from tests.integration.storage import lattices
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import (
     LENGTHS,
@@ -94,7 +93,6 @@ async def test_what_is_wrong_is_found_and_made_anew(node: Node, connection: Conn
         assert all("resummarize" in each.advice for each in found.values())
         assert await resummarize(connection) == Resummarized(days_of(right), 200)
         assert await assert_true(connection) == right
-        await lattices.assert_true(connection)
     await fold_until(connection)
     assert await assert_folded(connection) == right
     await connection.execute("update storenode.store set folded_position = 1000000")

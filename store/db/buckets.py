@@ -330,8 +330,7 @@ async def alone(connection: Connection) -> AsyncIterator[None]:
 
 MAX_FOLD_COMMITS: Final = 4_096
 MAX_FOLD_BYTES: Final = 512 * 1024
-"""Commits, and bytes of their deltas and claims, that one transaction folds; one commit at least.
-"""
+"""Commits, and bytes of deltas and claims, that one transaction folds; one commit at least."""
 
 _NO_LIMIT: Final = 2**31 - 1
 _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1

@@ -15,9 +15,9 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
-from store.domain.query import RequestLimits
 from store.gossip.limits import GossipLimits
 from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
+from storenode.message.limits import MAX_CAUSAL_MESSAGES, MAX_PAGE_MESSAGES, MAX_SDS_CLAIMANTS
 from storenode.sds.config import ChannelConfig
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -27,7 +27,15 @@ DAY_NS: Final = 24 * HOUR_NS
 MIN_NODES: Final = 2
 MAX_NODES: Final = 6
 _GOSSIP_HISTORY: Final = 40
-_SMALL_PAGES: Final = RequestLimits(page_messages=2)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """The largest answers of a node, in messages: pages, claimants of an ID, causal histories."""
+
+    page_messages: int = MAX_PAGE_MESSAGES
+    sds_claimants: int = MAX_SDS_CLAIMANTS
+    causal_messages: int = MAX_CAUSAL_MESSAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ class Scenario:
     every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in
     memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
     it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
-    ``drift_ns``: how far from a node's time a message's may be. ``requests`` are limits of reads.
+    ``drift_ns``: how far from a node's time a message's may be. ``answers``: limits of reads.
     ``gossip``: None: nodes do not gossip. ``group``: None: there are no participants.
     """
 
@@ -192,7 +200,7 @@ class Scenario:
     summary: SummaryLimits
     faults: Faults
     drift_ns: int = 20 * NS_PER_S
-    requests: RequestLimits = _SMALL_PAGES
+    answers: AnswerLimits = AnswerLimits(page_messages=2)
     gossip: GossipScenario | None = None
     group: GroupScenario | None = None
 

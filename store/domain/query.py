@@ -6,9 +6,9 @@
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
 unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
 hashes name; pubsub topic and content topics may be set one without the other, as deployed clients
-do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`RequestLimits`) are
-the same on every page. Clients that move here from nwaku, over libp2p or REST, keep nwaku's rules
-(``nwaku_rules``).
+do; ``time_start`` at or past ``time_end`` matches nothing. All limits
+(`storenode.message.limits`) are the same on every page. Clients that move here from nwaku, over
+libp2p or REST, keep nwaku's rules (``nwaku_rules``).
 
 The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
 """
@@ -16,7 +16,6 @@ The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) rais
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from store.domain.ports import (
@@ -30,7 +29,6 @@ from store.domain.ports import (
 from storenode.message.limits import (
     DEFAULT_PAGE_MESSAGES,
     HASH_BYTES,
-    MAX_BATCH_MESSAGES,
     MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,
     MAX_CAUSAL_MESSAGES,
@@ -38,7 +36,6 @@ from storenode.message.limits import (
     MAX_QUERY_CONTENT_TOPICS,
     MAX_QUERY_HASHES,
     MAX_RESPONSE_BYTES,
-    MAX_SDS_CLAIMANTS,
     MAX_SDS_ENTRIES,
     MAX_TIMESTAMP_NS,
 )
@@ -57,33 +54,7 @@ RESPONSE_RESERVE_BYTES: Final = 64 * 1024
 """What a page leaves free of a response, for the fields that are no entries."""
 
 DEFAULT_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - RESPONSE_RESERVE_BYTES
-"""Entries of one page, where nothing else is set."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The limits of requests and responses, for every caller, on every path and page.
-
-    ``page_messages`` and ``causal_messages`` clamp what a request asks for, ``sds_claimants``
-    truncates an answer, ``response_bytes`` cuts it into pages; all others refuse the request.
-    """
-
-    batch_messages: int = MAX_BATCH_MESSAGES
-    response_bytes: int = MAX_RESPONSE_BYTES
-    default_page_messages: int = DEFAULT_PAGE_MESSAGES
-    page_messages: int = MAX_PAGE_MESSAGES
-    query_hashes: int = MAX_QUERY_HASHES
-    query_topics: int = MAX_QUERY_CONTENT_TOPICS
-    sds_entries: int = MAX_SDS_ENTRIES
-    sds_claimants: int = MAX_SDS_CLAIMANTS
-    causal_heads: int = MAX_CAUSAL_HEADS
-    causal_known_ids: int = MAX_CAUSAL_KNOWN_IDS
-    causal_messages: int = MAX_CAUSAL_MESSAGES
-
-    @property
-    def page_bytes(self) -> int:
-        """Entries of one page, in bytes; an entry that is larger has a page of its own."""
-        return self.response_bytes - RESPONSE_RESERVE_BYTES
+"""Entries of one page, in bytes; an entry that is larger has a page of its own."""
 
 
 class QueryError(Exception):
@@ -105,7 +76,6 @@ class LimitError(RequestError):
 
 def plan_query(
     rights: TopicRights,
-    limits: RequestLimits,
     *,
     include_data: bool = False,
     pubsub_topic: str | None = None,
@@ -142,14 +112,14 @@ def plan_query(
     if cursor is not None:
         _check_hash("pagination_cursor", cursor)
     try:
-        topics = filter_by(pubsub_topic, content_topics, rights, limits)
+        topics = filter_by(pubsub_topic, content_topics, rights)
     except RequestError as error:
         raise QueryError(BAD_REQUEST, str(error)) from None
-    hashes = _checked_hashes(message_hashes, limits.query_hashes)
+    hashes = _checked_hashes(message_hashes)
     start_ns, end_ns = time_range(time_start, time_end)
     if matches_nothing:
         end_ns = start_ns
-    limit = min(limit or limits.default_page_messages, limits.page_messages)
+    limit = min(limit or DEFAULT_PAGE_MESSAGES, MAX_PAGE_MESSAGES)
     return PageRequest(topics, hashes, start_ns, end_ns, None, forward, limit, include_data)
 
 
@@ -164,10 +134,7 @@ def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:
 
 
 def filter_by(
-    pubsub_topic: str | None,
-    content_topics: Sequence[str],
-    rights: TopicRights,
-    limits: RequestLimits,
+    pubsub_topic: str | None, content_topics: Sequence[str], rights: TopicRights
 ) -> TopicFilter:
     """Check a ``ContentFilter``, whose fields may be set one without the other.
 
@@ -176,7 +143,7 @@ def filter_by(
     """
     if pubsub_topic is not None:
         _check_topic("pubsub_topic", pubsub_topic)
-    most = limits.query_topics
+    most = MAX_QUERY_CONTENT_TOPICS
     if len(content_topics) > most:
         raise LimitError(f"content_topics holds {len(content_topics)} topics: at most {most}")
     for topic in content_topics:
@@ -188,7 +155,6 @@ def sds_lookup(
     channel_id: str,
     entries: Sequence[HistoryEntry],
     topics: TopicFilter,
-    limits: RequestLimits,
     *,
     prefer_proven: bool = False,
 ) -> SdsLookup:
@@ -197,14 +163,9 @@ def sds_lookup(
     Raises:
         RequestError: no channel, an empty ID, or too many or too large entries.
     """
-    check_count("entries", len(entries), limits.sds_entries)
-    return SdsLookup(
-        channel_of(channel_id),
-        _entries("entries", entries, limits.page_bytes),
-        topics,
-        limits.sds_claimants,
-        prefer_proven,
-    )
+    check_count("entries", len(entries), MAX_SDS_ENTRIES)
+    distinct = _entries("entries", entries)
+    return SdsLookup(channel_of(channel_id), distinct, topics, prefer_proven=prefer_proven)
 
 
 def causal_request(
@@ -215,7 +176,6 @@ def causal_request(
     max_messages: int,
     max_depth: int,
     topics: TopicFilter,
-    limits: RequestLimits,
     prefer_proven: bool = False,
 ) -> CausalRequest:
     """Check a ``GetCausalHistory`` request; a larger ``max_messages`` is clamped.
@@ -223,17 +183,16 @@ def causal_request(
     Raises:
         RequestError: no channel, an empty or too large head, or too many heads or known IDs.
     """
-    check_count("heads", len(heads), limits.causal_heads)
-    check_count("known_ids", len(known_ids), limits.causal_known_ids)
+    check_count("heads", len(heads), MAX_CAUSAL_HEADS)
+    check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
     return CausalRequest(
         channel_of(channel_id),
-        _entries("heads", heads, limits.page_bytes),
+        _entries("heads", heads),
         frozenset(known.encode() for known in known_ids),
-        min(max_messages or limits.causal_messages, limits.causal_messages),
+        min(max_messages or MAX_CAUSAL_MESSAGES, MAX_CAUSAL_MESSAGES),
         max_depth,
         topics,
-        limits.sds_claimants,
-        prefer_proven,
+        prefer_proven=prefer_proven,
     )
 
 
@@ -247,15 +206,18 @@ def check_count(name: str, count: int, limit: int) -> None:
         raise LimitError(f"{name} holds {count} entries: at most {limit}")
 
 
-def _checked_hashes(given: Sequence[bytes], most: int) -> tuple[bytes, ...] | None:
+def _checked_hashes(given: Sequence[bytes]) -> tuple[bytes, ...] | None:
     if not given:
         return None
     hashes = tuple(dict.fromkeys(given))
     if set(map(len, hashes)) != {HASH_BYTES}:
         for digest in hashes:
             _check_hash("message_hashes", digest)
-    if len(hashes) > most:
-        raise QueryError(BAD_REQUEST, f"message_hashes holds {len(hashes)} hashes: at most {most}")
+    if len(hashes) > MAX_QUERY_HASHES:
+        raise QueryError(
+            BAD_REQUEST,
+            f"message_hashes holds {len(hashes)} hashes: at most {MAX_QUERY_HASHES}",
+        )
     return hashes
 
 
@@ -287,9 +249,7 @@ def channel_of(channel_id: str) -> bytes:
     return channel
 
 
-def _entries(
-    name: str, entries: Iterable[HistoryEntry], most_bytes: int
-) -> tuple[HistoryEntry, ...]:
+def _entries(name: str, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
     kept = tuple(dict.fromkeys(entries))
     if not all(entry.message_id for entry in kept):
         raise RequestError(f"{name} holds an entry without message_id: set it")
@@ -297,6 +257,6 @@ def _entries(
     largest = max(
         (len(entry.message_id) + len(entry.retrieval_hint or b"") for entry in kept), default=0
     )
-    if largest > most_bytes:
-        raise LimitError(f"{name} holds an entry of {largest} bytes: at most {most_bytes}")
+    if largest > DEFAULT_PAGE_BYTES:
+        raise LimitError(f"{name} holds an entry of {largest} bytes: at most {DEFAULT_PAGE_BYTES}")
     return kept

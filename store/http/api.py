@@ -21,6 +21,7 @@ from store.serving.failure import CallError, Code, malformed, over_limit
 from store.serving.methods.publish import publish as store_batch
 from store.serving.methods.reads import follow as follow_pages
 from store.serving.methods.reads import query as serve_query
+from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_CAUSAL_KNOWN_IDS
 from storenode.wire.storenode.v1.store_pb2 import (
     FollowPage,
     FollowRequest,
@@ -30,9 +31,9 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 COUNTED_BODY_BYTES: Final = 1024 * 1024
-QUOTES_OF_ENTRY: Final = 64
-"""A larger body has its quotation marks counted before it is decoded: so many for each entry of the
-longest list that the node's limits allow. A message with all its fields has 32."""
+MAX_QUOTES: Final = 64 * MAX_CAUSAL_KNOWN_IDS
+"""A larger body has its quotation marks counted before it is decoded: 64 for each entry of the
+longest list that a request may have. A message with all its fields has 32."""
 
 MAX_QUOTED_CHARS: Final = 200
 """What an error says of a request that its type refuses."""
@@ -74,7 +75,7 @@ def read(kind: type[Message] | None, call: HttpCall, body: bytes) -> Struct:
     """
     try:
         if call.verb == "POST":
-            _check_parts(call, body)
+            _check_parts(body)
             return codec.decode(kind, body)
         given = {**call.parameters}
         given.pop(TOKEN_PARAMETER, None)
@@ -86,16 +87,12 @@ def read(kind: type[Message] | None, call: HttpCall, body: bytes) -> Struct:
         raise malformed(f"the body is no JSON: {error}") from None
 
 
-def _check_parts(call: Call, body: bytes) -> None:
+def _check_parts(body: bytes) -> None:
     """Refuse a large body that would become millions of objects; every part of one is quoted."""
-    limits = call.node.limits
-    most = QUOTES_OF_ENTRY * max(
-        *(limits.batch_messages, limits.query_hashes, limits.sds_entries),
-        *(limits.causal_heads, limits.causal_known_ids),
-    )
-    if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > most:
+    if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > MAX_QUOTES:
         raise over_limit(
-            f"the body has more than {most:,} quotation marks: send fewer entries in one request"
+            f"the body has more than {MAX_QUOTES:,} quotation marks: send fewer entries in one"
+            " request"
         )
 
 
@@ -103,7 +100,7 @@ async def publish(call: HttpCall, body: bytes) -> None:
     """Store a batch; answer when all of it that is accepted is durable."""
     asked: Any = read(PublishRequest, call, body)
     # One too many is enough to be refused.
-    del body, asked.messages[call.node.limits.batch_messages + 1 :]
+    del body, asked.messages[MAX_BATCH_MESSAGES + 1 :]
     request = to_message(PublishRequest, asked)
     del asked
     response = PublishResponse.FromString(await store_batch(call, request))

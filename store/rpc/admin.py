@@ -16,7 +16,7 @@ from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, history_entries
 from store.sync.schedule import PeerState, Synchronizer
 from store.sync.session.report import SessionReport
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import MAX_SDS_ENTRIES, MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
 
@@ -59,14 +59,12 @@ async def synchronize(call: RpcCall, request: bytes) -> bytes:
 
 async def fetch_messages(call: RpcCall, request: bytes) -> bytes:
     """Serve ``FetchMessages``: return the outcome when the peer has answered, or failed."""
-    limits = call.node.limits
-    asked = decode(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
+    asked = decode(admin_pb2.FetchMessagesRequest, request, 4 * MAX_SDS_ENTRIES)
     exchange = _exchange(call.node)
     lookup = sds_lookup(
         asked.channel_id,
-        history_entries("entries", asked.entries, limits.sds_entries),
+        history_entries("entries", asked.entries, MAX_SDS_ENTRIES),
         TopicFilter(),
-        limits,
     )
     done = await exchange.fetch(asked.peer, lookup)
     return admin_pb2.FetchReport(

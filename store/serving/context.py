@@ -14,7 +14,6 @@ from store.db.sds import DatabaseSdsReader
 from store.domain.access import Access
 from store.domain.coverage import Coverage, Interval
 from store.domain.ports import Writer
-from store.domain.query import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations
 from store.domain.view import Span
@@ -120,7 +119,6 @@ class NodeContext:
     coverage: Coverage
     intake: Callable[[int, int], Awaitable[Sequence[Interval]]]
     missing_parents: Callable[[bytes, Sequence[Span]], Awaitable[Sequence[int]]]
-    limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
     confirmations: Confirmations | None = None
     drain: Drain = field(default_factory=Drain)

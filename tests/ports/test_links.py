@@ -16,9 +16,8 @@ import pytest
 from sim.bridge import Life
 from sim.groups.link import ROUTE, GroupLink
 from sim.groups.scenario import drawn_group
-from sim.scenario import Faults
+from sim.scenario import AnswerLimits, Faults
 from sim.world import World
-from store.domain.query import RequestLimits
 from store.messages.cursor import FollowCursor, FollowCursors
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.node import StoreNode
@@ -44,7 +43,7 @@ def simulated(contract: Contract, _: str) -> None:
     drawn = drawn_group(rng, 2, with_store=True)
     assert drawn.group is not None
     group = replace(drawn.group, follow=True, messages=0)
-    scenario = replace(drawn, group=group, faults=Faults(), requests=RequestLimits())
+    scenario = replace(drawn, group=group, faults=Faults(), answers=AnswerLimits())
     world: Any = World(scenario, rng)
     names = ("left", "tried", "handed")
     world.group_judge = SimpleNamespace(**dict.fromkeys(names, lambda *_: None))

@@ -35,7 +35,7 @@ async def coverage(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``GetCoverage``."""
     node = call.node
     wanted = decode(store_pb2.GetCoverageRequest, request)
-    counted = topic_filter(wanted.filter, call.client.topics, node.limits).everything
+    counted = topic_filter(wanted.filter, call.client.topics).everything
     steps = _steps(wanted, node.now_ns())
     channel = channel_of(wanted.channel_id) if wanted.channel_id and counted else None
     while bounds := list(islice(steps, STEPS_A_PAGE)):

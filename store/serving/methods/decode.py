@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import RequestLimits, check_count, filter_by
+from store.domain.query import check_count, filter_by
 from store.messages.fields import (
     DELIMITED,
     GROUP_ENDS,
@@ -100,16 +100,14 @@ def count_fields(
     return most, position
 
 
-def topic_filter(
-    content: store_pb2.ContentFilter, rights: TopicRights, limits: RequestLimits
-) -> TopicFilter:
+def topic_filter(content: store_pb2.ContentFilter, rights: TopicRights) -> TopicFilter:
     """Combine a ``ContentFilter`` and the caller's rights into one filter.
 
     Raises:
         RequestError: see `store.domain.query.filter_by`.
     """
     pubsub_topic = content.pubsub_topic if content.HasField("pubsub_topic") else None
-    return filter_by(pubsub_topic, content.content_topics, rights, limits)
+    return filter_by(pubsub_topic, content.content_topics, rights)
 
 
 def history_entries(

@@ -19,7 +19,7 @@ from store.messages.record import RecordBatch
 from store.serving.call import Call, Method
 from store.serving.failure import over_limit, unready
 from store.serving.methods.decode import decode_head
-from storenode.message.limits import HASH_BYTES, MAX_REQUEST_BYTES, NS_PER_S
+from storenode.message.limits import HASH_BYTES, MAX_BATCH_MESSAGES, MAX_REQUEST_BYTES, NS_PER_S
 from storenode.message.rules import Reason
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1 import publish_raw_pb2
@@ -91,7 +91,7 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
         QuotaExceededError: too many messages lately.
     """
     node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
-    most = node.limits.batch_messages
+    most = MAX_BATCH_MESSAGES
     decoded, is_whole = decode_head(publish_raw_pb2.RawPublishRequest, request, most)
     if node.read_only:
         raise unready(READ_ONLY)

@@ -39,7 +39,13 @@ from store.serving.methods.decode import (
     history_entries,
     topic_filter,
 )
-from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.message.limits import (
+    MAX_CAUSAL_HEADS,
+    MAX_CAUSAL_KNOWN_IDS,
+    MAX_QUERY_HASHES,
+    MAX_REQUEST_BYTES,
+    MAX_SDS_ENTRIES,
+)
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2
@@ -92,8 +98,7 @@ COVERAGE: Final = _read("GetCoverage")
 
 async def query(call: Call, request: bytes) -> bytes:
     """Serve ``Query``; errors of the protocol are status codes inside the response."""
-    limits = call.node.limits
-    asked, whole = decode_head(waku_store_pb2.StoreQueryRequest, request, limits.query_hashes)
+    asked, whole = decode_head(waku_store_pb2.StoreQueryRequest, request, MAX_QUERY_HASHES)
     try:
         if (size := len(asked.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
             raise QueryError(
@@ -103,7 +108,6 @@ async def query(call: Call, request: bytes) -> bytes:
         has = asked.HasField
         wanted = plan_query(
             call.client.topics,
-            limits,
             include_data=asked.include_data,
             pubsub_topic=asked.pubsub_topic if has("pubsub_topic") else None,
             content_topics=asked.content_topics,
@@ -170,7 +174,7 @@ async def _read_page(
 async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``Scan``."""
     asked = decode(store_pb2.ScanRequest, request)
-    topics = topic_filter(asked.filter, call.client.topics, call.node.limits)
+    topics = topic_filter(asked.filter, call.client.topics)
     after = ScanCursor.decode(asked.cursor) if asked.cursor else None
     start_ns, end_ns = time_range(
         asked.time_start if asked.HasField("time_start") else None,
@@ -204,7 +208,7 @@ async def follow(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     asked = decode(store_pb2.FollowRequest, request)
     node = call.node
     wanted = FollowRequest(
-        topic_filter(asked.filter, call.client.topics, node.limits),
+        topic_filter(asked.filter, call.client.topics),
         node.cursors.open(asked.cursor) if asked.cursor else None,
         asked.from_beginning,
         asked.include_data,
@@ -235,14 +239,12 @@ _shared_page: Final = lru_cache(SHARED_PAGES)(_follow_page)
 
 async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``GetSdsMessages``."""
-    limits = call.node.limits
     # An entry has three fields at most, itself included, and one that is unknown.
-    lookup = decode(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
+    lookup = decode(store_pb2.GetSdsMessagesRequest, request, 4 * MAX_SDS_ENTRIES)
     wanted = sds_lookup(
         lookup.channel_id,
-        history_entries("entries", lookup.entries, limits.sds_entries),
-        topic_filter(lookup.filter, call.client.topics, limits),
-        limits,
+        history_entries("entries", lookup.entries, MAX_SDS_ENTRIES),
+        topic_filter(lookup.filter, call.client.topics),
         prefer_proven=lookup.prefer_proven,
     )
     report = await _open_full_report(call) if lookup.coverage else None
@@ -254,16 +256,14 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
 
 async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     """Serve ``GetCausalHistory``."""
-    limits = call.node.limits
-    walk = decode(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
+    walk = decode(store_pb2.GetCausalHistoryRequest, request, MAX_CAUSAL_KNOWN_IDS)
     wanted = causal_request(
         walk.channel_id,
-        history_entries("heads", walk.heads, limits.causal_heads),
+        history_entries("heads", walk.heads, MAX_CAUSAL_HEADS),
         known_ids=walk.known_ids,
         max_messages=walk.max_messages,
         max_depth=walk.max_depth,
-        topics=topic_filter(walk.filter, call.client.topics, limits),
-        limits=limits,
+        topics=topic_filter(walk.filter, call.client.topics),
         prefer_proven=walk.prefer_proven,
     )
     report = await _open_full_report(call) if walk.coverage else None

@@ -25,7 +25,6 @@ from store.db.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage
 from store.domain.hub import OwnCommits
-from store.domain.query import DEFAULT_PAGE_BYTES, RequestLimits
 from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmation
 from store.http.app import build_app
@@ -53,7 +52,6 @@ ADMIN = "/storenode.v1.Admin/"
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"
 TIMEOUT_S = 90.0
-DEFAULT_LIMITS = RequestLimits()
 IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
 
 _T = TypeVar("_T")
@@ -146,20 +144,18 @@ async def serve(
     open_admin: bool = False,
     tls: grpc.ServerCredentials | None = None,
     read_only: bool = False,
-    limits: RequestLimits = DEFAULT_LIMITS,
     http: bool = False,
 ) -> AsyncIterator[Node]:
     """Open a database and serve it until the block ends; with ``http`` also over HTTP."""
     rules = rules or Rules()
     async with AsyncExitStack() as stack:
         metrics = Metrics(IDENTITY.version)
-        database, services = await opened(stack, database_url, metrics, limits.page_bytes)
+        database, services = await opened(stack, database_url, metrics)
         context = replace(
             context_of(IDENTITY, database, services, rules, metrics),
             quota=quota or Quota(),
             open_admin=open_admin,
             read_only=read_only,
-            limits=limits,
             peers=peers,
             peer_limits=peer_limits or ClientLimits(),
         )
@@ -197,12 +193,12 @@ async def serve(
 
 
 async def opened(
-    stack: AsyncExitStack, url: str, metrics: Metrics, page_bytes: int = DEFAULT_PAGE_BYTES
+    stack: AsyncExitStack, url: str, metrics: Metrics
 ) -> tuple[Database, dict[str, Any]]:
     """Open a database, and what a context has to read and write it; the stack closes them."""
     database = await Database.open(url)
     stack.push_async_callback(database.close)
-    feed = DatabaseFeed(database, page_bytes=page_bytes)
+    feed = DatabaseFeed(database)
     writer = DatabaseWriter(
         database,
         PartitionMap(time.time_ns),
@@ -213,8 +209,8 @@ async def opened(
     stack.push_async_callback(writer.stop)
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, page_bytes)
-    sds, cursors = DatabaseSdsReader(database, page_bytes), follow_cursors(database)
+    reader = DatabaseReader(database)
+    sds, cursors = DatabaseSdsReader(database), follow_cursors(database)
     reads = {"reader": reader, "feed": feed, "sds": sds, "cursors": cursors}
     return database, {"writer": writer, **reads}
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from store.domain.access import Access
-from store.domain.query import RequestLimits
 from store.http import waku_store
 from store.http.api import read
 from store.http.codec import to_json, to_lines, to_message
@@ -56,9 +55,7 @@ PARAMETERS: Final[dict[type[Message], dict[str, Any]]] = {
     GetCoverageRequest: {"step": "DAY", "timeEnd": 9},
 }
 WAKU: Final = {"hashes": HASH, "pageSize": 5, "includeData": "true", "endTime": 5, "cursor": HASH}
-NODE: Final[Any] = SimpleNamespace(
-    limits=RequestLimits(), monotonic_ns=lambda: 0, access=Access.open
-)
+NODE: Final[Any] = SimpleNamespace(monotonic_ns=lambda: 0, access=Access.open)
 QUERY: Final[Any] = SimpleNamespace(served=reads.QUERY)
 
 

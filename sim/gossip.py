@@ -36,18 +36,15 @@ from store.gossip.events import (
     Committed,
     Count,
     FrameIn,
-    FrameOut,
-    GetEvents,
     GossipCounter,
-    Inventory,
-    OutgoingBodies,
-    SyncLeaves,
+    listed,
 )
 from store.gossip.machine import Gossip
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError
 from storenode.common.bounded_dict import BoundedDict
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -84,7 +81,7 @@ class Frames:
             raise _failure(error) from None
         return None if frame is None else self._judged(frame)
 
-    async def write(self, frame: FrameOut) -> None:
+    async def write(self, frame: RawGossipFrame) -> None:
         """Send a frame; what it says must be true."""
         self._node.world.counts["frames"] += 1
         self._node.world.gossip_checker.sends(self._node, frame)
@@ -104,16 +101,17 @@ class Frames:
         Raises:
             FrameRejectedError: it is no frame of gossip, or too large.
         """
-        if isinstance(frame, Inventory | GetEvents | SyncLeaves):
-            if len(frame.ids) > MAX_FRAME_IDS:
+        if not isinstance(frame, RawGossipFrame):
+            raise FrameRejectedError("this is no frame")
+        if not frame.HasField("events"):
+            if len(listed(frame).ids) > MAX_FRAME_IDS:
                 raise FrameRejectedError("the frame has too many IDs")
             return frame
-        if not isinstance(frame, OutgoingBodies):
-            raise FrameRejectedError("this is no frame")
+        messages = frame.events.messages
         node = self._node
         admission = Admission(node.policy(), node.clock.unix_ns(), Source.GOSSIP)
         try:
-            admission.admit(frame.messages)
+            admission.admit(messages)
         except MalformedMessageError as error:
             raise FrameRejectedError(str(error)) from None
         published = admission.admitted
@@ -121,7 +119,7 @@ class Frames:
             (published.hashes[index], refusal.label)
             for index, refusal in published.refusals.items()
         ]
-        return Bodies(published.batch, refused, sum(map(len, frame.messages)))
+        return Bodies(published.batch, refused, sum(map(len, messages)))
 
 
 class Connector:
@@ -133,7 +131,7 @@ class Connector:
 
     @asynccontextmanager
     async def connect(
-        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[RawGossipFrame]]
     ) -> AsyncIterator[GossipConnection]:
         """Begin a stream; the peer is known at once, and needs no greeting."""
         del greeting

@@ -20,7 +20,8 @@ from sim.bridge import Life
 from sim.limits import NS_PER_S
 from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver.driver import GossipDriver
-from store.gossip.events import FrameOut, Inventory, SyncLeaves
+from store.gossip.events import listed
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 
 if TYPE_CHECKING:
     from sim.database import Database
@@ -63,10 +64,10 @@ class GossipChecker:
         self._lies: dict[bytes, set[str]] = {}
         self._tries: dict[tuple[object, str], deque[int]] = {}
 
-    def sends(self, node: Node, frame: FrameOut) -> None:
+    def sends(self, node: Node, frame: RawGossipFrame) -> None:
         """Check a frame that a node sends."""
-        if isinstance(frame, Inventory | SyncLeaves):
-            self.acknowledge(node.database, frame.ids)
+        if frame.WhichOneof("kind") in ("inv", "sync_leaves"):
+            self.acknowledge(node.database, listed(frame).ids)
 
     # Confirmations (rule 1)
 

@@ -7,10 +7,11 @@ same moment, over a network that loses and delays; and once more later.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from sim.calls import CallClosedError, End, Identity
 from sim.gossip import GOSSIP
@@ -21,10 +22,12 @@ from sim.rng import happens
 from sim.scenario import Trick
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import GetEvents, Inventory, OutgoingBodies, SyncLeaves
+from store.gossip.events import listed
 from storenode.message.rules import Policy
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import SdsMessage, encode_message
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -79,14 +82,15 @@ class Liar(Host):
         while (frame := await end.read()) is not None:
             self._hear(frame)
 
-    def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame
-        if isinstance(frame, OutgoingBodies):
-            self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
+    def _hear(self, frame: RawGossipFrame) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind == "events":
+            self._bodies = [*frame.events.messages, *self._bodies][:_REMEMBERED]
             admission = Admission(Policy(max_drift_ns=None), 0, Source.GOSSIP)
-            admission.admit(frame.messages)
+            admission.admit(frame.events.messages)
             self._announced.update(dict.fromkeys(admission.admitted.hashes))
-        elif isinstance(frame, Inventory | SyncLeaves):
-            self._announced.update(dict.fromkeys(frame.ids))
+        elif kind != "get_events":
+            self._announced.update(dict.fromkeys(listed(frame).ids))
 
     def _pace_s(self) -> float:
         return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
@@ -94,18 +98,27 @@ class Liar(Host):
     def _lie(self) -> object:
         rng = self._world.rng
         announced = list(self._announced)[-_FRAME_IDS:]
+        leaves = _frame("sync_leaves", announced)
         lies: dict[Trick, object] = {
-            Trick.CLAIM: Inventory(announced or [rng.randbytes(32)]),
-            Trick.INVENT: Inventory([rng.randbytes(32) for _ in range(_FRAME_IDS)]),
-            Trick.REPEAT: OutgoingBodies(self._bodies[:8])
-            if self._bodies
-            else SyncLeaves(announced),
-            Trick.ASK: GetEvents(announced) if announced else SyncLeaves(announced),
-            Trick.HOARD: Inventory([bytes(32)] * (MAX_FRAME_IDS + 1)),
-            Trick.GARBAGE: rng.choice((b"garbage", OutgoingBodies([b"\xff"]))),
-            Trick.DEAF: SyncLeaves(announced),
+            Trick.CLAIM: _frame("inv", announced or [rng.randbytes(32)]),
+            Trick.INVENT: _frame("inv", [rng.randbytes(32) for _ in range(_FRAME_IDS)]),
+            Trick.REPEAT: _bodies(self._bodies[:8]) if self._bodies else leaves,
+            Trick.ASK: _frame("get_events", announced) if announced else leaves,
+            Trick.HOARD: _frame("inv", [bytes(32)] * (MAX_FRAME_IDS + 1)),
+            Trick.GARBAGE: rng.choice((b"garbage", _bodies([b"\xff"]))),
+            Trick.DEAF: leaves,
         }
         return lies[self._trick]
+
+
+def _frame(
+    kind: Literal["inv", "get_events", "sync_leaves"], ids: Sequence[bytes]
+) -> RawGossipFrame:
+    return RawGossipFrame(**{kind: Inventory(ids=ids)})
+
+
+def _bodies(messages: Sequence[bytes]) -> RawGossipFrame:
+    return RawGossipFrame(events=RawEvents(messages=messages))
 
 
 class Forger(Host):

@@ -1,5 +1,7 @@
 """The frames and effects of `store.gossip.machine.Gossip`: plain batches.
 
+Frames are those of the wire, except for messages that came, which are judged first (`Bodies`).
+
 A *peer* is another node with which there is a stream of frames each way, named by whatever names
 it for good (its node ID); a *store* is the database behind nodes. An *ID* is a message hash of 32
 bytes. It does not determine the content, which the content digest of 16 bytes does: what a peer has
@@ -31,52 +33,15 @@ from enum import StrEnum
 
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 # Frames
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
-    """``GossipFrame.inv``: the sender itself holds these durably.
-
-    ``content_digests``: of each message, empty where it is not known; or none at all.
-    """
-
-    ids: Sequence[bytes]
-    content_digests: Sequence[bytes] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GetEvents:
-    """``GossipFrame.get_events``: the sender wants the bodies of these."""
-
-    ids: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class SyncLeaves:
-    """``GossipFrame.sync_leaves``: the sender's newest leaves, newest first.
-
-    ``rest_xor`` (32 bytes) and ``rest_count`` stand for the leaves beyond those listed; a frame
-    without them has ``bytes(32)`` and 0. ``content_digests``: as in `Inventory`.
-    """
-
-    ids: Sequence[bytes]
-    rest_xor: bytes = bytes(32)
-    rest_count: int = 0
-    content_digests: Sequence[bytes] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingBodies:
-    """``GossipFrame.events`` to send: encoded ``WakuMessageAndTopic``."""
-
-    messages: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class Bodies:
-    """``GossipFrame.events`` that came, as admission has judged it.
+    """Messages that came, as admission has judged them.
 
     ``batch``: what is accepted, each message once, with its SDS metadata. ``refused``: (ID, label
     of the reason) of what is not; the ID is empty where it cannot be computed. ``size_bytes``: of
@@ -95,8 +60,14 @@ def with_contents(
     return zip(ids, content_digests or [b""] * len(ids), strict=True)
 
 
-FrameIn = Bodies | Inventory | GetEvents | SyncLeaves
-FrameOut = OutgoingBodies | Inventory | GetEvents | SyncLeaves
+def listed(frame: RawGossipFrame) -> Inventory:
+    """Return the IDs of a frame without bodies."""
+    found: Inventory = getattr(frame, frame.WhichOneof("kind") or "inv")
+    return found
+
+
+FrameIn = Bodies | RawGossipFrame
+"""A frame that came. Of one with IDs, each has 32 bytes, and there are as many digests or none."""
 
 
 # Messages
@@ -120,9 +91,9 @@ class Committed:
     """Messages are durable. ``events`` describes those of them that have SDS metadata.
 
     ``fresh`` False: they have been for a while (at the start), and are not announced to those who
-    are joined, only to those who join. ``content_digests``: as in `Inventory`.
-    ``published``: those that clients of this node published, which are pushed, each with the number
-    of confirmations that it needs.
+    are joined, only to those who join. ``content_digests``: of each message, empty where it is not
+    known; or none at all. ``published``: those that clients of this node published, which are
+    pushed, each with the number of confirmations that it needs.
     """
 
     ids: Sequence[bytes]
@@ -140,7 +111,7 @@ class WriteFrame:
     """Write a frame to a peer's stream, then call `Gossip.sent`; one at a time is under way."""
 
     peer: str
-    frame: FrameOut
+    frame: RawGossipFrame
 
 
 @dataclass(frozen=True, slots=True)

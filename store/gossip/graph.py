@@ -16,10 +16,11 @@ from typing import Final
 
 from sortedcontainers import SortedDict
 
-from store.gossip.events import GraphEvent, SyncLeaves
+from store.gossip.events import GraphEvent
 from store.gossip.limits import MAX_PARENTS
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 _EDGES_PER_EVENT: Final = 4
 
@@ -83,7 +84,7 @@ class Graph:
         while len(self._events) > self._limit or self._edges > self._edge_limit:
             self._forget_oldest()
 
-    def leaves(self, most: int) -> SyncLeaves:
+    def leaves(self, most: int) -> Inventory:
         """Return the newest leaves, newest first, with count and XOR of the others."""
         listed = [digest for _, digest in islice(reversed(self._leaves), most)]
         rest = self._xor
@@ -91,8 +92,10 @@ class Graph:
             rest ^= int.from_bytes(digest)
         digests = [self._events[digest].content_digest for digest in listed]
         count = len(self._leaves) - len(listed)
-        known = digests if any(digests) else ()
-        return SyncLeaves(listed, rest.to_bytes(HASH_BYTES), count, known)
+        leaves = Inventory(ids=listed, content_digests=digests if any(digests) else ())
+        if count:
+            leaves.rest_xor, leaves.rest_count = rest.to_bytes(HASH_BYTES), count
+        return leaves
 
     def newer_leaves(self, than: Iterable[bytes], most: int) -> Iterator[bytes]:
         """Yield the newest leaves, down to the oldest of some events in the graph."""

@@ -55,18 +55,14 @@ from store.gossip.events import (
     Effect,
     Expire,
     FrameIn,
-    FrameOut,
-    GetEvents,
     GossipCounter,
     GraphEvent,
-    Inventory,
     Listen,
     LoadBodies,
     LookUp,
-    OutgoingBodies,
     PersistBatch,
-    SyncLeaves,
     WriteFrame,
+    listed,
     with_contents,
 )
 from store.gossip.fetch_queue import FetchQueue
@@ -79,6 +75,8 @@ from store.gossip.unread import UnreadEvents
 from store.messages.conflicts import Conflict, is_other_content
 from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 _TOO_NEW: Final = "too_new"
 """The label of admission for a message whose time has not come (`rules.Reason`)."""
@@ -540,7 +538,7 @@ class Gossip:
     ) -> None:
         """Take in the answer to a `LookUp`: True for each ID that is stored.
 
-        ``content_digests``: as in `Inventory`.
+        ``content_digests``: as in `Committed`.
         """
         _, effect = self._answered(token, LookUp, len(is_stored))
         self._looking = False
@@ -626,17 +624,18 @@ class Gossip:
             return
         if self._is_slowed(peer.key):
             peer.rest_ns = self._now_ns + limits.SLOW_NS
-        if not isinstance(frame, Bodies):
-            self._count(GossipCounter.IDS_RECEIVED, len(frame.ids))
-        match frame:
-            case Bodies():
-                self._receive_bodies(peer, frame)
-            case Inventory():
-                self._receive_inventory(peer, frame)
-            case GetEvents():
-                self._receive_request(peer, frame.ids)
-            case SyncLeaves():
-                self._receive_leaves(peer, frame)
+        if isinstance(frame, Bodies):
+            self._receive_bodies(peer, frame)
+        else:
+            ids = listed(frame)
+            self._count(GossipCounter.IDS_RECEIVED, len(ids.ids))
+            match frame.WhichOneof("kind"):
+                case "inv":
+                    self._receive_inventory(peer, ids)
+                case "get_events":
+                    self._receive_request(peer, ids.ids)
+                case "sync_leaves":
+                    self._receive_leaves(peer, ids)
         self._end_overdue(peer)
 
     def _end_overdue(self, peer: GossipPeer) -> None:
@@ -784,7 +783,7 @@ class Gossip:
         seen.received_from |= peer.bit
         return is_repeated
 
-    def _receive_leaves(self, peer: GossipPeer, leaves: SyncLeaves) -> None:
+    def _receive_leaves(self, peer: GossipPeer, leaves: Inventory) -> None:
         """Request the leaves that are missing here, and announce descendants of the others.
 
         A peer that lists all its leaves, or all down to some time, lacks those of this node that
@@ -805,9 +804,9 @@ class Gossip:
         behind = graph.descendants(known, limits.DESCENDANT_IDS)
         floor = known if leaves.rest_count else ()
         behind += graph.newer_leaves(floor, self._bounds.leaf_ids)
-        listed = frozenset(leaves.ids)
+        known_there = frozenset(leaves.ids)
         for digest in behind:
-            if digest not in listed:
+            if digest not in known_there:
                 self._offer(peer, digest)
 
     def _note_pace(self, peer: GossipPeer) -> None:
@@ -837,25 +836,25 @@ class Gossip:
             frame = None if peer.writing else self._next_frame(peer)
             if frame is not None:
                 peer.writing = True
-                peer.announced_last = isinstance(frame, Inventory)
+                peer.announced_last = frame.HasField("inv")
                 self._effects.append(WriteFrame(peer.key, frame))
             self._load(peer)
             self._listen(peer)
 
-    def _next_frame(self, peer: GossipPeer) -> FrameOut | None:
+    def _next_frame(self, peer: GossipPeer) -> RawGossipFrame | None:
         source = self._fetches.sources[peer.key]
         if source.open or source.guesses:
             ask = self._fetches.ask(self._now_ns, peer.key, slowed=self._is_slowed(peer.key))
             self._count(GossipCounter.IDS_ASKED, len(ask))
             if ask:
-                return GetEvents(ask)
+                return RawGossipFrame(get_events=Inventory(ids=ask))
         if peer.leaves_due is not None:
             leaves, peer.leaves_due = peer.leaves_due, None
-            return leaves
+            return RawGossipFrame(sync_leaves=leaves)
         if peer.announces(self._now_ns) and not (peer.announced_last and peer.ready):
             inventory = self._next_inventory(peer)
             if inventory.ids:
-                return inventory
+                return RawGossipFrame(inv=inventory)
         return self._next_bodies(peer) if peer.ready else None
 
     def _next_inventory(self, peer: GossipPeer) -> Inventory:
@@ -873,9 +872,10 @@ class Gossip:
                 seen.expecting |= peer.bit
             seen.notified |= peer.bit
         self._count(GossipCounter.IDS_SENT, len(contents))
-        return Inventory(list(contents), list(contents.values()) if any(contents.values()) else ())
+        digests = contents.values() if any(contents.values()) else ()
+        return Inventory(ids=contents, content_digests=digests)
 
-    def _next_bodies(self, peer: GossipPeer) -> OutgoingBodies:
+    def _next_bodies(self, peer: GossipPeer) -> RawGossipFrame:
         ready, peer.ready = peer.ready, {}
         for digest in ready:
             seen = self._recent.get(digest)
@@ -885,7 +885,7 @@ class Gossip:
         pushed = sum(was_pushed for _, was_pushed in ready.values())
         self._count(GossipCounter.BODIES_PUSHED, pushed)
         self._count(GossipCounter.BODIES_ANSWERED, len(ready) - pushed)
-        return OutgoingBodies([message for message, _ in ready.values()])
+        return RawGossipFrame(events=RawEvents(messages=[message for message, _ in ready.values()]))
 
     def _load(self, peer: GossipPeer) -> None:
         ids = peer.gather(self._bounds.round_ids)

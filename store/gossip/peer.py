@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from store.gossip.events import SyncLeaves
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW, GossipLimits
 from store.gossip.recent_messages import Store
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 
 class GossipPeer:
@@ -57,7 +57,7 @@ class GossipPeer:
         self.unanswered_ns = 0
         self.announced = 0
         self.leaves: int = -1
-        self.leaves_due: SyncLeaves | None = None
+        self.leaves_due: Inventory | None = None
         self.leaves_received_ns: int | None = None
         self.unstored_bytes = 0
         self.unstored_frames = 0

@@ -18,15 +18,7 @@ from store.gossip.driver.streams import (
     PeerHasStreamError,
     PeerRefusedError,
 )
-from store.gossip.events import (
-    Bodies,
-    FrameIn,
-    FrameOut,
-    GetEvents,
-    Inventory,
-    OutgoingBodies,
-    SyncLeaves,
-)
+from store.gossip.events import Bodies, FrameIn, listed
 from store.messages.fields import chunk_messages
 from store.rpc.call import RpcCall
 from store.rpc.identity import CLUSTER
@@ -36,7 +28,7 @@ from store.serving.failure import CallError, Code, malformed, over_limit
 from store.sync.peers import FrameStream
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.rules import MALFORMED
-from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 from storenode.wire.storenode.v1 import peer_pb2
 
 GREETING_GRACE_S: Final = 0.25
@@ -83,10 +75,10 @@ class GossipFrames:
         except CallError as failure:
             raise _UnreadableFrameError(failure) from None
 
-    async def write(self, frame: FrameOut) -> None:
+    async def write(self, frame: RawGossipFrame) -> None:
         """Send a frame."""
         with _peer_failures():
-            await self._stream.write(encode_gossip(frame))
+            await self._stream.write(frame.SerializeToString())
 
 
 class GossipTransport:
@@ -105,7 +97,7 @@ class GossipTransport:
 
     @asynccontextmanager
     async def connect(
-        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[RawGossipFrame]]
     ) -> AsyncIterator[GossipConnection]:
         """Call ``Gossip`` of a peer."""
         with _peer_failures():
@@ -136,13 +128,15 @@ async def serve_gossip(call: RpcCall) -> None:
     await driver.serve(transport.frames(call), caller)
 
 
-async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> NodeIdentity:
+async def _introduced(
+    call: PeerCall, greeting: Callable[[], Awaitable[RawGossipFrame]]
+) -> NodeIdentity:
     """Identify the callee; one that names itself with its first answer is sent a greeting."""
     naming, sent, pause_s = asyncio.ensure_future(call.identify()), b"", GREETING_GRACE_S
     try:
         while not (await asyncio.wait({naming}, timeout=pause_s))[0]:
             pause_s = GREETING_PAUSE_S
-            frame = encode_gossip(await greeting())
+            frame = (await greeting()).SerializeToString()
             if frame != sent:
                 await call.write(frame)
                 sent = frame
@@ -171,28 +165,7 @@ MAX_GOSSIP_ENTRIES: Final = 8_192
 """Messages or IDs in a ``GossipFrame``."""
 
 
-_NO_REST: Final = bytes(HASH_BYTES)
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
-
-
-def encode_gossip(frame: FrameOut) -> bytes:
-    """Encode a frame."""
-    raw = RawGossipFrame()
-    match frame:
-        case OutgoingBodies():
-            raw.events.CopyFrom(RawEvents(messages=frame.messages))
-        case Inventory():
-            raw.inv.CopyFrom(
-                peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
-            )
-        case GetEvents():
-            raw.get_events.CopyFrom(peer_pb2.Inventory(ids=frame.ids))
-        case SyncLeaves():
-            leaves = peer_pb2.Inventory(ids=frame.ids, content_digests=frame.content_digests)
-            if frame.rest_count:
-                leaves.rest_xor, leaves.rest_count = frame.rest_xor, frame.rest_count
-            raw.sync_leaves.CopyFrom(leaves)
-    return raw.SerializeToString()
 
 
 async def decode_gossip(frame: bytes, admission: Admission) -> FrameIn:
@@ -209,44 +182,31 @@ async def decode_gossip(frame: bytes, admission: Admission) -> FrameIn:
         raw = RawGossipFrame.FromString(frame)
     except DecodeError:
         raise malformed(_NO_FRAME) from None
-    match raw.WhichOneof("kind"):
-        case "events":
-            return await _bodies(raw.events.messages, len(frame), admission)
-        case "inv":
-            return Inventory(_checked(raw.inv), _checked_digests(raw.inv))
-        case "get_events":
-            return GetEvents(_checked(raw.get_events))
-        case "sync_leaves":
-            ids, leaves = _checked(raw.sync_leaves), raw.sync_leaves
-            rest = leaves.rest_xor if leaves.HasField("rest_xor") else _NO_REST
-            if len(rest) != HASH_BYTES:
-                raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
-            return SyncLeaves(ids, rest, leaves.rest_count, _checked_digests(leaves))
-        case _:
-            raise malformed("the frame holds nothing that this version knows: send one of its kind")
+    if raw.HasField("events"):
+        return await _bodies(raw.events.messages, len(frame), admission)
+    if raw.WhichOneof("kind") is None:
+        raise malformed("the frame holds nothing that this version knows: send one of its kind")
+    _check_ids(listed(raw))
+    return raw
 
 
-def _checked_digests(inventory: peer_pb2.Inventory) -> Sequence[bytes]:
-    digests = list(inventory.content_digests)
-    if digests and len(digests) != len(inventory.ids):
+def _check_ids(inventory: peer_pb2.Inventory) -> None:
+    ids, digests = inventory.ids, inventory.content_digests
+    _check_count(len(ids))
+    if set(map(len, ids)) - {HASH_BYTES}:
+        raise malformed(f"an ID of the frame has not {HASH_BYTES} bytes: send message hashes")
+    if digests and len(digests) != len(ids):
         raise malformed(
-            f"the frame has {len(inventory.ids):,} IDs and {len(digests):,} content digests: send"
-            " one for each ID, or none"
+            f"the frame has {len(ids):,} IDs and {len(digests):,} content digests: send one for"
+            " each ID, or none"
         )
     if set(map(len, digests)) - {0, CONTENT_DIGEST_BYTES}:
         raise malformed(
             f"a content digest of the frame has not {CONTENT_DIGEST_BYTES} bytes: send the first"
             " ones of the digest, or nothing for a message whose digest is not known"
         )
-    return digests or ()
-
-
-def _checked(inventory: peer_pb2.Inventory) -> list[bytes]:
-    _check_count(len(inventory.ids))
-    ids = list(inventory.ids)
-    if set(map(len, ids)) - {HASH_BYTES}:
-        raise malformed(f"an ID of the frame has not {HASH_BYTES} bytes: send message hashes")
-    return ids
+    if inventory.HasField("rest_xor") and len(inventory.rest_xor) != HASH_BYTES:
+        raise malformed(f"rest_xor has {len(inventory.rest_xor)} bytes: send {HASH_BYTES}")
 
 
 def _check_count(count: int) -> None:

@@ -24,13 +24,14 @@ from store.gossip.events import (
     Confirm,
     Effect,
     FrameIn,
-    Inventory,
     PersistBatch,
     WriteFrame,
 )
 from store.gossip.machine import Gossip
 from store.gossip.recent_messages import Stores
 from store.gossip.unread import UnreadEvents
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 from tests.sim.mutant import Mutant, Plant, edit, nothing, replace_with, together
 
 in_driver = partial(edit, GossipDriver)
@@ -64,8 +65,8 @@ def _announce_early(self: Gossip, now_ns: int, *given: Any) -> list[Effect]:  # 
 
 def _pass_inventories_on(self: Gossip, key: str, frame: FrameIn) -> None:
     _RECEIVE(self, key, frame)
-    if isinstance(frame, Inventory):
-        self.commit(Committed(frame.ids))
+    if isinstance(frame, RawGossipFrame) and frame.HasField("inv"):
+        self.commit(Committed(frame.inv.ids))
 
 
 def _take_silence_for_a_lie(self: Gossip, *given: Any) -> list[Effect]:  # noqa: ANN401
@@ -91,8 +92,8 @@ def _check_what_is_remembered(self: Gossip) -> None:
 
 def _announce_nothing(effects: list[Effect]) -> list[Effect]:
     return [
-        WriteFrame(each.peer, Inventory([]))
-        if isinstance(each, WriteFrame) and isinstance(each.frame, Inventory)
+        WriteFrame(each.peer, RawGossipFrame(inv=Inventory()))
+        if isinstance(each, WriteFrame) and each.frame.HasField("inv")
         else each
         for each in effects
     ]

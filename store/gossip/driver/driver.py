@@ -53,11 +53,9 @@ from store.gossip.events import (
     Expire,
     FrameIn,
     GossipCounter,
-    Inventory,
     Listen,
     LoadBodies,
     LookUp,
-    OutgoingBodies,
     PersistBatch,
     Read,
     WriteFrame,
@@ -74,6 +72,8 @@ from store.gossip.limits import (
 from store.gossip.machine import Gossip
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
@@ -303,13 +303,14 @@ class GossipDriver:
         if stream.is_joined:
             self._take(Gossip.sent, stream.peer)
 
-    async def _greeting(self) -> Inventory:
+    async def _greeting(self) -> RawGossipFrame:
         """Return an announcement of the newest messages; see `GossipConnector.connect`."""
         try:
             newest = await self._database.messages.newest(GREETING_IDS)
         except NotServingError:
-            return Inventory(())
-        return Inventory(newest.ids, newest.content_digests)
+            return RawGossipFrame(inv=Inventory())
+        known = Inventory(ids=newest.ids, content_digests=newest.content_digests)
+        return RawGossipFrame(inv=known)
 
     async def _run_stream(self, stream: PeerStream) -> None:
         if self._is_closed:
@@ -452,8 +453,8 @@ class GossipDriver:
     def _act_on(self, stream: PeerStream, effect: WriteFrame | Listen | CutOff) -> None:
         match effect:
             case WriteFrame(frame=frame):
-                if isinstance(frame, OutgoingBodies):
-                    sent = sum(map(len, frame.messages))
+                sent = sum(map(len, frame.events.messages))
+                if sent:
                     self._count(GossipCounter.BYTES_SENT, sent, "")
                 stream.send(frame)
             case Listen():

@@ -14,10 +14,11 @@ from typing import Protocol
 from store.domain.hub import CommitRow, OwnCommits
 from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmed, UnreadEvent
-from store.gossip.events import Committed, FrameIn, FrameOut
+from store.gossip.events import Committed, FrameIn
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 
 # Transport
 
@@ -35,7 +36,7 @@ class GossipStream(Protocol):
             FrameRejectedError: it cannot be read.
         """
 
-    async def write(self, frame: FrameOut) -> None:
+    async def write(self, frame: RawGossipFrame) -> None:
         """Send a frame; waits while the peer does not read."""
 
 
@@ -52,7 +53,7 @@ class GossipConnector(Protocol):
     """Begins streams with peers."""
 
     def connect(
-        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[RawGossipFrame]]
     ) -> AbstractAsyncContextManager[GossipConnection]:
         """Open a stream with a peer; it is closed on exit.
 

@@ -13,9 +13,10 @@ from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerError
 from store.gossip.driver.ports import GossipStream
-from store.gossip.events import Bodies, FrameIn, FrameOut
+from store.gossip.events import Bodies, FrameIn, listed
 from store.gossip.limits import LARGE_FRAME_IDS
 from storenode.common.backoff import Backoff
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 
 if TYPE_CHECKING:
     from store.gossip.driver.driver import GossipDriver
@@ -98,7 +99,7 @@ class PeerStream:
         self._frames = frames
         self._listening = asyncio.Event()
         self._listening.set()
-        self._to_send: asyncio.Queue[FrameOut] = asyncio.Queue()
+        self._to_send: asyncio.Queue[RawGossipFrame] = asyncio.Queue()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -138,7 +139,7 @@ class PeerStream:
         """Wait until the stream has ended."""
         await asyncio.wait({self._closed})
 
-    def send(self, frame: FrameOut) -> None:
+    def send(self, frame: RawGossipFrame) -> None:
         """Write a frame as soon as those before it are."""
         self._to_send.put_nowait(frame)
 
@@ -166,7 +167,7 @@ class PeerStream:
                 raise
             if frame is None:
                 return
-            if isinstance(frame, Bodies) or len(frame.ids) < LARGE_FRAME_IDS:
+            if isinstance(frame, Bodies) or len(listed(frame).ids) < LARGE_FRAME_IDS:
                 self._hand_over(user, frame)
                 continue
             # Other streams wait, so that many peers with many IDs do not delay clients.

@@ -1,4 +1,4 @@
-"""Machines joined in memory: every frame and every answer of a database is one step."""
+"""A machine, its frames and the answers of its database: each is one step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 from store.gossip.events import (
     Bodies,
     Committed,
-    Confirm,
-    CutOff,
     Effect,
     FrameIn,
-    FrameOut,
     GossipCounter,
-    GraphEvent,
     LoadBodies,
     LookUp,
-    OutgoingBodies,
     PersistBatch,
     WriteFrame,
 )
@@ -27,6 +22,8 @@ from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 from storenode.sds.codec import SdsMetadata
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
+from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 _E = TypeVar("_E", bound=Effect)
 _P = ParamSpec("_P")
@@ -67,23 +64,47 @@ def records(
     return batch
 
 
-def machine_of(store_id: str, max_confirms: int = 0, **limits: int) -> Gossip:
-    """Return a machine with small limits."""
-    return Gossip(store_id, max_confirms, GossipLimits(**limits))
+def inv(digests: Iterable[bytes], contents: Iterable[bytes] = ()) -> RawGossipFrame:
+    """Return an announcement."""
+    return RawGossipFrame(inv=Inventory(ids=digests, content_digests=contents))
 
 
-def entries(holder: Single | Member, table: str) -> int:
-    """Return the number of entries in a table of a machine: unread, incomplete or fetches."""
-    return len(getattr(holder.machine, "unread" if table == "unread" else f"_{table}"))
+def get_events(digests: Iterable[bytes]) -> RawGossipFrame:
+    """Return a request for bodies."""
+    return RawGossipFrame(get_events=Inventory(ids=digests))
+
+
+def sync_leaves(
+    digests: Iterable[bytes], contents: Iterable[bytes] = (), rest_count: int = 0
+) -> RawGossipFrame:
+    """Return leaves."""
+    leaves = Inventory(ids=digests, content_digests=contents, rest_count=rest_count)
+    return RawGossipFrame(sync_leaves=leaves)
+
+
+def sent_bodies(messages: Iterable[bytes]) -> RawGossipFrame:
+    """Return a frame of bodies, as it is sent."""
+    return RawGossipFrame(events=RawEvents(messages=messages))
+
+
+def bodies(
+    digests: Sequence[bytes], parents: Mapping[bytes, Sequence[bytes]] | None = None
+) -> Bodies:
+    """Return a frame of bodies, as it comes."""
+    return Bodies(records(digests, parents), (), 100 * len(digests))
 
 
 class Single:
     """A machine, whose effects are kept; its clock stands still."""
 
-    def __init__(self, **config: int) -> None:
-        self.machine = machine_of("own", **config)
-        self.machine._add = lambda what, number, _: self.counts.update({what: number})
+    def __init__(self, max_confirms: int = 0, **limits: int) -> None:
         self.counts = Counter[GossipCounter]()
+        self.machine = Gossip(
+            "own",
+            max_confirms,
+            GossipLimits(**limits),
+            lambda what, number, _: self.counts.update({what: number}),
+        )
         self.now_ns = S
 
     def step(
@@ -102,9 +123,16 @@ class Single:
         """Take a frame of a peer."""
         return self.step(Gossip.receive, peer, frame)
 
-    def publish(self, digests: Sequence[bytes]) -> list[Effect]:
+    def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> list[Effect]:
         """Commit messages that a client has published here."""
-        return self.step(Gossip.commit, Committed(digests, published=dict.fromkeys(digests, 0)))
+        published = dict.fromkeys(digests, min_confirms)
+        return self.answer(
+            self.step(Gossip.commit, Committed(digests, published=published)), digests
+        )
+
+    def entries(self, table: str) -> int:
+        """Return the number of entries in a table: unread, missing or fetches."""
+        return len(getattr(self.machine, "unread" if table == "unread" else f"_{table}"))
 
     def is_reading(self, peer: str) -> bool:
         """Return True if a peer is joined and read from."""
@@ -155,139 +183,6 @@ def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def frames(effects: list[Effect], peer: str = "") -> list[FrameOut]:
+def frames(effects: list[Effect], peer: str = "") -> list[RawGossipFrame]:
     """Return what is sent, or what is sent to one peer."""
     return [each.frame for each in of(WriteFrame, effects) if not peer or each.peer == peer]
-
-
-class Member:
-    """A machine among others, with what its store holds."""
-
-    def __init__(self, fleet: Fleet, name: str, **config: int) -> None:
-        self.name = name
-        self.machine = machine_of(f"store of {name}", **config)
-        self.stored: dict[bytes, None] = {}
-        self.confirms: dict[bytes, int] = {}
-        self.cut: list[CutOff] = []
-        self.fails: Callable[[], bool] = lambda: False
-        self._fleet = fleet
-
-    def step(
-        self, take: Callable[Concatenate[Gossip, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        """Take an input, and carry out what follows."""
-        for effect in self.machine.step(self._fleet.now_ns, take, *args, **kwargs):
-            self._do(effect)
-
-    def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
-        """Publish messages as a client here."""
-        self.stored.update(dict.fromkeys(digests))
-        published = dict.fromkeys(digests, min_confirms)
-        self.step(
-            Gossip.commit, Committed(digests, self._fleet.events(digests), published=published)
-        )
-
-    def _do(self, effect: Effect) -> None:
-        fleet = self._fleet
-        match effect:
-            case WriteFrame():
-                fleet.send(self.name, effect)
-            case PersistBatch() | LoadBodies() | LookUp():
-                fleet.later(lambda: self._answer(effect))
-            case Confirm():
-                self.confirms.update(zip(effect.ids, effect.counts, strict=True))
-            case CutOff():
-                self.cut.append(effect)
-
-    def _answer(self, request: Request) -> None:
-        if self.fails():
-            self.step(Gossip.failed, request.token)
-        else:
-            self.step(answer_of(request, self.stored))
-
-
-class Fleet:
-    """Members and the streams between them; what is to happen does so in an order of its own.
-
-    ``choose``: which of so many things happens next.
-    """
-
-    def __init__(
-        self, names: str, choose: Callable[[int], int] = lambda _: 0, **config: int
-    ) -> None:
-        self.now_ns = S
-        self.parents: dict[bytes, Sequence[bytes]] = {}
-        self.sent: list[tuple[str, str, FrameOut]] = []
-        self.members = {name: Member(self, name, **config) for name in names}
-        self._choose = choose
-        self._streams: dict[tuple[str, str], deque[FrameOut]] = {}
-        self._actions: list[Callable[[], None]] = []
-
-    def __getitem__(self, name: str) -> Member:
-        return self.members[name]
-
-    def events(self, digests: Iterable[bytes]) -> list[GraphEvent]:
-        """Return those of some messages that are events."""
-        return [
-            GraphEvent(each, 1, tuple(self.parents[each]))
-            for each in digests
-            if each in self.parents
-        ]
-
-    def connect(self, one: str, other: str) -> None:
-        """Let two members have a stream."""
-        for name, peer in ((one, other), (other, one)):
-            self._streams[name, peer] = deque()
-            self[name].step(Gossip.join, peer, f"store of {peer}")
-
-    def disconnect(self, one: str, other: str) -> None:
-        """Break a stream; what is on its way is lost."""
-        for name, peer in ((one, other), (other, one)):
-            self._streams.pop((name, peer), None)
-            self[name].step(Gossip.leave, peer)
-
-    def send(self, sender: str, effect: WriteFrame) -> None:
-        """Put a frame on its way."""
-        stream = self._streams.get((sender, effect.peer))
-        if stream is not None:
-            stream.append(effect.frame)
-            self.sent.append((sender, effect.peer, effect.frame))
-            self.later(lambda: self._deliver(sender, effect.peer, stream))
-
-    def later(self, action: Callable[[], None]) -> None:
-        """Let something happen some time."""
-        self._actions.append(action)
-
-    def run(self) -> None:
-        """Run until nothing is left to happen."""
-        while self._actions:
-            self._actions.pop(self._choose(len(self._actions)))()
-
-    def pass_time(self, elapsed_ns: int) -> None:
-        """Let time pass, and all that follows."""
-        self.now_ns += elapsed_ns
-        for member in self.members.values():
-            member.step(Gossip.wait)
-        self.run()
-
-    def check(self) -> None:
-        """Verify all machines."""
-        for member in self.members.values():
-            member.machine.check()
-
-    def bodies(self) -> int:
-        """Return how many bodies were sent."""
-        return sum(
-            len(frame.messages) for *_, frame in self.sent if isinstance(frame, OutgoingBodies)
-        )
-
-    def _deliver(self, sender: str, receiver: str, stream: deque[FrameOut]) -> None:
-        if self._streams.get((sender, receiver)) is not stream:
-            return
-        frame = stream.popleft()
-        self[sender].step(Gossip.sent, receiver)
-        if isinstance(frame, OutgoingBodies):
-            batch = records(frame.messages, self.parents)
-            self[receiver].step(Gossip.receive, sender, Bodies(batch, (), 100))
-        else:
-            self[receiver].step(Gossip.receive, sender, frame)

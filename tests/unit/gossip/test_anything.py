@@ -10,18 +10,24 @@ from store.gossip.events import (
     Bodies,
     Committed,
     Effect,
-    GetEvents,
-    Inventory,
     LoadBodies,
     LookUp,
     PersistBatch,
-    SyncLeaves,
     WriteFrame,
 )
 from store.gossip.graph import graph_events
 from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
-from tests.unit.gossip.gossip_world import Input, Request, S, ids, records
+from tests.unit.gossip.gossip_world import (
+    Input,
+    Request,
+    S,
+    get_events,
+    ids,
+    inv,
+    records,
+    sync_leaves,
+)
 
 PEERS = "vwxyz"
 NAMES = ids(60)
@@ -94,9 +100,9 @@ class Anything:
         refused = [(each, self.rng.choice(("too_new", "x"))) for each in self._some(3)]
         frame = self.rng.choice(
             (
-                Inventory(some),
-                GetEvents(some),
-                SyncLeaves(some, bytes(32), self.rng.randint(0, 3)),
+                inv(some),
+                get_events(some),
+                sync_leaves(some, rest_count=self.rng.randint(0, 3)),
                 Bodies(records(some, parents), refused, self.rng.randint(0, 300)),
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,15 +14,14 @@ from store.gossip.events import (
     Conflicting,
     Effect,
     GossipCounter,
-    Inventory,
     LookUp,
     PersistBatch,
-    SyncLeaves,
 )
 from store.gossip.machine import Gossip
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
-from tests.unit.gossip.gossip_world import Single, frames, ids, of, records
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from tests.unit.gossip.gossip_world import Single, frames, ids, inv, of, records, sync_leaves
 
 OWN, OTHER = b"own content 1234", b"other content 12"
 
@@ -46,19 +45,19 @@ def conflicts(effects: list[Effect]) -> list[tuple[str, Conflict]]:
     return [(each.peer, each.conflict) for each in of(Conflicting, effects)]
 
 
-@pytest.mark.parametrize("kind", [Inventory, SyncLeaves])
+@pytest.mark.parametrize("kind", [inv, sync_leaves])
 def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
-    kind: type[Inventory | SyncLeaves],
+    kind: Callable[..., RawGossipFrame],
 ) -> None:
     node, (one,) = single(), ids(1)
     node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
-    effects = node.receive("b", kind([one], content_digests=[OTHER]))
+    effects = node.receive("b", kind([one], [OTHER]))
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert node.counts[GossipCounter.CONFLICTS] == 1
     assert not of(Confirm, effects)
-    again = node.receive("b", Inventory([one], [OTHER]))
+    again = node.receive("b", inv([one], [OTHER]))
     assert not conflicts(again), "it is reported once"
-    confirmed = of(Confirm, node.receive("b", Inventory([one], [OWN])))
+    confirmed = of(Confirm, node.receive("b", inv([one], [OWN])))
     assert [each.ids for each in confirmed] == [[one]]
 
 
@@ -66,7 +65,7 @@ def test_an_announcement_of_other_content_is_a_conflict_and_confirms_nothing(
 def test_an_announcement_without_a_digest_counts_by_its_hash(digests: Sequence[bytes]) -> None:
     node, (one,) = single(), ids(1)
     node.answer(node.step(Gossip.commit, Committed([one], content_digests=[OWN])), [one])
-    assert of(Confirm, node.receive("b", Inventory([one], digests)))
+    assert of(Confirm, node.receive("b", inv([one], digests)))
 
 
 def test_a_body_with_other_content_is_not_stored_and_confirms_nothing() -> None:
@@ -82,7 +81,7 @@ def test_while_a_body_is_being_stored_another_one_is_a_conflict() -> None:
     node, (one,) = single(), ids(1)
     node.join("c")
     (persist,) = of(PersistBatch, node.receive("b", bodies([one], OWN)))
-    for frame in (bodies([one], OTHER), Inventory([one], [OTHER])):
+    for frame in (bodies([one], OTHER), inv([one], [OTHER])):
         effects = node.receive("c", frame)
         assert not of(PersistBatch, effects)
     effects = node.step(Gossip.persisted, persist.token, [True])
@@ -95,20 +94,19 @@ def test_what_turns_out_to_be_a_conflict_in_the_database_is_not_confirmed_by_its
     node.answer(node.step(Gossip.persisted, persist.token, [False], {0: OWN}), [one])
     effects = node.step(Gossip.want, [one], 1, [OWN])
     assert not of(Confirm, effects)
-    sent = [each for each in frames(effects) if isinstance(each, Inventory)]
-    assert [(list(each.ids), list(each.content_digests)) for each in sent] == [([one], [OWN])]
+    assert inv([one], [OWN]) in frames(effects)
 
 
 def test_an_unread_message_of_the_database_is_confirmed_only_by_its_content() -> None:
     node, (one,) = single(), ids(1)
     node.step(Gossip.restore, [UnreadEvent(one, OWN, 1)])
-    assert not of(Confirm, node.receive("b", Inventory([one], [OTHER])))
-    assert of(Confirm, node.receive("b", Inventory([one], [OWN])))
+    assert not of(Confirm, node.receive("b", inv([one], [OTHER])))
+    assert of(Confirm, node.receive("b", inv([one], [OWN])))
 
 
 def test_a_message_that_is_looked_up_is_compared_with_what_was_announced() -> None:
     node, (one,) = single(), ids(1)
-    (look_up,) = of(LookUp, node.receive("b", Inventory([one], [OTHER])))
+    (look_up,) = of(LookUp, node.receive("b", inv([one], [OTHER])))
     effects = node.step(Gossip.looked_up, look_up.token, [True], [OWN])
     assert conflicts(effects) == [("b", Conflict(one, OWN, OTHER))]
     assert not of(Confirm, node.step(Gossip.want, [one], 1, [OWN]))

@@ -11,29 +11,25 @@ from store.gossip.events import (
     Confirm,
     CutOff,
     FrameIn,
-    GetEvents,
     GossipCounter,
-    Inventory,
     Listen,
     LookUp,
     PersistBatch,
-    SyncLeaves,
 )
 from store.gossip.limits import MAX_FAILURES, MAX_TRIES, PATIENCE_NS
 from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import (
     S,
     Single,
-    entries,
+    bodies,
     frames,
+    get_events,
     ids,
+    inv,
     of,
     records,
+    sync_leaves,
 )
-
-
-def bodies(digests: list[bytes]) -> Bodies:
-    return Bodies(records(digests), (), 100 * len(digests))
 
 
 def flood(single: Single, frame: Callable[[int], FrameIn], pace_ns: int) -> tuple[int, CutOff]:
@@ -50,22 +46,22 @@ def flood(single: Single, frame: Callable[[int], FrameIn], pace_ns: int) -> tupl
 
 
 def test_a_million_ids_fill_nothing() -> None:
-    single, million = Single(), iter(range(10**6))
+    single, million = Single(announced_ids=2_048), iter(range(10**6))
 
     def some(_: int) -> FrameIn:
-        return Inventory([b"%032d" % next(million) for _ in range(4_096)])
+        return inv([b"%032d" % next(million) for _ in range(512)])
 
     _, cut = flood(single, some, S // 100)
     assert "announced messages have not come" in cut.reason
-    assert next(million) < 100_000
-    assert entries(single, "fetches") == 0
+    assert next(million) < 20_000
+    assert single.entries("fetches") == 0
 
 
 def test_who_announces_and_does_not_deliver_is_slowed_then_cut_off() -> None:
     single, numbers = Single(), count()
 
     def lie(_: int) -> FrameIn:
-        return Inventory([b"%032d" % next(numbers) for _ in range(100)])
+        return inv([b"%032d" % next(numbers) for _ in range(20)])
 
     _, cut = flood(single, lie, S)
     assert "not delivered" in cut.reason
@@ -79,11 +75,11 @@ def test_who_is_silent_is_no_liar() -> None:
     single, messages = Single(), ids(500)
     for peer in "xy":
         single.answer(single.join(peer))
-    single.answer(single.receive("x", Inventory(messages)))
-    effects = single.answer(single.receive("y", Inventory(messages)))
+    single.answer(single.receive("x", inv(messages)))
+    effects = single.answer(single.receive("y", inv(messages)))
     assert not frames(effects, "y")
     asked = frames(single.answer(single.after(5 * S)), "y")
-    assert asked == [GetEvents(messages)]
+    assert asked == [get_events(messages)]
     assert not of(CutOff, single.after(3_600 * S))
     assert not single.counts[GossipCounter.UNDELIVERED]
 
@@ -91,20 +87,20 @@ def test_who_is_silent_is_no_liar() -> None:
 def test_what_one_peer_alone_has_is_asked_of_it_again_though_not_for_ever() -> None:
     single, messages = Single(), ids(3)
     single.answer(single.join("x"))
-    single.answer(single.receive("x", Inventory(messages)))
+    single.answer(single.receive("x", inv(messages)))
     wanted = messages
     for _ in range(MAX_FAILURES - 1):
         single.after(PATIENCE_NS)
-        effects = single.answer(single.receive("x", Inventory(())))
-        assert frames(effects, "x") == [GetEvents(wanted)]
+        effects = single.answer(single.receive("x", inv(())))
+        assert frames(effects, "x") == [get_events(wanted)]
         assert not single.counts[GossipCounter.UNDELIVERED]
         if wanted is messages:
             single.answer(single.receive("x", bodies(messages[:1])))
             wanted = messages[1:]
     single.after(PATIENCE_NS)
-    single.receive("x", Inventory(()))
+    single.receive("x", inv(()))
     assert single.counts[GossipCounter.UNDELIVERED] == 2
-    assert entries(single, "fetches") == 0
+    assert single.entries("fetches") == 0
 
 
 def test_bodies_that_come_again_and_again_cut_off() -> None:
@@ -119,13 +115,13 @@ def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
     for peer in "xy":
         single.answer(single.join(peer))
     for peer in "xy":
-        single.answer(single.receive(peer, Inventory(messages)))
+        single.answer(single.receive(peer, inv(messages)))
     for peer in "yx":
         single.receive(peer, bodies(messages))
     assert not single.counts[GossipCounter.BODIES_REPEATED]
 
 
-@pytest.mark.parametrize("frame", [GetEvents(ids(2_000)), SyncLeaves(ids(3))])
+@pytest.mark.parametrize("frame", [get_events(ids(2_000)), sync_leaves(ids(3))])
 def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
     single = Single()
     for peer in "xy":
@@ -143,7 +139,7 @@ def test_more_asked_for_than_may_wait_is_a_fault() -> None:
     single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("x"), messages)
     for _ in range(20):
-        effects = single.receive("x", GetEvents(messages))
+        effects = single.receive("x", get_events(messages))
         for cut in of(CutOff, effects):
             assert "bodies are asked for: wait for them" in cut.reason
             return
@@ -155,7 +151,7 @@ def test_asking_for_the_same_over_and_over_cuts_off() -> None:
     single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("x"), messages)
     for _ in range(200):
-        effects = single.answer(single.receive("x", GetEvents(messages)), messages)
+        effects = single.answer(single.receive("x", get_events(messages)), messages)
         if of(CutOff, effects):
             return
     pytest.fail("it goes on for ever")
@@ -178,25 +174,25 @@ def test_what_was_refused_is_asked_for_again_only_later_but_from_others() -> Non
     single, messages = Single(), ids(3)
     for peer in "xy":
         single.answer(single.join(peer))
-    single.answer(single.receive("x", Inventory(messages)))
+    single.answer(single.receive("x", inv(messages)))
     single.receive("x", Bodies(records(()), [(digest, "too_new") for digest in messages], 10))
-    assert not frames(single.answer(single.receive("x", Inventory(messages))))
-    assert frames(single.answer(single.receive("y", Inventory(messages))), "y")
+    assert not frames(single.answer(single.receive("x", inv(messages))))
+    assert frames(single.answer(single.receive("y", inv(messages))), "y")
     single.receive("y", Bodies(records(()), [(digest, "too_large") for digest in messages], 10))
     single.now_ns += 61 * S
-    assert frames(single.answer(single.receive("x", Inventory(messages))), "x")
-    assert not frames(single.answer(single.receive("y", Inventory(messages))), "y")
+    assert frames(single.answer(single.receive("x", inv(messages))), "x")
+    assert not frames(single.answer(single.receive("y", inv(messages))), "y")
 
 
 def test_unknown_parents_delay_nothing_that_is_announced() -> None:
     single, (child, *unknown) = Single(round_ids=2), ids(7)
     announced = ids(2, "announced")
     single.answer(single.join("x"))
-    event = Bodies(records([child], {child: unknown}), (), 100)
+    event = bodies([child], {child: unknown})
     guessed = frames(single.answer(single.receive("x", event)), "x")
-    assert GetEvents(unknown[:2]) in guessed
-    asked = frames(single.answer(single.receive("x", Inventory(announced))), "x")
-    assert asked == [GetEvents(announced)]
+    assert get_events(unknown[:2]) in guessed
+    asked = frames(single.answer(single.receive("x", inv(announced))), "x")
+    assert asked == [get_events(announced)]
 
 
 def test_a_peer_confirms_once_in_however_many_names() -> None:
@@ -205,12 +201,12 @@ def test_a_peer_confirms_once_in_however_many_names() -> None:
     confirms: list[Confirm] = []
     for name in ("s1", "s2", "s3"):
         single.answer(single.step(Gossip.join, "x", name))
-        confirms += of(Confirm, single.receive("x", Inventory(messages)))
+        confirms += of(Confirm, single.receive("x", inv(messages)))
         single.step(Gossip.leave, "x")
     assert confirms == [Confirm("s1", messages, [1])]
     single.join("y")
-    assert of(Confirm, single.receive("y", Inventory(messages)))
-    assert entries(single, "unread") == 0
+    assert of(Confirm, single.receive("y", inv(messages)))
+    assert single.entries("unread") == 0
 
 
 def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> None:
@@ -228,11 +224,11 @@ def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> No
 def test_what_the_database_could_not_do_is_asked_again() -> None:
     single, messages = Single(max_confirms=1), ids(2)
     single.join("x")
-    (look,) = of(LookUp, single.receive("x", Inventory(messages)))
+    (look,) = of(LookUp, single.receive("x", inv(messages)))
     assert not single.step(Gossip.failed, look.token)
     assert of(LookUp, single.after(S)) == [look]
     asked = single.step(Gossip.looked_up, look.token, [False, False])
-    assert frames(asked) == [GetEvents(messages)]
+    assert frames(asked) == [get_events(messages)]
     single.step(Gossip.sent, "x")
     (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
     single.step(Gossip.failed, persist.token)

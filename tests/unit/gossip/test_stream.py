@@ -11,9 +11,11 @@ import pytest
 from store.domain.places import Caller
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import NodeStoppingError, PeerStream
-from store.gossip.events import FrameIn, FrameOut, Inventory
+from store.gossip.events import FrameIn
 from store.gossip.limits import LARGE_FRAME_IDS
 from store.gossip.machine import Gossip
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from tests.unit.gossip.gossip_world import inv
 
 STOPPING = NodeStoppingError("the node is stopping")
 
@@ -25,7 +27,7 @@ class Silent:
         await asyncio.Event().wait()
         return None
 
-    async def write(self, frame: FrameOut) -> None:
+    async def write(self, frame: RawGossipFrame) -> None:
         raise AssertionError(frame)
 
 
@@ -48,7 +50,7 @@ class Crowded(Silent):
 
     async def read(self) -> FrameIn | None:
         self.left -= 1
-        return Inventory([bytes(32)] * LARGE_FRAME_IDS) if self.left else None
+        return inv([bytes(32)] * LARGE_FRAME_IDS) if self.left else None
 
 
 class Watching:

@@ -1,8 +1,6 @@
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from store.domain.access import (
     Access,
@@ -95,15 +93,7 @@ def test_errors_of_a_token_file_name_the_entry(text: str, named: str) -> None:
         parse_token_file(text)
     assert named in str(caught.value)
     assert digest() not in str(caught.value)
-
-
-@given(st.text(max_size=200))
-def test_no_text_breaks_the_parser(text: str) -> None:
-    try:
-        parse_token_file(text)
-    except TokenFileError as error:
-        sentence = str(error)
-        assert 0 < len(sentence) < 500
+    assert len(str(caught.value)) < 500
 
 
 def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
@@ -116,12 +106,6 @@ def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
     with pytest.raises(CallDeniedError):
         authorize(access, TOKEN, Right.ADMIN)
     assert access.authorize(None, Right.ADMIN, "host", open_admin=True).name == "host"
-
-
-def test_an_empty_token_file_refuses_every_caller() -> None:
-    access = parse_token_file("")
-    with pytest.raises(UnauthenticatedError):
-        authorize(access, TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -137,20 +121,19 @@ def test_an_empty_token_file_refuses_every_caller() -> None:
     ],
 )
 def test_tokens_that_do_not_open(header: str | None, named: str) -> None:
+    with pytest.raises(UnauthenticatedError, match="not known"):
+        authorize(parse_token_file(""), TOKEN)
     access = parse_token_file(entry())
     with pytest.raises(UnauthenticatedError, match=named) as refused:
         access.authorize(header, Right.READ, "host", open_admin=True)
     assert header is None or len(header) < 10 or header not in str(refused.value)
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_scheme_is_not_case_sensitive(scheme: str) -> None:
+def test_a_client_may_do_what_its_entry_says() -> None:
     access = parse_token_file(entry())
-    assert access.authorize(f"{scheme} {TOKEN}", Right.READ, "host").name == "alice"
-
-
-@pytest.mark.parametrize("right", [Right.PUBLISH, Right.FOLLOW, Right.ADMIN])
-def test_a_right_that_is_missing_is_denied_by_name(right: Right) -> None:
-    with pytest.raises(CallDeniedError, match=f"alice lacks the right `{right}`") as refused:
-        authorize(parse_token_file(entry()), TOKEN, right)
-    assert not isinstance(refused.value, UnauthenticatedError)
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert access.authorize(f"{scheme} {TOKEN}", Right.READ, "host").name == "alice"
+    for right in set(Right) - {Right.READ}:
+        with pytest.raises(CallDeniedError, match=f"alice lacks the right `{right}`") as refused:
+            authorize(access, TOKEN, right)
+        assert not isinstance(refused.value, UnauthenticatedError)

@@ -216,4 +216,4 @@ class HubMachine(RuleBasedStateMachine):
 
 
 TestHub = HubMachine.TestCase
-TestHub.settings = settings(max_examples=60, stateful_step_count=40)
+TestHub.settings = settings(max_examples=40, stateful_step_count=40)

@@ -31,14 +31,7 @@ from store.gossip.driver.streams import (
     StreamSupersededError,
     TurnedAwayError,
 )
-from store.gossip.events import (
-    Bodies,
-    Committed,
-    Count,
-    FrameIn,
-    GossipCounter,
-    listed,
-)
+from store.gossip.events import Bodies, Committed, Count, FrameIn, GossipCounter, listed
 from store.gossip.machine import Gossip
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch

@@ -7,11 +7,10 @@ same moment, over a network that loses and delays; and once more later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from sim.calls import CallClosedError, End, Identity
 from sim.gossip import GOSSIP
@@ -22,12 +21,11 @@ from sim.rng import happens
 from sim.scenario import Trick
 from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.gossip.events import listed
+from store.gossip.events import frame_of, listed
 from storenode.message.rules import Policy
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import SdsMessage, encode_message
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
-from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -98,27 +96,21 @@ class Liar(Host):
     def _lie(self) -> object:
         rng = self._world.rng
         announced = list(self._announced)[-_FRAME_IDS:]
-        leaves = _frame("sync_leaves", announced)
+        leaves = frame_of("sync_leaves", announced)
         lies: dict[Trick, object] = {
-            Trick.CLAIM: _frame("inv", announced or [rng.randbytes(32)]),
-            Trick.INVENT: _frame("inv", [rng.randbytes(32) for _ in range(_FRAME_IDS)]),
-            Trick.REPEAT: _bodies(self._bodies[:8]) if self._bodies else leaves,
-            Trick.ASK: _frame("get_events", announced) if announced else leaves,
-            Trick.HOARD: _frame("inv", [bytes(32)] * (MAX_FRAME_IDS + 1)),
-            Trick.GARBAGE: rng.choice((b"garbage", _bodies([b"\xff"]))),
+            Trick.CLAIM: frame_of("inv", announced or [rng.randbytes(32)]),
+            Trick.INVENT: frame_of("inv", [rng.randbytes(32) for _ in range(_FRAME_IDS)]),
+            Trick.REPEAT: RawGossipFrame(events=RawEvents(messages=self._bodies[:8]))
+            if self._bodies
+            else leaves,
+            Trick.ASK: frame_of("get_events", announced) if announced else leaves,
+            Trick.HOARD: frame_of("inv", [bytes(32)] * (MAX_FRAME_IDS + 1)),
+            Trick.GARBAGE: rng.choice(
+                (b"garbage", RawGossipFrame(events=RawEvents(messages=[b"\xff"])))
+            ),
             Trick.DEAF: leaves,
         }
         return lies[self._trick]
-
-
-def _frame(
-    kind: Literal["inv", "get_events", "sync_leaves"], ids: Sequence[bytes]
-) -> RawGossipFrame:
-    return RawGossipFrame(**{kind: Inventory(ids=ids)})
-
-
-def _bodies(messages: Sequence[bytes]) -> RawGossipFrame:
-    return RawGossipFrame(events=RawEvents(messages=messages))
 
 
 class Forger(Host):

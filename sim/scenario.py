@@ -17,7 +17,7 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
 from store.gossip.limits import GossipLimits
 from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
-from storenode.message.limits import MAX_CAUSAL_MESSAGES, MAX_PAGE_MESSAGES, MAX_SDS_CLAIMANTS
+from storenode.message.limits import MAX_CAUSAL_MESSAGES, MAX_SDS_CLAIMANTS
 from storenode.sds.config import ChannelConfig
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -27,15 +27,6 @@ DAY_NS: Final = 24 * HOUR_NS
 MIN_NODES: Final = 2
 MAX_NODES: Final = 6
 _GOSSIP_HISTORY: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """The largest answers of a node, in messages: pages, claimants of an ID, causal histories."""
-
-    page_messages: int = MAX_PAGE_MESSAGES
-    sds_claimants: int = MAX_SDS_CLAIMANTS
-    causal_messages: int = MAX_CAUSAL_MESSAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +150,8 @@ class Scenario:
     every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in
     memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
     it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
-    ``drift_ns``: how far from a node's time a message's may be. ``answers``: limits of reads.
-    ``gossip``: None: nodes do not gossip. ``group``: None: there are no participants.
+    ``drift_ns``: how far from a node's time a message's may be. ``gossip``: None: nodes do not
+    gossip. ``group``: None: there are no participants.
     """
 
     stores: tuple[int, ...]
@@ -200,7 +191,9 @@ class Scenario:
     summary: SummaryLimits
     faults: Faults
     drift_ns: int = 20 * NS_PER_S
-    answers: AnswerLimits = AnswerLimits(page_messages=2)
+    page_messages: int = 2
+    sds_claimants: int = MAX_SDS_CLAIMANTS
+    causal_messages: int = MAX_CAUSAL_MESSAGES
     gossip: GossipScenario | None = None
     group: GroupScenario | None = None
 

@@ -78,7 +78,7 @@ class Service:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._database = process.database
-        self._limits = process.scenario.answers
+        self._limits = process.scenario
         self._counts = process.node.world.counts
         self._silence_s = process.scenario.silence_ns / NS_PER_S
         self.calls: Mapping[str, Handler] = {

@@ -12,15 +12,8 @@ from typing import Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.rng import Rng, happens
-from sim.scenario import (
-    HOUR_NS,
-    MIN_NODES,
-    AnswerLimits,
-    Faults,
-    GroupScenario,
-    Scenario,
-    drawn,
-)
+from sim.scenario import HOUR_NS, MIN_NODES, Faults, GroupScenario, Scenario, drawn
+from storenode.message.limits import MAX_PAGE_MESSAGES
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 
@@ -33,7 +26,6 @@ FIXED_TALK_NS: Final = 180 * NS_PER_S
 
 _CHANNEL: Final = "room"
 _IN_STEP_NS: Final = 3 * NS_PER_S
-_SMALL_ANSWERS: Final = AnswerLimits(page_messages=3, sds_claimants=1, causal_messages=1)
 
 
 def drawn_group(rng: Rng, size: int, *, with_store: bool) -> Scenario:
@@ -81,7 +73,9 @@ def drawn_group(rng: Rng, size: int, *, with_store: bool) -> Scenario:
         network_delay_ns=network_delay_ms * NS_PER_MS,
         disk_delay_ns=disk_delay_ms * NS_PER_MS,
         drift_ns=drift_s * NS_PER_S,
-        answers=_SMALL_ANSWERS,
+        page_messages=3,
+        sds_claimants=1,
+        causal_messages=1,
     )
 
 
@@ -143,7 +137,7 @@ def fixed_group(rng: Rng, size: int) -> Scenario:
         network_delay_ns=50 * NS_PER_MS,
         disk_delay_ns=20 * NS_PER_MS,
         drift_ns=600 * NS_PER_S,
-        answers=AnswerLimits(),
+        page_messages=MAX_PAGE_MESSAGES,
     )
 
 

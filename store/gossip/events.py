@@ -27,9 +27,10 @@ happens, and again where that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from store.messages.conflicts import Conflict
 from store.messages.record import RecordBatch
@@ -58,6 +59,17 @@ def with_contents(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield each ID with its content digest, which is empty where none are given."""
     return zip(ids, content_digests or [b""] * len(ids), strict=True)
+
+
+def frame_of(
+    kind: Literal["inv", "get_events", "sync_leaves"],
+    ids: Iterable[bytes],
+    content_digests: Iterable[bytes] = (),
+) -> RawGossipFrame:
+    """Return a frame with IDs."""
+    frame = RawGossipFrame()
+    getattr(frame, kind).CopyFrom(Inventory(ids=ids, content_digests=content_digests))
+    return frame
 
 
 def listed(frame: RawGossipFrame) -> Inventory:

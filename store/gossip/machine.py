@@ -62,6 +62,7 @@ from store.gossip.events import (
     LookUp,
     PersistBatch,
     WriteFrame,
+    frame_of,
     listed,
     with_contents,
 )
@@ -847,7 +848,7 @@ class Gossip:
             ask = self._fetches.ask(self._now_ns, peer.key, slowed=self._is_slowed(peer.key))
             self._count(GossipCounter.IDS_ASKED, len(ask))
             if ask:
-                return RawGossipFrame(get_events=Inventory(ids=ask))
+                return frame_of("get_events", ask)
         if peer.leaves_due is not None:
             leaves, peer.leaves_due = peer.leaves_due, None
             return RawGossipFrame(sync_leaves=leaves)

@@ -16,7 +16,7 @@ import pytest
 from sim.bridge import Life
 from sim.groups.link import ROUTE, GroupLink
 from sim.groups.scenario import drawn_group
-from sim.scenario import AnswerLimits, Faults
+from sim.scenario import Faults
 from sim.world import World
 from store.messages.cursor import FollowCursor, FollowCursors
 from storenode.message.hashing import message_hash
@@ -43,7 +43,9 @@ def simulated(contract: Contract, _: str) -> None:
     drawn = drawn_group(rng, 2, with_store=True)
     assert drawn.group is not None
     group = replace(drawn.group, follow=True, messages=0)
-    scenario = replace(drawn, group=group, faults=Faults(), answers=AnswerLimits())
+    scenario = replace(
+        drawn, group=group, faults=Faults(), page_messages=100, sds_claimants=9, causal_messages=100
+    )
     world: Any = World(scenario, rng)
     names = ("left", "tried", "handed")
     world.group_judge = SimpleNamespace(**dict.fromkeys(names, lambda *_: None))

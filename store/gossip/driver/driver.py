@@ -59,6 +59,7 @@ from store.gossip.events import (
     PersistBatch,
     Read,
     WriteFrame,
+    frame_of,
 )
 from store.gossip.limits import (
     DEFAULT_LIMITS,
@@ -73,7 +74,6 @@ from store.gossip.machine import Gossip
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
-from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
@@ -308,9 +308,8 @@ class GossipDriver:
         try:
             newest = await self._database.messages.newest(GREETING_IDS)
         except NotServingError:
-            return RawGossipFrame(inv=Inventory())
-        known = Inventory(ids=newest.ids, content_digests=newest.content_digests)
-        return RawGossipFrame(inv=known)
+            return frame_of("inv", ())
+        return frame_of("inv", newest.ids, newest.content_digests)
 
     async def _run_stream(self, stream: PeerStream) -> None:
         if self._is_closed:

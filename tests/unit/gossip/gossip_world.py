@@ -17,13 +17,13 @@ from store.gossip.events import (
     LookUp,
     PersistBatch,
     WriteFrame,
+    frame_of,
 )
 from store.gossip.limits import GossipLimits
 from store.gossip.machine import Gossip
 from store.messages.record import RecordBatch
 from storenode.sds.codec import SdsMetadata
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
-from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 _E = TypeVar("_E", bound=Effect)
 _P = ParamSpec("_P")
@@ -66,20 +66,21 @@ def records(
 
 def inv(digests: Iterable[bytes], contents: Iterable[bytes] = ()) -> RawGossipFrame:
     """Return an announcement."""
-    return RawGossipFrame(inv=Inventory(ids=digests, content_digests=contents))
+    return frame_of("inv", digests, contents)
 
 
 def get_events(digests: Iterable[bytes]) -> RawGossipFrame:
     """Return a request for bodies."""
-    return RawGossipFrame(get_events=Inventory(ids=digests))
+    return frame_of("get_events", digests)
 
 
 def sync_leaves(
     digests: Iterable[bytes], contents: Iterable[bytes] = (), rest_count: int = 0
 ) -> RawGossipFrame:
     """Return leaves."""
-    leaves = Inventory(ids=digests, content_digests=contents, rest_count=rest_count)
-    return RawGossipFrame(sync_leaves=leaves)
+    frame = frame_of("sync_leaves", digests, contents)
+    frame.sync_leaves.rest_count = rest_count
+    return frame
 
 
 def sent_bodies(messages: Iterable[bytes]) -> RawGossipFrame:

@@ -69,7 +69,7 @@ FILTERS: Final[Mapping[str, tuple[str, ...]]] = {
     "tests/sim": (
         *("reconcile/", "sim/", "store/domain/", "store/gateway/", "store/gossip/"),
         *("store/messages/", "store/sync/", "storenode/common/", "storenode/message/"),
-        "storenode/sds/",
+        *("storenode/sds/", "storenode/wire/"),
     ),
 }
 

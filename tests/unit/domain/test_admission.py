@@ -1,4 +1,4 @@
-"""Admission: the verdict on each message, whoever brings it and however a request is cut."""
+"""Admission: the verdict on each message, from every source, however a request is cut."""
 
 import tracemalloc
 from collections.abc import Sequence

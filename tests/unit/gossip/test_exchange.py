@@ -1,4 +1,4 @@
-"""What a machine sends to whom, how often, and what is confirmed.
+"""Frames of one machine: to whom they go, how often, and the confirmations that follow.
 
 Machines of many nodes with faults between them are in the simulator (`tests/sim`).
 """

@@ -149,7 +149,9 @@ def frames_of_ids(draw: st.DrawFn) -> RawGossipFrame:
     if draw(st.booleans()):
         found.rest_xor = draw(st.binary(min_size=32, max_size=32))
         found.rest_count = draw(st.integers(0, 2**64 - 1))
-    return RawGossipFrame(**{draw(st.sampled_from(KINDS)): found})
+    frame = RawGossipFrame()
+    getattr(frame, draw(st.sampled_from(KINDS))).CopyFrom(found)
+    return frame
 
 
 def admission() -> Admission:

@@ -9,12 +9,11 @@ they were committed, with `_EDGES_PER_EVENT` times as many edges at most.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
-
-from sortedcontainers import SortedDict
 
 from store.gossip.events import GraphEvent
 from store.gossip.limits import MAX_PARENTS
@@ -53,7 +52,7 @@ class Graph:
         self._events: OrderedDict[bytes, GraphEvent] = OrderedDict()
         self._children: dict[bytes, list[bytes]] = {}
         self._named: set[bytes] = set()  # by events that are forgotten
-        self._leaves: SortedDict[tuple[int, bytes], None] = SortedDict()
+        self._leaves: list[tuple[int, bytes]] = []  # ascending
         self._xor = 0
         self.version = 0
 
@@ -74,11 +73,8 @@ class Graph:
         for parent in event.parents:
             siblings = self._children.setdefault(parent, [])
             siblings.append(event.id)
-            if (
-                parent in self._events
-                and (self._events[parent].timestamp_ns, parent) in self._leaves
-            ):
-                self._toggle(self._events[parent], leaf=False)
+            if (known := self._events.get(parent)) is not None and self._is_leaf(known):
+                self._toggle(known, leaf=False)
         if event.id not in self._children:
             self._toggle(event, leaf=True)
         while len(self._events) > self._limit or self._edges > self._edge_limit:
@@ -128,24 +124,29 @@ class Graph:
             for event in self._events.values()
             if event.id not in self._children and event.id not in self._named
         }
-        assert leaves == set(self._leaves)
+        assert sorted(leaves) == self._leaves
         xor = 0
         for _, digest in leaves:
             xor ^= int.from_bytes(digest)
         assert xor == self._xor
 
+    def _is_leaf(self, event: GraphEvent) -> bool:
+        key = event.timestamp_ns, event.id
+        place = bisect_left(self._leaves, key)
+        return self._leaves[place : place + 1] == [key]
+
     def _toggle(self, event: GraphEvent, *, leaf: bool) -> None:
         key = event.timestamp_ns, event.id
         if leaf:
-            self._leaves[key] = None
+            insort(self._leaves, key)
         else:
-            del self._leaves[key]
+            del self._leaves[bisect_left(self._leaves, key)]
         self._xor ^= int.from_bytes(event.id)
         self.version += 1
 
     def _forget_oldest(self) -> None:
         digest, event = self._events.popitem(last=False)
-        if (event.timestamp_ns, digest) in self._leaves:
+        if self._is_leaf(event):
             self._toggle(event, leaf=False)
         self._named.discard(digest)
         self._edges -= len(event.parents)

@@ -204,13 +204,11 @@ class GossipDriver:
         """Poll the unread events that other nodes on the database change; rest without peers."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_S)
-            if not self._is_awake:
-                continue
-            if not any(each.is_joined for each in self._streams.values()):
+            if self._is_awake and not any(each.is_joined for each in self._streams.values()):
                 self._rest()
-                continue
-            with suppress(NotServingError):
-                await self._compare()
+            elif self._is_awake:
+                with suppress(NotServingError):
+                    await self._compare()
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -1,34 +1,31 @@
-"""The plan of splits: the cost model of a reconciliation, and an estimate of the differences.
+"""The plan of splits: a cost model of a reconciliation, and an estimate of the differences.
 
 Suppose that differences lie in a range like raindrops, `mu` of them on average (a Poisson law), a
 half on each side. Of a range that differs somewhere, the side that must answer can
 
 - name the one difference, if there is just one and it is its own (the deduction),
 - send the items (a set), which the other side answers with the differences alone,
-- send fingerprints of `f` parts, and the other side is in the same position with each of them
-  that differs, one message later.
+- send fingerprints of parts, and the other side is in the same position with each of them that
+  differs, one message later,
+- send its own fingerprint of the range again, so that the other side may name the one difference.
 
-The table holds, for each number of items `S`, each `mu` and each number of messages in which
-fingerprints may still follow, the `f` that costs the fewest bytes; 0 stands for the set. The
-recursion is that of the expected cost, on a grid with two steps per doubling. It is computed by
-`tools/generate_plan.py` and stored in `reconcile.algorithm.plan_tables`.
+With `k` messages left that hold fingerprints, few bytes are sent if each of them divides the items
+around a difference, `s` of them, by their root of order `k + 1`, and the last items are sent. Where
+a message would need more parts than it should have, an earlier one makes a few first.
 
 Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one more message.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode
 from dataclasses import dataclass
 from functools import cache
 from math import log1p
 from typing import Any
-from zlib import decompress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.algorithm.plan_tables import TABLES
 from reconcile.ids import Ints
 
 Floats = NDArray[np.float64]
@@ -42,12 +39,29 @@ FINISHING_BYTES = 4_096
 SATURATED = 0.95
 """Share of ranges that differ from which on it says little about how many differences there are."""
 
-FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-STEPS_PER_DOUBLING = 2
-SIZE_STEPS = 2 * 24 + 1  # 1 to 2^24 items
-LOWEST_RATE_STEP = -8  # mu from 1/16
-RATE_STEPS = 40  # to about 2^15
-DEPTHS = 6
+MAX_PARTS = 256
+"""Parts of one range in one message."""
+
+MOST_DEPTH = 5
+"""Messages with fingerprints that are planned for; in more of them a choice would be the same."""
+
+_PARTS_SHARE = 0.7
+"""Parts are so many times what the root says: a fingerprint takes more bytes than an item."""
+
+_DENSE_ITEMS = 2
+"""Items for each difference up to which the items are sent."""
+
+_PROBED_RATE = 5
+_PROBED_ITEMS = 3_000
+"""With fewer differences among fewer items a search for a single one is worth its time."""
+
+_STEPS_PER_DOUBLING = 2
+_SIZES = 2.0 ** (np.arange(49) / _STEPS_PER_DOUBLING)  # 1 to 2^24 items
+_RATES = 2.0 ** ((np.arange(40) - 8) / _STEPS_PER_DOUBLING)  # mu from 1/16 to about 2^15
+_HALF_A_STEP = 2.0 ** (0.5 / _STEPS_PER_DOUBLING)
+SIZE_EDGES = _SIZES[:-1] * _HALF_A_STEP
+RATE_EDGES = _RATES[:-1] * _HALF_A_STEP
+"""Half-way between the sizes, and between the rates, that choices are made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +109,20 @@ class PlanTable:
 @cache
 def tables(depth: int) -> PlanTable:
     """Return the choices where fingerprints may be sent in so many messages, this one included."""
-    packed = np.frombuffer(decompress(b64decode(TABLES)), np.uint8)
-    stored = packed.reshape(DEPTHS, 3, SIZE_STEPS, RATE_STEPS)
-    probe, after_probe, unprobed = stored[min(max(depth, 0), DEPTHS - 1)]
-    choices = np.array((0, *FAN_OUTS), np.int64)
-    return PlanTable(probe != 0, choices.take(after_probe), choices.take(unprobed))
+    depth = min(max(depth, 0), MOST_DEPTH)
+    size, rate = np.broadcast_arrays(_SIZES[:, None], _RATES)
+    differences = rate / -np.expm1(-rate)  # there is one at least
+    around = size / differences
+    parts = _PARTS_SHARE * differences * around ** (1 / (depth + 1))
+    if depth > 1:
+        parts = np.where(parts > MAX_PARTS, parts / MAX_PARTS, parts)
+    unprobed = np.clip(parts, 2, MAX_PARTS).round().astype(np.int64)
+    unprobed[(around <= _DENSE_ITEMS) | (depth == 0)] = 0
+    # A search in vain means that a single difference is the peer's: it is asked to name it.
+    theirs = (depth > 0) & (size > 1) & (rate < 1)
+    after_probe = np.where(theirs, np.maximum(unprobed // 2, 1), unprobed)
+    probe = (rate < _PROBED_RATE) & ((size <= _PROBED_ITEMS) | (depth == 0))
+    return PlanTable(probe, after_probe, unprobed)
 
 
 def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
@@ -115,11 +138,6 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
     table = tables(depth)
     chosen = table.after_probe if probed else table.unprobed
     return chosen[_place(sizes, density)]
-
-
-# Half-way, in steps, between the sizes and between the rates of the tables.
-SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
-RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
 
 
 def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

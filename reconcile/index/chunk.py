@@ -7,7 +7,7 @@ digests, and makes it 56 bytes. Lattice sums are kept for blocks of the memory t
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -158,7 +158,7 @@ class Chunk:
             self.timestamps[start:end],
             self.prefix[start : end + 1],
             self.digests[start:end],
-            self.blocks.copy(),
+            BlockSums(self.blocks.sums),
             self.offset + start,
         )
 
@@ -172,37 +172,42 @@ class Chunk:
         first, last = self._whole_blocks(start, end)
         if first >= last:
             return end - start
-        return _BLOCK_IDS * (self.blocks.missing(first, last) + 1)
+        missing = sum(block not in self.blocks.sums for block in range(first, last))
+        return _BLOCK_IDS * (missing + 1)
 
     def lattice(self, start: int, end: int) -> LatticeSum:
         """Return the lattice sum of the IDs from one place to another."""
         first, last = self._whole_blocks(start, end)
         if first >= last:
-            return self._edge(start, end, is_last=True)
-        self.blocks.keep_to(*self._whole_blocks(0, len(self)))
-        total = self.blocks.between(first, last, self._block)
+            return self._adjusted("end", start, end)
         low, high = (block * _BLOCK_IDS - self.offset for block in (first, last))
-        total += self._edge(start, low, is_last=False)
-        return total + self._edge(high, end, is_last=True)
+        begin, middle = self._adjusted("begin", start, low), self._adjusted("blocks", low, high)
+        return LatticeSum.total([begin, middle, self._adjusted("end", high, end)])
 
-    def _block(self, block: int) -> LatticeSum:
-        """Return the sum of a whole block."""
-        start = block * _BLOCK_IDS - self.offset
-        return LatticeSum.of(self.ids(start, start + _BLOCK_IDS).elements)
-
-    def _edge(self, start: int, end: int, *, is_last: bool) -> LatticeSum:
-        """Return the sum of a part of a block, made from the last such sum where that is less."""
+    def _adjusted(self, part: str, start: int, end: int) -> LatticeSum:
+        """Return the sum of a part of a range, made from the last such sum where that is less."""
         low, high = start + self.offset, end + self.offset
-        known_low, known_high, total = self.blocks.edges.get(is_last, (low, low, LatticeSum()))
+        known_low, known_high, total = self.blocks.known.get(part, (low, low, LatticeSum()))
         shown = self.offset <= known_low and known_high <= self.offset + len(self)
         if not shown or abs(known_low - low) + abs(known_high - high) > end - start:
             known_low, known_high, total = low, low, LatticeSum()
         for first, last in ((low, known_low), (known_high, high)):
-            part = self.ids(min(first, last) - self.offset, max(first, last) - self.offset)
-            change = LatticeSum.of(part.elements)
-            total = total + change if first < last else total - change
-        self.blocks.edges[is_last] = low, high, total
+            if first < last:
+                total += self._sum(part, first, last)
+            elif last < first:
+                total -= self._sum(part, last, first)
+        self.blocks.known[part] = low, high, total
         return total
+
+    def _sum(self, part: str, low: int, high: int) -> LatticeSum:
+        """Return the sum of some rows of its memory; that of each whole block is kept."""
+        if part != "blocks":
+            return LatticeSum.of(self.ids(low - self.offset, high - self.offset).elements)
+        sums = self.blocks.sums
+        for row in range(low, high, _BLOCK_IDS):
+            if row // _BLOCK_IDS not in sums:
+                sums[row // _BLOCK_IDS] = self._sum("", row, row + _BLOCK_IDS)
+        return LatticeSum.total([sums[row // _BLOCK_IDS] for row in range(low, high, _BLOCK_IDS)])
 
     def _whole_blocks(self, start: int, end: int) -> tuple[int, int]:
         """Return the first and the last block, exclusive, that lie between two places."""
@@ -220,6 +225,29 @@ class Chunk:
             return [self]
         return [self.part(start, end).copy() for start, end in pairwise(edges)]
 
+    @property
+    def room(self) -> int:
+        """The number of IDs that can be written behind the last chunk of its memory."""
+        return len(allocated_by(self.timestamps)) - self.offset - len(self)
+
+    def extended(self, ids: SyncIds, capacity: int) -> "Chunk":
+        """Return the last chunk of some memory with IDs that ascend and are greater.
+
+        They are written behind what any chunk shows, or else to new memory for so many in all.
+        """
+        start, blocks, count = self.offset, self.blocks, len(self)
+        if self.room >= len(ids):
+            columns: list[NDArray[Any]] = [self.timestamps, self.prefix, self.digests]
+            timestamps, prefix, digests = map(allocated_by, columns)
+        else:
+            start, blocks = 0, self.blocks if not start else BlockSums()
+            timestamps, prefix, digests = _allocate(capacity)
+            timestamps[:count], digests[:count] = self.timestamps, self.digests
+            prefix[: count + 1] = self.prefix
+        memory = timestamps, prefix, digests
+        _write(memory, start + count, ids)
+        return _shown(memory, start, start + count + len(ids), blocks)
+
     def copy(self) -> "Chunk":
         """Copy it to memory of its own, no more than it needs."""
         return Chunk(self.timestamps.copy(), self.prefix.copy(), self.digests.copy())
@@ -228,57 +256,19 @@ class Chunk:
 class BlockSums:
     """The lattice sums of blocks of memory whose rows are never written again.
 
-    Running sums of consecutive blocks are kept, so a range takes one subtraction. They are made
-    when they are first asked for. Threads that make the same ones do no harm.
+    They are made when they are first asked for. Threads that make the same ones do no harm.
 
     Attributes:
-        edges: places in the memory and the sum between them, of the part of a block that was last
-            asked for at the beginning of a range (False) and at its end (True).
+        sums: the sum of each block, by its number.
+        known: rows of the memory and the sum between them, of each part of the range that was last
+            asked for: its whole blocks, and what is before and behind these.
     """
 
-    __slots__ = ("_running", "edges")
+    __slots__ = ("known", "sums")
 
-    def __init__(self) -> None:
-        self.edges: dict[bool, tuple[int, int, LatticeSum]] = {}
-        # The first block, and the sums from it up to each later one.
-        self._running: tuple[int, list[LatticeSum]] = (0, [])
-
-    def copy(self) -> "BlockSums":
-        """Return the same sums, to go on with separately."""
-        made = BlockSums()
-        made._running = self._running
-        return made
-
-    def missing(self, first: int, last: int) -> int:
-        """Return how many blocks `between` would have to sum up."""
-        start, running = self._running
-        if not running:
-            return last - first
-        return max(0, start - first) + max(0, last - start - len(running) + 1)
-
-    def keep_to(self, first: int, last: int) -> None:
-        """Forget all if none of it touches the blocks that can be summed up now."""
-        start, running = self._running
-        if start > last or start + len(running) - 1 < first:
-            self._running = (0, [])
-
-    def between(self, first: int, last: int, sum_of: Callable[[int], LatticeSum]) -> LatticeSum:
-        """Return the sum of blocks; ``sum_of``: the sum of one that is not known."""
-        start, running = self._running
-        if not running:
-            start, running = first, [LatticeSum()]
-        if first < start:
-            front = [LatticeSum()]
-            for block in range(first, start):
-                front.append(front[-1] + sum_of(block))
-            running = [*front[:-1], *(front[-1] + each for each in running)]
-            start = first
-        added = running[-1:]
-        for block in range(start + len(running) - 1, last):
-            added.append(added[-1] + sum_of(block))
-        running = [*running, *added[1:]]
-        self._running = start, running
-        return running[last - start] - running[first - start]
+    def __init__(self, sums: dict[int, LatticeSum] | None = None) -> None:
+        self.sums: dict[int, LatticeSum] = {} if sums is None else sums
+        self.known: dict[str, tuple[int, int, LatticeSum]] = {}
 
 
 def _align(count: int) -> Words:
@@ -288,18 +278,42 @@ def _align(count: int) -> Words:
     return words[begin : begin + count]
 
 
-def chunk_of(ids: SyncIds) -> Chunk:
-    """Return ascending IDs as a chunk, copied."""
-    prefix = np.empty((len(ids) + 1, HASH_WORDS), np.uint64)
-    prefix[0] = 0
+def chunk_of(ids: SyncIds, capacity: int = 0) -> Chunk:
+    """Return ascending IDs as a chunk, copied to memory with room for so many."""
+    memory = _allocate(max(capacity, len(ids)))
+    memory[1][0] = 0
+    _write(memory, 0, ids)
+    return _shown(memory, 0, len(ids), BlockSums())
+
+
+_Memory = tuple[NDArray[np.int64], Words, NDArray[np.uint8]]
+"""The timestamps, running XORs and digests of chunks, with room to append."""
+
+
+def _allocate(count: int) -> _Memory:
+    digests = np.empty((count, CONTENT_DIGEST_BYTES), HASH_DTYPE)
+    return np.empty(count, np.int64), np.empty((count + 1, HASH_WORDS), np.uint64), digests
+
+
+def _shown(memory: _Memory, start: int, end: int, blocks: BlockSums) -> Chunk:
+    """Return the IDs from one row of memory to another as a chunk."""
+    timestamps, prefix, digests = memory
+    rows = slice(start, end)
+    return Chunk(timestamps[rows], prefix[start : end + 1], digests[rows], blocks, start)
+
+
+def _write(memory: _Memory, at: int, ids: SyncIds) -> None:
+    """Write IDs behind so many rows of memory."""
+    timestamps, prefix, digests = memory
+    timestamps[at : at + len(ids)] = ids.timestamps
+    digests[at : at + len(ids)] = ids.known_digests
     # In stretches that stay in the cache from the copy to the sum.
     for start in range(0, len(ids), _STRETCH_IDS):
         words = ids.words[start : start + _STRETCH_IDS]
-        rows = prefix[start + 1 : start + 1 + len(words)]
+        rows = prefix[at + start + 1 : at + start + 1 + len(words)]
         rows[:] = words
-        rows[0] ^= prefix[start]
+        rows[0] ^= prefix[at + start]
         np.bitwise_xor.accumulate(rows, axis=0, out=rows)
-    return Chunk(ids.timestamps.copy(), prefix, ids.known_digests.copy())
 
 
 def allocated_bytes(chunks: Iterable[Chunk]) -> int:
@@ -376,68 +390,3 @@ def inserted(chunk: Chunk, places: NDArray[np.int64], new: SyncIds, chunk_ids: i
     if kept < len(chunk):
         found.append(chunk.part(kept, len(chunk)))
     return found
-
-
-class Tail:
-    """The newest IDs, in arrays with room to append.
-
-    What a chunk of it shows is never written again: rows are only added behind it.
-
-    Attributes:
-        count: how many IDs it has.
-    """
-
-    __slots__ = ("_blocks", "_digests", "_offset", "_prefix", "_timestamps", "count")
-
-    def __init__(self, chunk: Chunk | None = None) -> None:
-        self.count = 0
-        self._timestamps = np.empty(0, np.int64)
-        self._prefix = np.zeros((1, HASH_WORDS), np.uint64)
-        self._digests = np.empty((0, CONTENT_DIGEST_BYTES), HASH_DTYPE)
-        self._blocks, self._offset = BlockSums(), 0
-        if chunk is not None:
-            self.count = len(chunk)
-            self._timestamps, self._prefix = chunk.timestamps, chunk.prefix
-            self._digests = chunk.digests
-            self._blocks, self._offset = chunk.blocks, chunk.offset
-
-    @property
-    def room(self) -> int:
-        """The number of IDs that can be appended before it must grow."""
-        return len(self._timestamps) - self.count
-
-    @property
-    def memory_bytes(self) -> int:
-        """The number of allocated bytes."""
-        return self._timestamps.nbytes + self._prefix.nbytes + self._digests.nbytes
-
-    def grow(self, capacity: int) -> None:
-        """Take room for so many IDs in all."""
-        timestamps = np.empty(capacity, np.int64)
-        prefix = np.empty((capacity + 1, HASH_WORDS), np.uint64)
-        digests = np.empty((capacity, CONTENT_DIGEST_BYTES), HASH_DTYPE)
-        timestamps[: self.count] = self._timestamps[: self.count]
-        prefix[: self.count + 1] = self._prefix[: self.count + 1]
-        digests[: self.count] = self._digests[: self.count]
-        self._timestamps, self._prefix, self._digests = timestamps, prefix, digests
-
-    def append(self, ids: SyncIds) -> None:
-        """Add IDs that are greater than all others and ascend; there must be room."""
-        end = self.count + len(ids)
-        self._timestamps[self.count : end] = ids.timestamps
-        self._digests[self.count : end] = ids.known_digests
-        rows = self._prefix[self.count + 1 : end + 1]
-        rows[:] = ids.words
-        rows[0] ^= self._prefix[self.count]
-        np.bitwise_xor.accumulate(rows, axis=0, out=rows)
-        self.count = end
-
-    def chunk(self) -> Chunk:
-        """Return all IDs as a chunk; there must be some."""
-        return Chunk(
-            self._timestamps[: self.count],
-            self._prefix[: self.count + 1],
-            self._digests[: self.count],
-            self._blocks,
-            self._offset,
-        )

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from reconcile.ids import END, LOWEST, SyncId, SyncIds, ordered
-from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
+from reconcile.index.chunk import BYTES_PER_ID, Chunk, allocated_bytes, chunk_of, inserted
 from reconcile.index.view import IndexView
 
 MIN_CHUNK_IDS: Final = 32_768
@@ -38,32 +38,31 @@ class Index:
         min_chunk_ids: IDs in a full chunk of a small index.
     """
 
-    __slots__ = ("_hidden", "_min_chunk_ids", "_sealed", "_sealed_count", "_tail", "_view")
+    __slots__ = ("_chunks", "_hidden", "_min_chunk_ids", "_view")
 
     def __init__(self, *, min_chunk_ids: int = MIN_CHUNK_IDS) -> None:
         self._min_chunk_ids = min_chunk_ids
         self._clear()
 
     def _clear(self) -> None:
-        self._sealed: list[Chunk] = []
-        self._sealed_count = 0
-        # At most so many IDs in the memory of sealed chunks are not shown any more.
+        # New IDs are written behind the last one.
+        self._chunks: list[Chunk] = []
+        # At most so many IDs in the memory of chunks are not shown any more.
         self._hidden = 0
-        self._tail = Tail()
         self._view: IndexView | None = None
 
     def __len__(self) -> int:
-        return self._sealed_count + self._tail.count
+        return sum(map(len, self._chunks))
 
     @property
     def memory_bytes(self) -> int:
         """The number of allocated bytes for IDs, room to append included."""
-        return self._tail.memory_bytes + allocated_bytes(self._sealed)
+        return allocated_bytes(self._chunks)
 
     def view(self) -> IndexView:
         """Return a fixed view of the present IDs."""
         if self._view is None:
-            self._view = IndexView(self._chunks())
+            self._view = IndexView(self._chunks)
         return self._view
 
     def load(self, ids: SyncIds) -> None:
@@ -75,8 +74,7 @@ class Index:
         # the newest IDs, among which others will soon be inserted.
         old = len(ids) - self._chunk_ids(len(ids))
         if old > 0:
-            self._sealed = [chunk_of(ids[:old])]
-            self._sealed_count = old
+            self._chunks = [chunk_of(ids[:old])]
         self._append(ids[max(old, 0) :])
 
     def insert(self, ids: SyncIds) -> int:
@@ -100,23 +98,11 @@ class Index:
             How many there were.
         """
         count = len(self)
-        whole = 0
-        while whole < len(self._sealed) and _all_before(self._sealed[whole], before):
-            whole += 1
-        if whole:
-            self._sealed_count -= sum(map(len, self._sealed[:whole]))
-            del self._sealed[:whole]
-        if self._sealed:
-            gone = self._sealed[0].rank(before)
-            if gone:
-                self._sealed[0] = self._sealed[0].part(gone, len(self._sealed[0]))
-                self._sealed_count -= gone
-        elif self._tail.count:
-            chunk = self._tail.chunk()
-            gone = chunk.rank(before)
-            if gone:
-                rest = chunk.part(gone, len(chunk)).copy() if gone < len(chunk) else None
-                self._tail = Tail(rest)
+        gone = 0
+        while self._chunks and (gone := self._chunks[0].rank(before)) == len(self._chunks[0]):
+            del self._chunks[0]
+        if self._chunks and gone:
+            self._chunks[0] = self._chunks[0].part(gone, len(self._chunks[0]))
         if len(self) < count:
             self._view = None
             self._release(count - len(self))
@@ -128,9 +114,8 @@ class Index:
         Raises:
             AssertionError: something of it does not hold.
         """
-        assert self._sealed_count == sum(map(len, self._sealed))
         slack = 2 * (len(self) // _SLACK_SHARE + _MIN_SLACK_IDS)
-        chunks = len(self._sealed) + 1
+        chunks = len(self._chunks) + 1
         assert self.memory_bytes <= (len(self) + slack + chunks) * BYTES_PER_ID
         rows = self.view()
         assert len(rows) == len(self)
@@ -139,14 +124,11 @@ class Index:
         everything = np.bitwise_xor.reduce(ids.words, axis=0)
         assert rows.chunks == () or np.array_equal(rows.fingerprint(LOWEST, END)[1], everything)
 
-    def _chunks(self) -> list[Chunk]:
-        return [*self._sealed, self._tail.chunk()] if self._tail.count else self._sealed
-
     def _follows(self, ids: SyncIds) -> bool:
         """Return True if these IDs, which ascend, are all greater than the present ones."""
-        if not len(self):
+        if not self._chunks:
             return True
-        last = self._tail.chunk() if self._tail.count else self._sealed[-1]
+        last = self._chunks[-1]
         first = int(ids.timestamps[0])
         if first == last.last:
             return last.hash_at(len(last) - 1) < ids.at(0)[1]
@@ -159,26 +141,21 @@ class Index:
         slack = max(_MIN_SLACK_IDS, total // _SLACK_SHARE)
         at = 0
         while at < len(ids):
-            if self._tail.count >= limit:
-                self._seal()
-            taken = ids[at : at + limit - self._tail.count]
-            needed = self._tail.count + len(taken)
-            if self._tail.room < len(taken):
-                self._tail.grow(min(needed + slack, limit))
-            self._tail.append(taken)
+            last = self._chunks[-1] if self._chunks else None
+            held = 0 if last is None or len(last) >= limit else len(last)
+            taken = ids[at : at + limit - held]
+            capacity = min(held + len(taken) + slack, limit)
+            if last is not None and held:
+                self._chunks[-1] = last.extended(taken, capacity)
+            else:
+                if last is not None and last.room > len(last) // _SLACK_SHARE:
+                    self._chunks[-1] = last.copy()
+                self._chunks.append(chunk_of(taken, capacity))
             at += len(taken)
 
     def _chunk_ids(self, total: int) -> int:
         """Return the number of IDs in a full chunk of an index of so many IDs."""
         return max(self._min_chunk_ids, total // MAX_CHUNKS_ABOUT)
-
-    def _seal(self) -> None:
-        chunk = self._tail.chunk()
-        if self._tail.room > len(chunk) // _SLACK_SHARE:
-            chunk = chunk.copy()
-        self._sealed.append(chunk)
-        self._sealed_count += len(chunk)
-        self._tail = Tail()
 
     def _insert_among(self, ids: SyncIds) -> SyncIds:
         """Insert those that belong before the last one; return those that belong behind it."""
@@ -190,33 +167,23 @@ class Index:
         places, among = places[new], among[new]
         if len(among):
             limit = self._chunk_ids(len(rows) + len(ids))
-            self._replace(
-                {
-                    chunk: inserted(
-                        rows.chunks[chunk],
-                        places[start:end] - rows.starts[chunk],
-                        among[start:end],
-                        limit,
-                    )
-                    for chunk, start, end in rows.pieces(places)
-                }
-            )
+            replaced = {
+                chunk: inserted(
+                    rows.chunks[chunk],
+                    places[start:end] - rows.starts[chunk],
+                    among[start:end],
+                    limit,
+                )
+                for chunk, start, end in rows.pieces(places)
+            }
+            self._chunks = [
+                piece
+                for number, chunk in enumerate(rows.chunks)
+                for piece in replaced.get(number, [chunk])
+            ]
+            self._view = None
+            self._release(sum(len(rows.chunks[number]) for number in replaced))
         return rest
-
-    def _replace(self, replaced: dict[int, list[Chunk]]) -> None:
-        """Replace the chunks with these numbers; the tail is the last."""
-        before = self._chunks()
-        chunks = [
-            piece for number, chunk in enumerate(before) for piece in replaced.get(number, [chunk])
-        ]
-        has_tail = self._tail.count > 0
-        tail_replaced = len(self._sealed) in replaced
-        self._sealed = chunks[:-1] if has_tail else chunks
-        self._sealed_count = sum(map(len, self._sealed))
-        if tail_replaced:
-            self._tail = Tail(chunks[-1] if chunks[-1].owns_all else chunks[-1].copy())
-        self._view = None
-        self._release(sum(len(before[number]) for number in replaced))
 
     def _release(self, hidden: int) -> None:
         """Copy out of memory of which too much is not shown any more.
@@ -225,21 +192,18 @@ class Index:
             hidden: how many further IDs, at most, the memory holds that are not shown.
         """
         self._hidden += hidden
-        allowed = self._sealed_count // _SLACK_SHARE
+        allowed = len(self) // _SLACK_SHARE
         if self._hidden <= allowed:
             return
-        shown = sum(chunk.content_bytes for chunk in self._sealed)
-        self._hidden = (allocated_bytes(self._sealed) - shown) // BYTES_PER_ID
+        shown = sum(chunk.content_bytes for chunk in self._chunks)
+        room = self._chunks[-1].room if self._chunks else 0
+        self._hidden = (self.memory_bytes - shown) // BYTES_PER_ID - room
         if self._hidden <= allowed:
             return
         limit = self._chunk_ids(len(self))
-        self._sealed = [
+        self._chunks = [
             piece
-            for chunk in self._sealed
+            for chunk in self._chunks
             for piece in ([chunk] if chunk.owns_all else chunk.divided(limit))
         ]
         self._hidden = 0
-
-
-def _all_before(chunk: Chunk, bound: SyncId) -> bool:
-    return chunk.last <= bound[0] and chunk.rank(bound) == len(chunk)

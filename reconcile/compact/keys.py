@@ -87,5 +87,5 @@ class ShortKey:
     def of_places(self, rows: IndexView, low: Ints, high: Ints) -> Words:
         """Return the short IDs of the IDs in ascending intervals of places."""
         shorts = np.empty(int((high - low).sum()), np.uint64)
-        kernel.require().fill(rows.handle, low, high, self.column, NO_WORDS, NO_WORDS, shorts)
+        kernel.require().fill(rows.handle, low, high, self.column, shorts)
         return shorts

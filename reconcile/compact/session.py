@@ -67,6 +67,7 @@ from reconcile.compact.table import (
     MAX_CELLS,
     MAX_TABLES,
     NOWHERE,
+    SEVERAL,
     ShortIdTable,
     cells_for,
     find,
@@ -74,7 +75,7 @@ from reconcile.compact.table import (
 )
 from reconcile.compact.table_choice import TableChoice, choose, may_be_anchored
 from reconcile.errors import MalformedCompactError
-from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words, ordered
+from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
 
 _NO_XOR: Final = np.zeros(4, np.uint64)
@@ -151,25 +152,6 @@ class Claim:
 
     count: int
     xor: Words
-
-
-@dataclass(frozen=True, slots=True)
-class _Matched:
-    """The short IDs that each side has alone, in some slices.
-
-    Attributes:
-        wanted: short IDs that the responder lacks.
-        offered: short IDs that only the responder has.
-        to_send: the IDs of these.
-        sent: the XOR of their hashes.
-        clear: no short ID is that of several IDs.
-    """
-
-    wanted: Words
-    offered: Words
-    to_send: SyncIds
-    sent: Words
-    clear: bool
 
 
 class _FailedError(Exception):
@@ -455,92 +437,72 @@ class CompactResponder(_Side):
 
     def _peeled(self, frame: TableFrame, salt: int) -> CompactStep | None:
         """Remove the own IDs from a table, and peel the rest; None: it does not empty."""
-        inside, listed = self._parts(frame)
-        if int((listed[1] - listed[0]).sum()) > MAX_CELLS:
+        slices, explained, listed = self._parts(frame)
+        if slices.items_in(listed) > MAX_CELLS:
             raise _FailedError("more is listed than can be answered")
+        rows = np.ones(len(slices), np.bool_) if frame.by_prints else ~explained
+        low, high = slices.low[rows], slices.high[rows]
+        own = self._key.of_places(self._window.rows, low, high)
         table = ShortIdTable(frame.shape, salt, frame.cells)
-        shorts = table.fill(self._window.rows, *inside, self._key)
+        beside = (explained | listed)[rows]
+        table.toggle(own[np.repeat(~beside, high - low)] if beside.any() else own)
         decoded = table.peel()
         if decoded is None:
             return None
-        parts = [self._matched(decoded, shorts, inside)] if len(decoded) else []
-        sent, items = frame.single, len(shorts) + len(frame.named)
+        parts = [decoded]
         if frame.by_prints:
-            single, places = self._by_prints(frame)
-            if has_repeats(single):
-                raise _FailedError("two slices differ in the same ID")
-            own = self._key.of_places(self._window.rows, *places)
-            parts.append(self._matched(single, own, places))
-            sent, items = NO_WORDS, items + len(own)
+            parts.append(self._prints_apart(frame.single, slices.prints[explained]))
         if frame.listed is not None:
             # All IDs of the initiator are named there.
-            own = self._key.of_places(self._window.rows, *listed)
-            parts.append(self._matched(np.setxor1d(frame.named, own), own, listed))
-        return self._result(parts, sent, items)
+            parts.append(np.setxor1d(frame.named, own[np.repeat(listed[rows], high - low)]))
+        return self._result(_merge(*parts), own, (low, high), frame)
 
-    def _by_prints(self, frame: TableFrame) -> tuple[Words, tuple[Ints, Ints]]:
-        """Return the short IDs that prints are apart by, ascending, and places of the slices.
+    def _parts(self, frame: TableFrame) -> tuple[Slices, Bools, Bools]:
+        """Return the slices that a table is about, and which are explained or listed beside it."""
+        assert self._slices is not None
+        slices = self._slices
+        if frame.differs is not None:
+            slices = slices[frame.differs.nonzero()[0]]
+        explained, listed = np.zeros((2, len(slices)), np.bool_)
+        if frame.explained is not None:
+            explained = frame.explained
+        if frame.listed is not None:
+            listed[~explained] = frame.listed
+        return slices, explained, listed
+
+    def _prints_apart(self, reported: Words, prints: Words) -> Words:
+        """Return the short IDs that prints are apart by, of which a part is in what is reported.
 
         The initiator has only the lower bytes of this side's prints.
         """
-        assert self._slices is not None
-        assert frame.explained is not None
-        rows = frame.explained.nonzero()[0]
-        if frame.differs is not None:
-            rows = frame.differs.nonzero()[0][rows]
-        slices = self._slices
         unsaid = np.uint64(SHORT_MASK >> 8 * self._print_bytes << 8 * self._print_bytes)
-        apart = np.sort(frame.single ^ (slices.prints[rows] & unsaid))
-        return apart, (slices.low[rows], slices.high[rows])
+        return reported ^ (prints & unsaid)
 
-    def _parts(self, frame: TableFrame) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Return the places that a table is about, and those that are listed beside it."""
-        assert self._slices is not None
-        low, high = self._slices.low, self._slices.high
-        if frame.differs is not None:
-            # Few of many: to find them once takes less than a mask for each column.
-            rows = frame.differs.nonzero()[0]
-            low, high = low[rows], high[rows]
-        if frame.explained is not None:
-            low, high = low[~frame.explained], high[~frame.explained]
-        listed = frame.listed
-        if listed is None:
-            return (low, high), (low[:0], high[:0])
-        return (low[~listed], high[~listed]), (low[listed], high[listed])
+    def _result(
+        self, apart: Words, own: Words, places: tuple[Ints, Ints], frame: TableFrame
+    ) -> CompactStep:
+        """Find which side has what differs, and compare with the counts and XORs of both sides.
 
-    def _matched(self, apart: Words, shorts: Words, places: tuple[Ints, Ints]) -> _Matched:
-        """Find which side has each of the short IDs by which slices differ."""
-        at = find(apart, shorts)
-        own = at >= 0
-        rows = at[own]
-        rows.sort()
-        to_send, sent = self._window.gather(*places, rows)
-        clear = int(at.min(initial=NOWHERE)) == NOWHERE
-        return _Matched(apart[~own], apart[own], to_send, sent, clear)
-
-    def _result(self, parts: list[_Matched], single: Words, items: int) -> CompactStep:
-        """Compare the differences with the counts and XORs of both sides."""
-        wanted = _merge(NO_WORDS, *(part.wanted for part in parts))
-        offered = _merge(NO_WORDS, *(part.offered for part in parts))
-        lacking = _merge(wanted, single)
+        Args:
+            apart: the short IDs of the differences, ascending, but for those of the initiator's
+                that it has sent.
+            own: the own short IDs.
+            places: the places of these, as intervals.
+            frame: the initiator's table.
+        """
+        at = find(apart, own) if not has_repeats(apart) else np.full(len(apart), SEVERAL)
+        is_own = at >= 0
+        wanted, offered = apart[~is_own], apart[is_own]
+        lacking = _merge(wanted, NO_WORDS if frame.by_prints else frame.single)
         together = int(np.bitwise_xor.reduce(lacking) ^ np.bitwise_xor.reduce(offered))
-        explained = together == self._key.of_xor(self._xor)
-        if not explained or not all(part.clear for part in parts):
+        if together != self._key.of_xor(self._xor) or int(at.min(initial=NOWHERE)) != NOWHERE:
             raise _FailedError("the differences do not explain the fingerprints")
         count = self._window.count + len(lacking)
-        if (
-            count != self._claim.count + len(offered)
-            or has_repeats(lacking)
-            or has_repeats(offered)
-        ):
+        if count != self._claim.count + len(offered) or has_repeats(lacking):
             raise _FailedError("the differences do not explain the counts")
-        some = [part.to_send for part in parts if len(part.to_send)]
-        to_send = some[0] if len(some) == 1 else ordered(SyncIds.join(some))
-        sent = np.zeros_like(self._xor)
-        for part in parts:
-            sent ^= part.sent
+        to_send, sent = self._window.gather(*places, np.sort(at[is_own]))
         expected = Expected(lacking, self._xor ^ sent, self._key)
-        size, cut = _shorten(wanted, items)
+        size, cut = _shorten(wanted, len(own) + len(frame.named))
         answer = encode(ResultFrame(sent, cut, size, offered))
         return CompactStep(answer, CompactResult(to_send, expected))
 

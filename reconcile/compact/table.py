@@ -19,9 +19,8 @@ from typing import Final
 import numpy as np
 
 from reconcile import kernel
-from reconcile.compact.keys import SHORT_MASK, ShortKey
+from reconcile.compact.keys import SHORT_MASK
 from reconcile.ids import Ints, Words
-from reconcile.index import IndexView
 
 MAX_CELLS: Final = 1_048_576
 """Cells of one table, 8 MiB; about 900,000 differences."""
@@ -125,13 +124,6 @@ class ShortIdTable:
         """Insert short IDs, and remove those that are in it."""
         if len(shorts):
             kernel.require().insert(shorts, self._column, self.cells)
-
-    def fill(self, rows: IndexView, low: Ints, high: Ints, key: ShortKey) -> Words:
-        """Insert or remove the IDs in ascending intervals of places; return their short IDs."""
-        shorts = np.empty(int((high - low).sum()), np.uint64)
-        shape, cells = self._column, self.cells
-        kernel.require().fill(rows.handle, low, high, key.column, shape, cells, shorts)
-        return shorts
 
     def peel(self) -> Words | None:
         """Remove all short IDs and return them, ascending; None: the table does not empty."""

@@ -1,7 +1,6 @@
 /* The compact mode's short IDs of an index; short.h says what they are. */
 
 #include "short.h"
-#include "table.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_CLMUL 1
@@ -165,16 +164,13 @@ void close_hasher(hasher_t *hasher)
 
 #define STRETCH 64 /* hashes from one request for memory to the next */
 
-enum { F_LOW, F_HIGH, F_KEY, F_SHAPE, F_CELLS, F_SHORTS };
+enum { F_LOW, F_HIGH, F_KEY, F_SHORTS };
 
 typedef struct {
     const rows_t *rows;
     const columns *held;
     hasher_t hasher;
-    table_t table;
-    bool narrow;
-    uint64_t *out;      /* what is written next */
-    uint64_t *inserted; /* what goes into the table next */
+    uint64_t *out; /* what is written next */
 } filler_t;
 
 /* Ask for hashes of a chunk, as far as there are so many. */
@@ -216,18 +212,6 @@ static void shorten_interval(filler_t *filler, Py_ssize_t *chunk, int64_t from, 
     }
 }
 
-/* Put what is not yet in it into the table: whole stretches, or all. */
-static void insert_new(filler_t *filler, bool all)
-{
-    if (!filler->table.cells)
-        return;
-    Py_ssize_t count = filler->out - filler->inserted;
-    count -= all ? 0 : count % STRETCH;
-    if (count)
-        insert_shorts(filler->table, (uint8_t *)filler->inserted, count, filler->narrow);
-    filler->inserted += count;
-}
-
 static bool fill_all(filler_t *filler)
 {
     const rows_t *rows = filler->rows;
@@ -242,34 +226,18 @@ static bool fill_all(filler_t *filler)
         before = to;
         left -= (Py_ssize_t)(to - from);
         shorten_interval(filler, &chunk, from, to, next);
-        insert_new(filler, false);
     }
-    insert_new(filler, true);
     return !left;
 }
 
-static bool open_filler(filler_t *filler)
-{
-    const columns *held = filler->held;
-    filler->out = filler->inserted = (uint64_t *)held->at[F_SHORTS];
-    return held->rows[F_LOW] == held->rows[F_HIGH] && held->rows[F_KEY] == KEY_ROWS &&
-           (uintptr_t)held->at[F_SHORTS] % sizeof(uint64_t) == 0 &&
-           (!held->rows[F_SHAPE] ||
-            open_table(&filler->table, held->at[F_SHAPE], held->rows[F_SHAPE], held->at[F_CELLS],
-                       held->rows[F_CELLS])) &&
-           open_hasher(&filler->hasher, held->at[F_KEY]);
-}
-
-/* fill(index, low, high, key, shape, cells, shorts) -> None
- *   The short IDs in ascending intervals of places, which are put into a table too, if there is a
- *   shape of one.
- */
+/* fill(index, low, high, key, shorts) -> None; the short IDs in ascending intervals of places. */
 static PyObject *work_fill(const rows_t *rows, columns *held)
 {
-    filler_t filler = {.rows = rows, .held = held};
-    if (!open_filler(&filler))
+    filler_t filler = {.rows = rows, .held = held, .out = (uint64_t *)held->at[F_SHORTS]};
+    if (held->rows[F_LOW] != held->rows[F_HIGH] || held->rows[F_KEY] != KEY_ROWS ||
+        (uintptr_t)filler.out % sizeof(uint64_t) != 0 ||
+        !open_hasher(&filler.hasher, held->at[F_KEY]))
         return NULL;
-    filler.narrow = filler.table.cells && load(held->at[F_SHAPE], SHAPE_NARROW) != 0;
     PyThreadState *state = let_go(held->rows[F_SHORTS] * HASH_BYTES);
     bool fits = fill_all(&filler);
     take_back(state);
@@ -277,7 +245,7 @@ static PyObject *work_fill(const rows_t *rows, columns *held)
     return none_if(fits);
 }
 
-CALL(fill, INDEXED, READ(8), READ(8), READ(8), READ(8), WRITTEN(8), WRITTEN(8))
+CALL(fill, INDEXED, READ(8), READ(8), READ(8), WRITTEN(8))
 
 /* ---- single differences --------------------------------------------------------------------- */
 

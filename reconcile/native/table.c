@@ -1,7 +1,9 @@
-/* The compact mode's tables: filled with short IDs, peeled, and what came of it looked up. */
+/* The compact mode's tables: short IDs are put in, and peeled. A cell is one word: the XOR of short
+ * IDs in its lower 48 bits, the XOR of their checks above. What the shape of a table means,
+ * `reconcile.compact.table` says.
+ */
 
 #include "short.h"
-#include "table.h"
 
 #define MAX_PLACES 5
 
@@ -10,6 +12,15 @@
 #else
 #define EVERYWHERE static inline
 #endif
+
+typedef struct {
+    uint64_t salt, places, length, windows;
+    uint64_t *cells;
+} table_t;
+
+/* What a shape has. The last one: compute one entry after the other, as processors without wide
+ * lanes do. */
+enum { SHAPE_SALT, SHAPE_PLACES, SHAPE_LENGTH, SHAPE_WINDOWS, SHAPE_NARROW, SHAPE_ROWS };
 
 typedef struct {
     uint64_t value;
@@ -57,8 +68,9 @@ EVERYWHERE entry_t entry_of(table_t table, uint64_t short_id)
     return entry;
 }
 
-bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, uint8_t *cells,
-                Py_ssize_t count)
+/* Whether a shape is one, and the cells are as many as it says. */
+static bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, uint8_t *cells,
+                       Py_ssize_t count)
 {
     if (rows != SHAPE_ROWS || (uintptr_t)cells % sizeof(uint64_t))
         return false;
@@ -158,7 +170,8 @@ static bool has_lanes(void)
 #define HAS_LANES 0
 #endif
 
-void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool narrow)
+/* Put short IDs in, and take those out that were in. */
+static void insert_shorts(table_t table, const uint8_t *shorts, Py_ssize_t count, bool narrow)
 {
     Py_ssize_t whole = 0;
 #if HAS_LANES

@@ -9,7 +9,7 @@ digests, and makes it 56 bytes. Lattice sums are kept for blocks of the memory t
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,9 @@ class Chunk:
         timestamps: ``(n,)``.
         prefix: ``(n + 1, 4)``.
         digests: ``(n, 16)``.
-        blocks: the lattice sums of the memory that it shows.
+        memory: the columns that it shows a part of.
+        offset: the first row that it shows of them.
+        blocks: the lattice sums of its memory.
         last: the greatest timestamp.
     """
 
@@ -67,25 +69,22 @@ class Chunk:
         "blocks",
         "digests",
         "last",
+        "memory",
         "offset",
         "prefix",
         "timestamps",
     )
 
     def __init__(
-        self,
-        timestamps: NDArray[np.int64],
-        prefix: NDArray[np.uint64],
-        digests: NDArray[np.uint8],
-        blocks: "BlockSums | None" = None,
-        offset: int = 0,
+        self, memory: "_Memory", start: int, end: int, blocks: "BlockSums | None" = None
     ) -> None:
-        self.timestamps = timestamps
-        self.prefix = prefix
-        self.digests = digests
+        timestamps, prefix, digests = memory
+        self.timestamps = timestamps[start:end]
+        self.prefix = prefix[start : end + 1]
+        self.digests = digests[start:end]
+        self.memory, self.offset = memory, start
         self.blocks = BlockSums() if blocks is None else blocks
-        self.offset = offset
-        self.last = int(timestamps[-1])
+        self.last = int(timestamps[end - 1])
         self._samples: NDArray[np.int32] | None = None
         self._anchors: Words | None = None
 
@@ -93,14 +92,9 @@ class Chunk:
         return len(self.timestamps)
 
     @property
-    def content_bytes(self) -> int:
-        """The memory of what it shows."""
-        return self.timestamps.nbytes + self.prefix.nbytes + self.digests.nbytes
-
-    @property
     def owns_all(self) -> bool:
         """True if its memory has no more rows than it shows."""
-        return allocated_bytes([self]) == self.content_bytes
+        return len(self.memory[0]) == len(self)
 
     def hash_at(self, place: int) -> bytes:
         """Return one hash."""
@@ -154,13 +148,8 @@ class Chunk:
 
     def part(self, start: int, end: int) -> "Chunk":
         """Return the IDs from one place to, but without, another, in the same memory."""
-        return Chunk(
-            self.timestamps[start:end],
-            self.prefix[start : end + 1],
-            self.digests[start:end],
-            BlockSums(self.blocks.sums),
-            self.offset + start,
-        )
+        blocks = BlockSums(self.blocks.sums)
+        return Chunk(self.memory, self.offset + start, self.offset + end, blocks)
 
     def ids(self, start: int, end: int) -> SyncIds:
         """Return the IDs from one place to another, with their content digests."""
@@ -228,29 +217,26 @@ class Chunk:
     @property
     def room(self) -> int:
         """The number of IDs that can be written behind the last chunk of its memory."""
-        return len(allocated_by(self.timestamps)) - self.offset - len(self)
+        return len(self.memory[0]) - self.offset - len(self)
 
     def extended(self, ids: SyncIds, capacity: int) -> "Chunk":
         """Return the last chunk of some memory with IDs that ascend and are greater.
 
         They are written behind what any chunk shows, or else to new memory for so many in all.
         """
-        start, blocks, count = self.offset, self.blocks, len(self)
-        if self.room >= len(ids):
-            columns: list[NDArray[Any]] = [self.timestamps, self.prefix, self.digests]
-            timestamps, prefix, digests = map(allocated_by, columns)
-        else:
+        memory, start, blocks, count = self.memory, self.offset, self.blocks, len(self)
+        if start + count + len(ids) > len(memory[0]):
             start, blocks = 0, self.blocks if not start else BlockSums()
-            timestamps, prefix, digests = _allocate(capacity)
+            memory = timestamps, prefix, digests = _allocate(capacity)
             timestamps[:count], digests[:count] = self.timestamps, self.digests
             prefix[: count + 1] = self.prefix
-        memory = timestamps, prefix, digests
         _write(memory, start + count, ids)
-        return _shown(memory, start, start + count + len(ids), blocks)
+        return Chunk(memory, start, start + count + len(ids), blocks)
 
     def copy(self) -> "Chunk":
         """Copy it to memory of its own, no more than it needs."""
-        return Chunk(self.timestamps.copy(), self.prefix.copy(), self.digests.copy())
+        memory = self.timestamps.copy(), self.prefix.copy(), self.digests.copy()
+        return Chunk(memory, 0, len(self))
 
 
 class BlockSums:
@@ -283,23 +269,16 @@ def chunk_of(ids: SyncIds, capacity: int = 0) -> Chunk:
     memory = _allocate(max(capacity, len(ids)))
     memory[1][0] = 0
     _write(memory, 0, ids)
-    return _shown(memory, 0, len(ids), BlockSums())
+    return Chunk(memory, 0, len(ids))
 
 
-_Memory = tuple[NDArray[np.int64], Words, NDArray[np.uint8]]
+_Memory: TypeAlias = tuple[NDArray[np.int64], Words, NDArray[np.uint8]]
 """The timestamps, running XORs and digests of chunks, with room to append."""
 
 
 def _allocate(count: int) -> _Memory:
     digests = np.empty((count, CONTENT_DIGEST_BYTES), HASH_DTYPE)
     return np.empty(count, np.int64), np.empty((count + 1, HASH_WORDS), np.uint64), digests
-
-
-def _shown(memory: _Memory, start: int, end: int, blocks: BlockSums) -> Chunk:
-    """Return the IDs from one row of memory to another as a chunk."""
-    timestamps, prefix, digests = memory
-    rows = slice(start, end)
-    return Chunk(timestamps[rows], prefix[start : end + 1], digests[rows], blocks, start)
 
 
 def _write(memory: _Memory, at: int, ids: SyncIds) -> None:
@@ -318,20 +297,8 @@ def _write(memory: _Memory, at: int, ids: SyncIds) -> None:
 
 def allocated_bytes(chunks: Iterable[Chunk]) -> int:
     """Count the bytes that chunks keep allocated together, rows that none shows included."""
-    blocks = {
-        id(block): block.nbytes
-        for chunk in chunks
-        for array in (chunk.timestamps, chunk.prefix, chunk.digests)
-        for block in (allocated_by(array),)
-    }
-    return sum(blocks.values())
-
-
-def allocated_by(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array whose memory an array shows."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
+    memories = {id(chunk.memory[0]): chunk.memory for chunk in chunks}
+    return sum(column.nbytes for memory in memories.values() for column in memory)
 
 
 def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
@@ -368,7 +335,7 @@ def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
         sources = np.arange(count + 1) - np.repeat(np.arange(len(new) + 1), lengths)
         prefix ^= chunk.prefix.take(sources, axis=0)
     timestamps[targets], digests[targets] = new.timestamps, new.known_digests
-    return Chunk(timestamps, prefix, digests)
+    return Chunk((timestamps, prefix, digests), 0, count)
 
 
 def inserted(chunk: Chunk, places: NDArray[np.int64], new: SyncIds, chunk_ids: int) -> list[Chunk]:

@@ -195,9 +195,9 @@ class Index:
         allowed = len(self) // _SLACK_SHARE
         if self._hidden <= allowed:
             return
-        shown = sum(chunk.content_bytes for chunk in self._chunks)
+        memories = {id(chunk.memory[0]): len(chunk.memory[0]) for chunk in self._chunks}
         room = self._chunks[-1].room if self._chunks else 0
-        self._hidden = (self.memory_bytes - shown) // BYTES_PER_ID - room
+        self._hidden = sum(memories.values()) - len(self) - room
         if self._hidden <= allowed:
             return
         limit = self._chunk_ids(len(self))

@@ -142,10 +142,10 @@ class Index:
         at = 0
         while at < len(ids):
             last = self._chunks[-1] if self._chunks else None
-            held = 0 if last is None or len(last) >= limit else len(last)
-            taken = ids[at : at + limit - held]
-            capacity = min(held + len(taken) + slack, limit)
-            if last is not None and held:
+            shown = 0 if last is None or len(last) >= limit else len(last)
+            taken = ids[at : at + limit - shown]
+            capacity = min(shown + len(taken) + slack, limit)
+            if last is not None and shown:
                 self._chunks[-1] = last.extended(taken, capacity)
             else:
                 if last is not None and last.room > len(last) // _SLACK_SHARE:

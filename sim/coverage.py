@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from reconcile.ids import SyncId
-from sim.index import JudgedView, JudgedViews, SimIds
+from sim.index import JudgedIndex, JudgedView, SimIds
 from sim.marks import Mark
 from sim.process import Process
 from sim.rng import happens
@@ -117,7 +117,7 @@ async def _ask_all(node: Node, process: Process) -> None:
 def _reads(node: Node, process: Process) -> tuple[Coverage, _Views]:
     assert node.peering is not None
     ids = SimIds(process)
-    views = _Views(process, ids, node.peering.index)
+    views = _Views(node.peering.index)
     return Coverage(views.open_view, SimStatements(process), ids), views
 
 
@@ -188,16 +188,17 @@ def _range(process: Process) -> Span:
     return end_ns - 1 - int(rng.random() * (longest_ns - 1)), end_ns
 
 
-class _Views(JudgedViews):
-    """``shown``: the IDs of the view that was opened last."""
+class _Views:
+    """The views of an index; ``shown``: the IDs of the one that was opened last."""
 
     shown: list[SyncId]
 
+    def __init__(self, index: JudgedIndex) -> None:
+        self._index = index
+
     @asynccontextmanager
-    async def open_view(
-        self, lower: SyncId, upper: SyncId, *, recent: bool = False
-    ) -> AsyncIterator[JudgedView]:
+    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
         """Open a view of a range."""
-        async with super().open_view(lower, upper, recent=recent) as view:
+        async with self._index.open_view(lower, upper) as view:
             self.shown = view.shown
             yield view

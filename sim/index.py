@@ -19,7 +19,7 @@ from sim.process import Process
 from store.domain.hub import CommitRow, Place
 from store.domain.view import Newest, Span
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.index.views import StoredView
 from store.sync.limits import FRESH_NS
 
 _T = TypeVar("_T")
@@ -154,16 +154,16 @@ class JudgedView(StoredView):
     """
 
     def __init__(self, view: StoredView, lower: SyncId, upper: SyncId, asked_ns: int) -> None:
-        super().__init__(view._opener, view._stack, view.horizon, view._hot, view._cold)
+        vars(self).update(vars(view))
         self.asked_ns = asked_ns
         self.shown = _shown(view, lower, upper)
 
 
-class JudgedViews(IndexedReconcilable):
-    """The views of a node, each of which the judge checks."""
+class JudgedIndex(HotIndex):
+    """The index of a node, whose views the judge checks."""
 
-    def __init__(self, process: Process, stored: SimIds, hot: HotIndex) -> None:
-        super().__init__(stored, hot, process.scenario.index)
+    def __init__(self, process: Process, stored: SimIds) -> None:
+        super().__init__(stored, process.own, process.world_env, process.scenario.index)
         self._process = process
 
     @asynccontextmanager
@@ -176,20 +176,20 @@ class JudgedViews(IndexedReconcilable):
         new = database.added_by_others(process, FRESH_NS) if recent else set()
         durable = [each for each in database.ids if lower <= each < upper and each not in new]
         async with super().open_view(lower, upper, recent=recent) as opened:
-            mark = Mark.LAYERED if opened._hot else Mark.COLD
-            process.mark(Mark.HOT if opened._cold is None else mark)
+            mark = Mark.LAYERED if opened.rows is not None else Mark.COLD
+            process.mark(Mark.HOT if opened.cold is None else mark)
             view = JudgedView(opened, lower, upper, asked_ns)
             process.judge.opened(view.shown, durable, database, max(lower, view.horizon))
             yield view
 
 
 def _shown(view: StoredView, lower: SyncId, upper: SyncId) -> list[SyncId]:
-    floor = view._hot.floor if view._hot is not None else upper
+    floor = view.floor if view.rows is not None else upper
     shown: list[SyncId] = []
-    if isinstance(view._cold, SimColdView):
-        shown += view._cold.snapshot.between(lower, min(upper, floor))
+    if isinstance(view.cold, SimColdView):
+        shown += view.cold.snapshot.between(lower, min(upper, floor))
     start = max(lower, floor)
-    if view._hot is not None and start < upper:
+    if view.rows is not None and start < upper:
         spans = Spans.of([(start, min(upper, END))])
-        shown += view._hot.view.items(spans).ids.pairs()
+        shown += view.rows.items(spans).ids.pairs()
     return shown

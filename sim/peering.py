@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from sim.index import JudgedViews, SimFeed, SimIds
+from sim.index import JudgedIndex, SimFeed, SimIds
 from sim.lookups import CHANNEL, JudgedFetcher
 from sim.peers import JudgedExchange, SimCaller, SimObserver, SimStore
 from sim.process import Process
@@ -22,7 +22,6 @@ from store.domain.ports import (
     TopicFilter,
 )
 from store.sync.fetch import FetchWork, OnlineRecorder, Resumer
-from store.sync.index.hot import HotIndex
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport
@@ -41,15 +40,9 @@ class Peering:
         self._process = process
         self.stopped = False
         self._ids = SimIds(process)
-        self.index = HotIndex(
-            self._ids,
-            process.own,
-            process.world_env,
-            scenario.index,
-        )
+        self.index = JudgedIndex(process, self._ids)
         self._store = SimStore(process)
-        views = JudgedViews(process, self._ids, self.index)
-        self.exchange = JudgedExchange(process, self._store, views)
+        self.exchange = JudgedExchange(process, self._store, self.index)
         caller = SimCaller(process, self.exchange, self._store)
         work = FetchWork(caller, self._store, process.policy, process.world_env)
         self._synchronizer = Synchronizer(

@@ -12,7 +12,7 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role, SessionStep
 from sim.calls import Status
 from sim.coverage import SimStatements
-from sim.index import JudgedView, JudgedViews
+from sim.index import JudgedIndex, JudgedView
 from sim.judge import Side
 from sim.marks import Mark
 from sim.process import Process
@@ -119,7 +119,7 @@ class JudgedExchange(shipped.Exchange):
 
     reconciliation = staticmethod(judged)
 
-    def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
+    def __init__(self, process: Process, store: SimStore, index: JudgedIndex) -> None:
         scenario = process.scenario
         self.process = process
         self.last: dict[str, Result] = {}
@@ -132,7 +132,7 @@ class JudgedExchange(shipped.Exchange):
                 store_id=process.identity.store_id,
                 cluster=CLUSTER,
                 shards=SHARDS,
-                reconcilable=views,
+                index=index,
                 reads=store,
                 writer=store,
                 policy=process.policy,

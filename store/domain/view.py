@@ -1,6 +1,6 @@
 """The IDs of a database as reconciliation reads them: protocols that ``store.db`` implements.
 
-``store.sync.index.views`` opens views of them, with the newest IDs in memory.
+``store.sync.index.hot`` opens views of them, with the newest IDs in memory.
 """
 
 from __future__ import annotations

@@ -88,7 +88,6 @@ from store.serving.tls import TlsError, first_dns_name
 from store.sync import fetch
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import IndexedReconcilable
 from store.sync.limits import TransferLimits
 from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import Exchange, ExchangeWork
@@ -314,17 +313,17 @@ class NodeRuntime:
             await self.writer.start()
             stack.push_async_callback(self.writer.stop)
         ids = DatabaseIds(database)
-        index = HotIndex(ids, self._own, system_environment("store.sync.index", metrics))
+        index_environment = system_environment("store.sync.index", metrics)
+        index = self.index = HotIndex(ids, self._own, index_environment)
         self._commit_listeners.append(index)
         await self.feed.start()
         stack.push_async_callback(self.feed.stop)
         index.start()
         stack.push_async_callback(index.stop)
         self.reader, self.sds = DatabaseReader(database), DatabaseSdsReader(database)
-        self.reconcilable = IndexedReconcilable(ids, index)
         self._statements = StatementBuffer(DatabaseStatements(database))
         stack.push_async_callback(_finish, self._statements.flush)
-        self.coverage = Coverage(self.reconcilable.open_view, self._statements, ids)
+        self.coverage = Coverage(index.open_view, self._statements, ids)
         self._online = DatabaseOnlineTimes(database)
         self.maintainer = Maintainer(
             database.connect,
@@ -366,7 +365,7 @@ class NodeRuntime:
                 store_id=identity.store_id,
                 cluster=config.cluster,
                 shards=tuple(sorted(config.shard)),
-                reconcilable=self.reconcilable,
+                index=self.index,
                 reads=TransferReader(self.database),
                 writer=writer,
                 policy=policy,

@@ -215,7 +215,7 @@ class NodeStatus:
         self._read_clocks()
         self._read_peers()
         metrics.feed_position.set(node.feed.head[0])
-        metrics.index_entries.set(node.reconcilable.index.entries)
+        metrics.index_entries.set(node.index.entries)
         metrics.log_events_suppressed.set(FLOOD_GATE.total)
         metrics.maintenance_in_charge.set(int(node.maintainer.in_charge))
         metrics.retention_paused.set(int(node.maintainer.is_clock_wrong))
@@ -308,8 +308,8 @@ class NodeStatus:
             messages=summary.messages,
             oldest_timestamp=summary.oldest_timestamp_ns,
             newest_timestamp=summary.newest_timestamp_ns,
-            index_entries=node.reconcilable.index.entries,
-            index_start=node.reconcilable.index.floor_ns,
+            index_entries=node.index.entries,
+            index_start=node.index.floor_ns,
             peers=map(peer_status, node.peer_states.states()),
             resume=None if resume is None else filled(admin_pb2.ResumeStatus, resume),
             gossip=gossip,

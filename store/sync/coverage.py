@@ -28,8 +28,7 @@ from store.domain.coverage import (
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.ports import NotServingError
 from store.domain.view import Span
-from store.sync.index.view_reads import in_thread_if
-from store.sync.index.views import StoredView
+from store.sync.index.views import StoredView, in_thread_if
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.report import ContentConflict, SessionReport
 from storenode.common.bounded_dict import BoundedDict

@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from reconcile.errors import MalformedPayloadError, PayloadLimitError
-from store.domain.ports import NotServingError, PeerError
+from store.domain.ports import PeerError
 
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
@@ -53,10 +52,6 @@ class CallFailedError(SessionFaultError):
 
     def __init__(self, sentence: str, *, aborted: bool) -> None:
         super().__init__(Fault.GAVE_WAY if aborted else Fault.LOST, sentence)
-
-
-EXPECTED: Final = (PeerError, MalformedPayloadError, PayloadLimitError, NotServingError)
-"""Errors whose sentence says what happened."""
 
 
 def shown(text: str) -> str:

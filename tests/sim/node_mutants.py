@@ -357,7 +357,7 @@ OTHERS = {
     ),
     "opens a view of an index that is behind": Mutant(
         in_index(
-            "view_at",
+            "_memory_at",
             "self._place[0] >= place[0])",
             "True)",
             "if self._index is None or self._place[0] < place[0]:",

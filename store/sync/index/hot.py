@@ -4,9 +4,16 @@
        ▲                                                              │
        └── commits were lost, too many wait, or something failed ◄────┘
 
-Views of the index exist only while it follows; at other times the database answers everything. The
-index holds all IDs from its *floor* on. The floor is 0, below everything, as long as there is room
-for all IDs; otherwise it rises, and the database answers for what lies below it.
+The index holds all IDs from its *floor* on. The floor is 0, below everything, as long as there is
+room for all IDs; otherwise it rises, and the database answers for what lies below it. Views show
+the index only while it follows; at other times the database answers everything:
+
+    open_view ─ newest commit, horizon ─► the index once it has that commit, from its floor on
+         │                                      │ not in time, or there is no index
+         │                                      ▼
+         └─ the range begins below the floor ─► a cold view too
+
+What lies above the floor never costs a connection.
 """
 
 from __future__ import annotations
@@ -14,44 +21,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import numpy as np
 
 from reconcile import kernel
-from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds, rank
+from reconcile.ids import END, LOWEST, SyncId, SyncIds, rank
 from reconcile.index import Index, IndexView
 from reconcile.summaries.pieces import last_cut
 from reconcile.view import NeedIds, Spans
 from store.domain.environment import Environment
 from store.domain.hub import START, CommitRow, OwnCommits, Place, at_most
-from store.domain.ports import StoreUnavailableError
+from store.domain.ports import StoreBusyError, StoreUnavailableError
 from store.domain.view import ColdView, StoredIds
-from store.sync.index.view_reads import worked_through
-from store.sync.limits import FLOOR_STEP_NS, FRESH_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
+from store.sync.index.views import StoredView, at, worked_through
+from store.sync.limits import (
+    FLOOR_STEP_NS,
+    FRESH_NS,
+    FULL_SHARE,
+    LONGEST_BACKOFF_S,
+    MAX_COLD_VIEWS,
+    IndexLimits,
+)
 from storenode.common.backoff import Backoff
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 _PARTS_OF_ROOM: Final = 16
-_NO_HASH: Final = bytes(8 * HASH_WORDS)
 
-
-@dataclass(frozen=True, slots=True)
-class HotView:
-    """The IDs of the index from its floor on, fixed, up to a commit."""
-
-    view: IndexView
-    floor: SyncId
-    place: Place
-    horizon_ns: int = 0
+Memory = tuple[IndexView, SyncId, Place]
+"""The IDs of the index from its floor on, fixed, up to a commit."""
 
 
 class HotIndex:
-    """Maintains the index. The feed calls ``commits`` after each read, and ``lost``.
+    """Maintains the index, and opens views of the store.
 
-    It logs ``index_warm``, ``index_lost`` and ``index_failed``.
+    The feed calls ``commits`` after each read, and ``lost``. It logs ``index_warm``,
+    ``index_lost`` and ``index_failed``.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class HotIndex:
         self.moved = asyncio.Condition()
         """Notified whenever `entries`, `floor_ns` or `place` may have changed."""
         self._changing = asyncio.Lock()
+        self._free = asyncio.Semaphore(MAX_COLD_VIEWS)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -130,10 +138,71 @@ class HotIndex:
         self._index = self._last_report_ns = None
         self._woken.set()
 
-    # Called by views
+    # Views
 
-    async def view_at(self, place: Place, horizon_ns: int) -> HotView | None:
-        """Return a view with everything up to a commit; None: the index does not have it in time.
+    @asynccontextmanager
+    async def open_view(
+        self,
+        lower: SyncId,
+        upper: SyncId,  # noqa: ARG002 - what lies above costs nothing
+        *,
+        recent: bool = False,
+    ) -> AsyncIterator[StoredView]:
+        """Open a view of a half-open range, with everything that was acknowledged.
+
+        ``recent``: what other nodes of the store took in the last seconds may be missing.
+
+        Raises:
+            StoreUnavailableError: the database does not serve.
+            StoreBusyError: too many views read from the database already.
+        """
+        async with AsyncExitStack() as stack:
+
+            def open_cold() -> Awaitable[ColdView]:
+                return stack.enter_async_context(self._open_cold())
+
+            memory, horizon_ns = await self._recent() if recent else (None, 0)
+            if memory is None:
+                memory, horizon_ns = await self._current()
+            view = StoredView(open_cold, horizon_ns, *memory or ())
+            if memory is None or lower < view.floor:
+                await view.open_below(first=True)
+            yield view
+
+    @asynccontextmanager
+    async def _open_cold(self) -> AsyncIterator[ColdView]:
+        """Return a view of everything in the database; raises as `open_view`."""
+        try:
+            async with asyncio.timeout(self._limits.patience_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise StoreBusyError(
+                f"{MAX_COLD_VIEWS} reconciliations read from the database already; retry later"
+            ) from None
+        try:
+            async with self._stored.open_cold() as cold:
+                yield cold
+        finally:
+            self._free.release()
+
+    async def _current(self) -> tuple[Memory | None, int]:
+        """Return the index with the newest commit, None where it lacks it, and the horizon."""
+        indexed = self.place
+        newest = await self._stored.newest(indexed)
+        if not newest.served and self.place[0] >= indexed[0]:
+            # The database lost what the index has; the feed will notice, too.
+            self.lost()
+        memory = await self._memory_at(newest.place, newest.horizon_ns)
+        if memory is not None and memory[2] != newest.place:
+            # It has gone on meanwhile: with new commits, or with some that the database has lost.
+            newest = await self._stored.newest(memory[2])
+            if not newest.served:
+                self.lost()
+                memory = None
+        return memory, newest.horizon_ns
+
+    async def _memory_at(self, place: Place, horizon_ns: int) -> Memory | None:
+        """Return the index with everything up to a commit; None: it does not have it in time.
 
         Nothing below the horizon is in it.
         """
@@ -144,10 +213,10 @@ class HotIndex:
             if self._index is None or self._place[0] < place[0]:
                 return None
             self._raise_horizon(self._index, horizon_ns)
-            return self._view(self._index)
+            return self._index.view(), at(self._floor_ns), self._place
 
-    async def recent_view(self) -> HotView | None:
-        """Return a view without a statement; None: it could lack messages, or parts of the range.
+    async def _recent(self) -> tuple[Memory | None, int]:
+        """Return the index without a statement; None: it could lack messages, or has a floor.
 
         It has all that this node has acknowledged, and what other nodes of the store had committed
         `FRESH_NS` before.
@@ -155,10 +224,11 @@ class HotIndex:
         async with self._changing:
             index, reported_ns = self._index, self._last_report_ns
             if index is None or reported_ns is None or self._floor_ns or self._waiting:
-                return None
-            has_own_writes = self._own.newest <= self._place
+                return None, 0
             is_fresh = self._steady_ns() - reported_ns <= FRESH_NS
-            return self._view(index) if is_fresh and has_own_writes else None
+            if not is_fresh or self._own.newest > self._place:
+                return None, 0
+            return (index.view(), LOWEST, self._place), self._horizon_ns
 
     def check(self) -> None:
         """Verify the index and its bounds.
@@ -173,9 +243,6 @@ class HotIndex:
             self._index.check()
             full = self._changing.locked() or len(self._index) <= self._limits.entries
             assert full, f"the index has {len(self._index)} IDs"
-
-    def _view(self, index: Index) -> HotView:
-        return HotView(index.view(), at(self._floor_ns), self._place, self._horizon_ns)
 
     # The task
 
@@ -296,11 +363,6 @@ class HotIndex:
             self.moved.notify_all()
 
 
-def at(time_ns: int) -> SyncId:
-    """Return the bound before everything that has this time."""
-    return time_ns, _NO_HASH
-
-
 async def warm_up(stored: StoredIds, limits: IndexLimits) -> tuple[Index, int, ColdView]:
     """Read everything that is stored, or the newest IDs where that would be too much.
 
@@ -337,7 +399,7 @@ async def _lowest_floor(cold: ColdView, room: int) -> int:
     parts = await worked_through(cold.view.split(spans, wanted), cold.load)
     above = count_above - np.cumsum(parts.counts)
     for bound, count in zip(parts.upper.pairs()[:-1], above.tolist(), strict=False):
-        if count <= room and bound[1] == _NO_HASH:
+        if count <= room and bound[1] == LOWEST[1]:
             return max(bound[0], cold.horizon_ns)
     return MAX_TIMESTAMP_NS
 

@@ -21,8 +21,10 @@ from contextlib import (
     AsyncExitStack,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
 from reconcile.algorithm.plan import Tuning
@@ -35,16 +37,10 @@ from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import NotServingError, PeerAddress, PeerError
 from store.sync.coverage import Measured, measure, statements_of
-from store.sync.errors import (
-    EXPECTED,
-    CallFailedError,
-    Fault,
-    ProtocolBrokenError,
-    SessionFaultError,
-)
+from store.sync.errors import CallFailedError, Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.frames import parse_reconcile, pieces
-from store.sync.index.view_reads import in_thread_if
-from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.index.hot import HotIndex
+from store.sync.index.views import StoredView, in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     FIRST_FRAME_S,
@@ -82,7 +78,8 @@ TRANSFER: Final = f"/{_PEER}/Transfer"
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
 _REPLACED: Final = "the peer began a new session before it transferred"
-_CRASHED: Final = "this node failed on the session: its log says where"
+_STOPPED: Final = "the node stopped the session"
+_LEFT: Final = "the peer left in the middle of the session"
 
 _T = TypeVar("_T")
 
@@ -102,7 +99,7 @@ class ExchangeWork(TransferWork):
     store_id: str
     cluster: int
     shards: tuple[int, ...]
-    reconcilable: IndexedReconcilable
+    index: HotIndex
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
@@ -183,21 +180,14 @@ class Exchange:
                     f"the node at {peer} was {report.node_id} and is {node_id} now"
                 )
 
-        try:
-            session = self.sessions.begin(report.began_ns, peer.target, report)
-            with self.driving(session):
-                found = self._find_differences(connector, peer, session)
-                measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
-                if session.state is SessionState.TRANSFERRING:
-                    async with connector.call(peer, TRANSFER, require_same) as stream:
-                        await (await self.transfer(session)).run(stream)
-        except asyncio.CancelledError:
-            report.error = "the node stopped the session"
-            self.ended(report)
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
-            report.ending, report.error = self._failure(str(peer), error)
-        self.ended(report)
+        begin = partial(self.sessions.begin, report.began_ns, peer.target, report)
+        # Whatever it is that fails, the operator is told by the report.
+        with suppress(Exception), self._reported(report, begin) as session:
+            found = self._find_differences(connector, peer, session)
+            measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
+            if session.state is SessionState.TRANSFERRING:
+                async with connector.call(peer, TRANSFER, require_same) as stream:
+                    await (await self.transfer(session)).run(stream)
         if measured is not None and self.work.statements is not None:
             made = await statements_of(report, measured)
             with self._without_database("coverage_not_kept", peer_store_id=report.store_id):
@@ -219,7 +209,7 @@ class Exchange:
 
         async with connector.call(peer, RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()
-            async with work.reconcilable.open_view(*bounds, recent=True) as view:
+            async with work.index.open_view(*bounds, recent=True) as view:
                 report.asked_from, report.horizon = bounds[0], work.horizon(view)
                 side = self.reconciliation(
                     self, Role.INITIATOR, stream, view, report, window=bounds
@@ -253,30 +243,6 @@ class Exchange:
         except NotServingError as error:
             self.environment.log.warning(event, **fields, reason=str(error))
 
-    def _failure(self, peer: str, error: Exception) -> tuple[SyncEnding, str]:
-        """Return the ending and the sentence for an error; yielding to another session is none."""
-        sentence = str(error)
-        match error:
-            case SessionFaultError(fault=Fault.GAVE_WAY):
-                return SyncEnding.ABORTED, ""
-            case SessionFaultError(fault=Fault.REFUSED):
-                return SyncEnding.REFUSED, sentence
-            case NotServingError():
-                sentence = f"the database of this node does not serve: {sentence}"
-                return SyncEnding.UNAVAILABLE, sentence
-            case CallFailedError():
-                pass
-            case (
-                MalformedPayloadError() | PayloadLimitError() | SessionFaultError(fault=Fault.LIMIT)
-            ):
-                sentence = f"what the peer at {peer} sends is refused: {sentence}"
-            case PeerError():
-                sentence = f"the session with {peer} failed: {sentence}"
-            case _:
-                self.environment.log.error("session_crashed", peer=peer, exc_info=error)
-                sentence = _CRASHED
-        return SyncEnding.FAILED, sentence
-
     # Sessions that peers begin
 
     async def serve_reconcile(self, caller: Caller, stream: FrameStream) -> None:
@@ -291,39 +257,29 @@ class Exchange:
         report = SessionReport(
             SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
         )
-        refusal = ""
         data = await in_time(stream.read(), FIRST_FRAME_S)
         if data is None:
             return
         frame = parse_reconcile(data)
         del data
         name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
-        with self._reporting(report):
-            try:
-                session = self.sessions.accept(steady_ns(), caller, name, report)
-            except SessionFaultError as error:
-                if error.fault is not Fault.REFUSED:
-                    raise
-                refusal = str(error)
-        if refusal:
+        accept = partial(self.sessions.accept, steady_ns(), caller, name, report)
+        try:
+            with self._reported(report, accept) as session:
+                watched = SessionStream(stream, session, steady_ns)
+                answered = self._answer(session, watched, frame)
+                result = await in_time(answered, MAX_RECONCILE_S, TOO_LONG)
+                if result.refusal:
+                    report.ending, report.error = SyncEnding.REFUSED, result.refusal
+                else:
+                    found = result.to_send, result.to_receive
+                    self.sessions.reconciled(steady_ns(), session, *found)
+        except SessionFaultError as error:
+            if error.fault is not Fault.REFUSED:
+                raise
             del frame
-            report.ending, report.error = SyncEnding.REFUSED, refusal
-            self.ended(report)
-            refused = ReconcileFrame(refusal=refusal).SerializeToString()
+            refused = ReconcileFrame(refusal=str(error)).SerializeToString()
             await in_time(stream.write(refused), self.work.silence_s)
-            return
-        with self._reporting(report), self.driving(session):
-            watched = SessionStream(stream, session, steady_ns)
-            answered = self._answer(session, watched, frame)
-            result = await in_time(answered, MAX_RECONCILE_S, TOO_LONG)
-            if result.refusal:
-                report.ending, report.error = SyncEnding.REFUSED, result.refusal
-            else:
-                self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
-            if session.state is SessionState.WAITING:
-                self.keep(session)
-            else:
-                self.ended(report)
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Serve ``Transfer``; raises as `serve_reconcile`."""
@@ -340,9 +296,8 @@ class Exchange:
             # Source: the contract, "Transfer after a session without differences".
             await (await self.transfer(session)).run(watched)
             return
-        with self._reporting(report), self.driving(session):
+        with self._reported(report, lambda: session):
             await (await self.transfer(session)).run(watched)
-            self.ended(report)
         if report.fault:
             raise SessionFaultError(report.fault, report.error)
         if report.stored or report.messages_sent:
@@ -357,7 +312,7 @@ class Exchange:
         async with AsyncExitStack() as stack:
             view = None
             if asked is not None:
-                opening = work.reconcilable.open_view(*asked, recent=True)
+                opening = work.index.open_view(*asked, recent=True)
                 view = await stack.enter_async_context(opening)
                 report.asked_from, report.horizon = asked[0], work.horizon(view)
             side = self.reconciliation(
@@ -366,23 +321,6 @@ class Exchange:
             result = await side.respond(frame)
             self.concluded(report, side, result)
             return result
-
-    @contextmanager
-    def _reporting(self, report: SessionReport) -> Iterator[None]:
-        """Report a session of a peer that fails."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            report.error = "the peer left in the middle of the session"
-            self.ended(report)
-            raise
-        except Exception as error:
-            if isinstance(error, SessionFaultError) and error.fault is Fault.GAVE_WAY:
-                report.ending = SyncEnding.ABORTED
-            else:
-                report.error = str(error) if isinstance(error, EXPECTED) else _CRASHED
-            self.ended(report)
-            raise
 
     # Reconciliation
 
@@ -411,6 +349,56 @@ class Exchange:
         return self._large_turn if payload_bytes >= LARGE_PAYLOAD_BYTES else nullcontext()
 
     # The lives of sessions
+
+    @contextmanager
+    def _reported(
+        self, report: SessionReport, begin: Callable[[], PeerSession]
+    ) -> Iterator[PeerSession]:
+        """Drive a session, and report it at its end, with the error that ends it, which goes on.
+
+        One that is to wait for its transfer is kept.
+        """
+        try:
+            session = begin()
+            with self.driving(session):
+                yield session
+        except BaseException as error:
+            self._note_failure(report, error)
+            self.ended(report)
+            raise
+        if session.state is SessionState.WAITING:
+            self.keep(session)
+        else:
+            self.ended(report)
+
+    def _note_failure(self, report: SessionReport, error: BaseException) -> None:
+        """Note how a session failed; one that gives way to another has no error."""
+        peer, report.error = report.peer, str(error)
+        match error:
+            case asyncio.CancelledError():
+                report.error = _LEFT if peer is None else _STOPPED
+            case SessionFaultError(fault=Fault.GAVE_WAY):
+                report.ending, report.error = SyncEnding.ABORTED, ""
+            case SessionFaultError(fault=Fault.REFUSED):
+                report.ending = SyncEnding.REFUSED
+            case NotServingError():
+                report.ending = SyncEnding.UNAVAILABLE
+                report.error = f"the database of this node does not serve: {error}"
+            case CallFailedError():
+                pass
+            case (
+                MalformedPayloadError() | PayloadLimitError() | SessionFaultError(fault=Fault.LIMIT)
+            ):
+                if peer is not None:
+                    report.error = f"what the peer at {peer} sends is refused: {error}"
+            case PeerError():
+                if peer is not None:
+                    report.error = f"the session with {peer} failed: {error}"
+            case _:
+                if peer is not None:  # that of a peer is logged with its call
+                    log = self.environment.log
+                    log.error("session_crashed", peer=str(peer), exc_info=error)
+                report.error = "this node failed on the session: its log says where"
 
     @contextmanager
     def driving(self, session: PeerSession) -> Iterator[None]:

@@ -64,8 +64,7 @@ from store.domain.ports import StoreUnavailableError
 from store.domain.view import Span
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
-from store.sync.index.view_reads import in_thread_if, worked_through
-from store.sync.index.views import StoredView
+from store.sync.index.views import StoredView, in_thread_if, worked_through
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
     MAX_RECONCILE_S,
@@ -190,8 +189,7 @@ class Reconciliation:
                 # A bound inside a nanosecond leaves that nanosecond out.
                 compared_from=min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS),
             )
-            start = view.memory_start
-            self._is_in_memory = start is not None and start <= lower
+            self._is_in_memory = view.floor <= lower
         self._is_compact = False  # frames of the mode may come after the first one
         self._window = LOWEST, LOWEST  # of the mode
         self._peer_gave_up = False  # the peer has announced the failure, and not this side
@@ -373,7 +371,7 @@ class Reconciliation:
         if self.compact_from is None or own is None or view is None or not is_available():
             return None
         is_whole = self._is_in_memory and self.start[0] == own.compared_from
-        return view.indexed if is_whole else None
+        return view.rows if is_whole else None
 
     def _compact_initiator(self) -> CompactInitiator | None:
         """Return an initiator's side; None: not all is in memory, or there are too few IDs."""

@@ -93,16 +93,16 @@ class IdLookup:
     """Finds the places of hashes in ``ids``; made in about 0.25 s for a million.
 
     IDs are in the order of time, and what comes back from a peer are hashes: the places of the IDs
-    in the order of their hashes are kept, 4 bytes each, and searched by bisection. Whole hashes are
-    compared, so that made-up ones with a common beginning cost nothing more.
+    in the order of their hashes are kept, 8 bytes each. Whole hashes are compared, so that made-up
+    ones with a common beginning cost nothing more.
     """
 
     def __init__(self, ids: SyncIds) -> None:
         self._keys = np.ascontiguousarray(ids.hashes).view(_HASH).reshape(-1)
-        self._order = np.argsort(self._keys, kind="stable").astype(np.uint32)
+        self._order = np.argsort(self._keys, kind="stable")
 
     def find(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
-        """Return the places of hashes, -1 for those that are not there; about 1 us each.
+        """Return the places of hashes, -1 for those that are not there; about 3 us each.
 
         Raises:
             ValueError: one of them does not have 32 bytes.
@@ -112,18 +112,9 @@ class IdLookup:
         if not len(self._keys) or not hashes:
             return np.full(len(hashes), -1, np.int64)
         wanted = np.frombuffer(b"".join(hashes), _HASH)
-        keys, order, last = self._keys, self._order, len(self._keys) - 1
-        low = np.zeros(len(wanted), np.int64)
-        high = np.full(len(wanted), last, np.int64)
-        # At the end ``low`` is the first key that is not less, or the last one of all.
-        for _ in range(last.bit_length()):
-            middle = (low + high) >> 1
-            less = keys[order[middle]] < wanted
-            low = np.where(less, np.minimum(middle + 1, high), low)
-            high = np.where(less, high, middle)
-        places = order[low].astype(np.int64)
-        places[keys[places] != wanted] = -1
-        return places
+        ranks = np.searchsorted(self._keys, wanted, sorter=self._order)
+        places = self._order[np.minimum(ranks, len(self._keys) - 1)]
+        return np.where(self._keys[places] == wanted, places, -1)
 
 
 class Sending:

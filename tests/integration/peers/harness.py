@@ -31,7 +31,7 @@ from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.index.views import StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.report import SessionReport, SyncRole, Window
@@ -74,8 +74,8 @@ class Observer:
         return await within(self._queue.get())
 
 
-class CountedViews(IndexedReconcilable):
-    """The shipped views, from summaries alone; ``open_views`` shows leaks."""
+class CountedViews(HotIndex):
+    """An index that is not started: views from summaries alone; ``open_views`` shows leaks."""
 
     open_views = 0
 
@@ -102,7 +102,7 @@ class PeerNode:
     caller: PeerReader
     observer: Observer
     rules: Rules
-    reconcilable: CountedViews
+    index: CountedViews
 
     @property
     def address(self) -> PeerAddress:
@@ -139,7 +139,7 @@ class PeerNode:
 
     def idle(self) -> bool:
         """Return True when no session holds anything."""
-        return not len(self.exchange.sessions) and not self.reconcilable.open_views
+        return not len(self.exchange.sessions) and not self.index.open_views
 
 
 @asynccontextmanager
@@ -165,14 +165,14 @@ async def peer_node(
         rules, observer = Rules(), Observer()
         context = context_of(identity, database, services, rules, metrics)
         ids, environment = DatabaseIds(database), system_environment("test", metrics)
-        reconcilable = CountedViews(ids, HotIndex(ids, OwnCommits(), environment))
+        index = CountedViews(ids, OwnCommits(), environment)
         exchange = Exchange(
             ExchangeWork(
                 node_id=identity.node_id,
                 store_id=identity.store_id,
                 cluster=1,
                 shards=shards,
-                reconcilable=reconcilable,
+                index=index,
                 reads=reads,
                 writer=context.writer,
                 policy=lambda: rules.policy,
@@ -183,7 +183,7 @@ async def peer_node(
                 statements=statements,
             )
         )
-        coverage = Coverage(reconcilable.open_view, statements, ids)
+        coverage = Coverage(index.open_view, statements, ids)
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         context = replace(context, now_ns=lambda: time.time_ns() + ahead_ns)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
@@ -208,7 +208,7 @@ async def peer_node(
             caller,
             observer,
             rules,
-            reconcilable,
+            index,
         )
 
 

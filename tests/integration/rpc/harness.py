@@ -39,7 +39,6 @@ from store.serving.addresses import ListenerAddress
 from store.serving.context import HealthValue, NodeIdentity
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import IndexedReconcilable
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
@@ -247,7 +246,7 @@ def context_of(
     return RpcContext(
         identity=identity,
         **services,
-        coverage=Coverage(IndexedReconcilable(ids, index).open_view, statements, ids),
+        coverage=Coverage(index.open_view, statements, ids),
         intake=DatabaseOnlineTimes(database).overlapping,
         missing_parents=partial(count_missing_parents, database),
         policy=lambda: rules.policy,

@@ -22,7 +22,7 @@ from store.db.retention import prune
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
-from store.sync.index.view_reads import worked_through
+from store.sync.index.views import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.followers import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node

@@ -17,7 +17,8 @@ from store.domain.ports import PeerAddress, Writer
 from store.observe.metrics import Metrics
 from store.runtime.node import system_environment
 from store.sync.errors import Fault, SessionFaultError
-from store.sync.index.views import IndexedReconcilable, StoredView
+from store.sync.index.hot import HotIndex
+from store.sync.index.views import StoredView
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
@@ -64,7 +65,7 @@ class World:
             store_id="sm",
             cluster=1,
             shards=(),
-            reconcilable=cast("IndexedReconcilable", None),
+            index=cast("HotIndex", None),
             reads=cast("TransferReads", None),
             writer=cast("Writer", None),
             policy=lambda: Policy(max_drift_ns=None),
@@ -193,7 +194,8 @@ class _Empty:
     """A view of nothing."""
 
     horizon = LOWEST
-    memory_start = LOWEST
+    floor = LOWEST
+    rows = None
     answer = None
 
 

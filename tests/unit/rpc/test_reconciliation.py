@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from reconcile.codec import encode_head
 from reconcile.compact.frames import FrameKind, encode
+from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import LatticeSum
@@ -28,9 +29,9 @@ from reconcile.view import Loaded, Measured, Needs, Spans
 from sim.messages import CANDIDATES, forged_halves
 from store.domain.hub import START
 from store.domain.partitioning import HOUR_NS
-from store.domain.ports import PeerError
+from store.domain.ports import NotServingError, PeerError
 from store.domain.view import Span
-from store.sync.errors import EXPECTED, ProtocolBrokenError
+from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import parse_reconcile
 from store.sync.index.views import StoredView
 from store.sync.limits import TransferLimits
@@ -60,7 +61,7 @@ class SideView:
     places = (START,)
 
     def __init__(self, side: Side) -> None:
-        self.memory_start = side.memory_start
+        self.floor = side.memory_start or END
         self._side = side
         self._view = side.view or IndexView.of(side.id_columns())
 
@@ -96,9 +97,9 @@ class SideView:
         return SyncIds(ids.timestamps, ids.hashes, rows.digests(rows.ranks(ids)))
 
     @property
-    def indexed(self) -> IndexView | None:
+    def rows(self) -> IndexView | None:
         """The index in memory."""
-        return None if self.memory_start is None else self._view
+        return None if self._side.memory_start is None else self._view
 
 
 @dataclass
@@ -215,7 +216,7 @@ def _verifying(
             store_id="",
             cluster=side.cluster,
             shards=(),
-            reconcilable=cast("Any", None),
+            index=cast("Any", None),
             reads=cast("Any", None),
             writer=cast("Any", None),
             policy=cast("Any", None),
@@ -254,6 +255,8 @@ SKIPS: Final = bytes([1, 0, 1, 0])
 
 MODES: Final = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
 """How a session finds differences: `compact_from` of both sides, and whether it is offered."""
+
+EXPECTED_ERRORS: Final = PeerError, NotServingError, MalformedPayloadError, PayloadLimitError
 
 Lie = Callable[[ReconcileExtension], object]
 
@@ -869,4 +872,4 @@ async def test_any_changed_frame_ends_the_session_or_is_answered(
     pair[liar].tamper = tamper
     await reconcile(*pair)
     for side in pair:
-        assert side.result is not None or isinstance(side.error, EXPECTED)
+        assert side.result is not None or isinstance(side.error, EXPECTED_ERRORS)

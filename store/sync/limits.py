@@ -34,11 +34,10 @@ STALLED_NS: Final = 10 * NS_PER_S
 SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 """And so does one that reconciles for so long."""
 
-MAX_NOTED_PEERS: Final = 256
+MAX_NOTED_PEERS: Final = 64
 """Peers of which is remembered how the last session ended: how the next one begins best, that it
-has moved messages, or that it found nothing."""
+has moved messages, or that it found nothing; and the conflicts with it."""
 
-MAX_CONFLICT_PEERS: Final = 64
 MAX_KNOWN_CONFLICTS: Final = 4_096
 """Conflicts with one peer that are remembered, about 200 bytes each."""
 

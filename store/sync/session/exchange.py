@@ -64,7 +64,7 @@ from store.sync.session.reconciliation import (
 )
 from store.sync.session.registry import PeerSession, Sessions, SessionState
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
-from store.sync.session.sum_search import ConflictMemory
+from store.sync.session.sum_search import PeerNotes
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
 from storenode.common.bounded_dict import BoundedDict
@@ -134,15 +134,6 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
     return -(-horizon_ns // step_ns) * step_ns
 
 
-@dataclass(slots=True)
-class PeerNotes:
-    """The findings of the last session with a peer: without sums, equal, not compact."""
-
-    plain: bool = False
-    equal: bool = False
-    not_compact: bool = False
-
-
 class Exchange:
     """The sessions of one node; all on the event loop's thread."""
 
@@ -156,8 +147,7 @@ class Exchange:
             work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
-        self.conflicts = ConflictMemory()
-        self._notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
+        self.notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
         self._large_turn = asyncio.Semaphore()
 
     def close(self) -> None:
@@ -325,10 +315,10 @@ class Exchange:
     # Reconciliation
 
     def notes_of(self, node_id: str) -> PeerNotes:
-        """Return the findings of the last session with a peer."""
-        if node_id not in self._notes:
-            self._notes[node_id] = PeerNotes()
-        return self._notes[node_id]
+        """Return the findings of the last sessions with a peer."""
+        if node_id not in self.notes:
+            self.notes[node_id] = PeerNotes()
+        return self.notes[node_id]
 
     def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
         """Note what a reconciliation came to."""
@@ -342,7 +332,7 @@ class Exchange:
         if work.own is not None and result.rounds:
             notes.plain = work.theirs is None
         now_ns = self.environment.steady_ns()
-        self.conflicts.update(report.node_id, now_ns, work.conflicts, work.settled)
+        notes.update(now_ns, work.conflicts, work.settled)
 
     def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the turn of a payload, to wait for: large ones are worked on one at a time."""

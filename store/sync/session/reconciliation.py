@@ -160,7 +160,7 @@ class Reconciliation:
         self._observer = work.observer
         self._stream = stream
         self._report = report
-        self._known = exchange.conflicts.known(report.node_id, exchange.environment.steady_ns())
+        self._known = notes.known(exchange.environment.steady_ns())
         is_skipped = role is Role.INITIATOR and notes.not_compact
         self.compact_from = None if is_skipped else work.compact_from
         random = exchange.environment.random

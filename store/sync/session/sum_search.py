@@ -18,7 +18,9 @@ own, a side comes to the sum of the peer, which cannot be forged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, pairwise
 from typing import Final
@@ -33,7 +35,6 @@ from store.sync.errors import ProtocolBrokenError
 from store.sync.index.views import StoredView
 from store.sync.limits import (
     FEW_LISTED_IDS,
-    MAX_CONFLICT_PEERS,
     MAX_KNOWN_CONFLICTS,
     MAX_LISTED_IDS,
     MAX_SEARCH_ROUNDS,
@@ -41,7 +42,6 @@ from store.sync.limits import (
     REMEMBERED_NS,
 )
 from store.sync.session.report import ContentConflict
-from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 from storenode.wire.storenode.v1.peer_pb2 import SumSearch
 
@@ -52,55 +52,29 @@ _STEPS_NS: Final = (
 """The lengths of parts: each is at most 64 times the next one."""
 
 
-def _with_digests(ids: SyncIds, digests: bytes) -> SyncIds:
-    rows = np.frombuffer(digests, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
-    return SyncIds(ids.timestamps, ids.hashes, rows)
+@dataclass(slots=True)
+class PeerNotes:
+    """The findings of the last sessions with a peer.
 
+    ``plain``, ``equal`` and ``not_compact``: the last one was without sums, found nothing, and
+    could not use the compact mode. ``conflicts``: by hash, each until it is forgotten.
+    """
 
-class KnownConflicts:
-    """Conflicts with one peer, ascending: the IDs with the digests of each side."""
+    plain: bool = False
+    equal: bool = False
+    not_compact: bool = False
+    conflicts: dict[bytes, tuple[int, ContentConflict]] = field(default_factory=dict)
 
-    def __init__(self, conflicts: Iterable[ContentConflict] = ()) -> None:
-        ascending = sorted(conflicts, key=lambda each: (each.timestamp, each.message_hash))
-        self.conflicts = tuple(ascending)
-        ids = SyncIds.of([(each.timestamp, each.message_hash) for each in ascending])
-        self._own = _with_digests(ids, b"".join(each.own_digest for each in ascending))
-        self._peer = _with_digests(ids, b"".join(each.peer_digest for each in ascending))
-
-    def within(self, span: Span) -> tuple[ContentConflict, ...]:
-        """Return the conflicts in a span of time."""
-        first, end = np.searchsorted(self._own.timestamps, span)
-        return self.conflicts[first:end]
-
-    def applied(self, span: Span, own_sum: LatticeSum) -> LatticeSum:
-        """Return the own sum of a span with the contents of the peer."""
-        first, end = np.searchsorted(self._own.timestamps, span)
-        if first == end:
-            return own_sum
-        own, peer = self._own[first:end], self._peer[first:end]
-        return own_sum - LatticeSum.of(own.elements) + LatticeSum.of(peer.elements)
-
-
-NO_CONFLICTS: Final = KnownConflicts()
-
-
-class ConflictMemory:
-    """The known conflicts with all peers of a node; each is forgotten after `REMEMBERED_NS`."""
-
-    def __init__(self) -> None:
-        self._peers = BoundedDict[str, dict[bytes, tuple[int, ContentConflict]]](MAX_CONFLICT_PEERS)
-
-    def known(self, peer: str, now_ns: int) -> KnownConflicts:
-        """Return what is known of one peer at a time of a monotonic clock."""
-        entries = self._peers.get(peer, {})
-        conflicts = [each for until_ns, each in entries.values() if now_ns < until_ns]
-        return KnownConflicts(conflicts) if conflicts else NO_CONFLICTS
+    def known(self, now_ns: int) -> list[ContentConflict]:
+        """Return the known conflicts at a time of a monotonic clock, ascending."""
+        known = [each for until_ns, each in self.conflicts.values() if now_ns < until_ns]
+        return sorted(known, key=lambda each: (each.timestamp, each.message_hash))
 
     def update(
-        self, peer: str, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]
+        self, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]
     ) -> None:
         """Replace what is known about spans of time by the conflicts found in them."""
-        before = self._peers.get(peer, {})
+        before = self.conflicts
         entries = {
             digest: entry
             for digest, entry in before.items()
@@ -111,19 +85,15 @@ class ConflictMemory:
             # A repeated conflict keeps its time: at its end it is searched for again.
             until_ns, _ = before.get(each.message_hash, (now_ns + REMEMBERED_NS, each))
             entries[each.message_hash] = until_ns, each
-        for digest in list(entries)[: max(0, len(entries) - MAX_KNOWN_CONFLICTS)]:
-            del entries[digest]
-        if entries:
-            self._peers[peer] = entries
-        else:
-            self._peers.pop(peer, None)
+        newest = list(entries.items())[-MAX_KNOWN_CONFLICTS:]
+        self.conflicts = dict(newest)
 
 
 class Search:
     """A side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
 
     ``seed``: at most 64 random bytes. ``limit``: how many differences may be found. ``known``: the
-    conflicts of earlier sessions with the peer.
+    conflicts of earlier sessions with the peer, ascending.
 
     Attributes:
         rounds: the steps of this side.
@@ -142,7 +112,7 @@ class Search:
         seed: bytes,
         limit: int,
         *,
-        known: KnownConflicts = NO_CONFLICTS,
+        known: Sequence[ContentConflict] = (),
     ) -> None:
         self._view = view
         self._whole = whole
@@ -177,13 +147,13 @@ class Search:
     @property
     def known_conflicts(self) -> tuple[ContentConflict, ...]:
         """The conflicts of earlier sessions in the range."""
-        return self._known.within(self._whole)
+        return self._known_in(self._whole)
 
     def is_explained(self, peer_sum: bytes) -> bool:
         """Return True if the two sides differ in known conflicts only; after `sum`."""
         if not self.known_conflicts:
             return False
-        return self._known.applied(self._whole, self._total).digest() == peer_sum
+        return self._of_peer(self._whole, self._total).digest() == peer_sum
 
     async def begin(self) -> SumSearch:
         """Return the first step: the sums of the parts of all; raises as `sum`."""
@@ -229,7 +199,7 @@ class Search:
     def _rank(self, differing: tuple[Span, int, LatticeSum, bytes]) -> tuple[bool, bytes]:
         """Return the sort key of a span: known conflicts last, and each session has its order."""
         span, _, own, digest = differing
-        explained = self._known.applied(span, own).digest() == digest
+        explained = self._of_peer(span, own).digest() == digest
         return explained, blake2b(repr(span).encode(), key=self._seed).digest()
 
     async def _look_into(self, span: Span, count: int) -> None:
@@ -295,6 +265,19 @@ class Search:
             more=not self.complete,
         )
 
+    def _known_in(self, span: Span) -> tuple[ContentConflict, ...]:
+        low, high = (
+            bisect_left(self._known, time_ns, key=lambda each: each.timestamp) for time_ns in span
+        )
+        return tuple(self._known[low:high])
+
+    def _of_peer(self, span: Span, own_sum: LatticeSum) -> LatticeSum:
+        """Return the own sum of a span with the contents of the peer in known conflicts."""
+        if known := self._known_in(span):
+            own_sum -= _sum_of(known, [each.own_digest for each in known])
+            own_sum += _sum_of(known, [each.peer_digest for each in known])
+        return own_sum
+
     def _common(self, span: Span, whole: LatticeSum) -> LatticeSum:
         """Return the sum of a span without what the peer lacks."""
         first, end = np.searchsorted(self._sent.timestamps, span)
@@ -322,6 +305,13 @@ class Search:
         lists = [ids[slice(*np.searchsorted(ids.timestamps, span))] for span in listed]
         _require(sum(map(len, lists)) == len(ids), "has messages outside of its lists")
         return list(zip(listed, lists, strict=True))
+
+
+def _sum_of(conflicts: Sequence[ContentConflict], digests: Sequence[bytes]) -> LatticeSum:
+    """Return the sum of messages in conflict with the contents that digests name."""
+    ids = SyncIds.of([(each.timestamp, each.message_hash) for each in conflicts])
+    rows = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
+    return LatticeSum.of(SyncIds(ids.timestamps, ids.hashes, rows).elements)
 
 
 def parts_of(span: Span) -> list[Span]:

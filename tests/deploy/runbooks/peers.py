@@ -7,12 +7,14 @@ import time
 
 import grpc
 
-from storenode.client.messages import new_message, new_request
+from sim.messages import CANDIDATES, forged_halves
+from storenode.client.messages import hash_of, new_message, new_request
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.deploy.runbooks.scene import World, database_url, environment, execute, metric, superuser
 from tests.integration.peers.test_gossip_hostile import stream
-from tests.integration.peers.test_processes import events, forged_at
+from tests.integration.peers.test_processes import events
 from tests.support.credentials import Pki
 from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
@@ -159,7 +161,7 @@ def _forged(
 ) -> None:
     forged = world.incident("forged-fingerprint", nodes[1].metrics, env=env)
     forged.well()
-    messages = asyncio.run(forged_at(*nodes, 600.0, tls=tls))
+    messages = asyncio.run(_publish_forged(nodes, tls))
     assert forged.do("storenode sync").code == 0
     forged.fires()
     (said,) = events(nodes[1], "fingerprint_forged")
@@ -168,6 +170,20 @@ def _forged(
     forged.do("storenode query --from", FIRST=str(times[0]), LAST=str(times[-1]))
     forged.do("storenode db check")
     forged.resolved()
+
+
+async def _publish_forged(
+    nodes: tuple[NodeProcess, NodeProcess], tls: TlsIdentity
+) -> list[WakuMessageAndTopic]:
+    """Publish some messages at both nodes, and at each one half of a forged set."""
+    newest_ns = time.time_ns() - 60 * 10**9
+    messages, candidates = made(200, newest_ns, seed=1), made(CANDIDATES, newest_ns, 600.0, seed=2)
+    shared = tuple(messages)
+    for node, half in zip(nodes, forged_halves(list(map(hash_of, candidates))), strict=True):
+        own = [candidates[place] for place in half]
+        await publish(node, [*shared, *own], tls)
+        messages += own
+    return messages
 
 
 def _lost(

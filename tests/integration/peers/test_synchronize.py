@@ -11,8 +11,9 @@ from typing import Final
 import psycopg
 import pytest
 
+from sim.messages import CANDIDATES, forged_halves
 from store.sync.limits import LARGE_PAYLOAD_BYTES
-from store.sync.session.report import SyncEnding, SyncRole, Window
+from store.sync.session.report import Equality, SyncEnding, SyncRole, Window
 from storenode.client import AsyncClient
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
@@ -65,6 +66,28 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
     assert (await second.observer.ended()).in_sync
     assert first.caller.connected(second.address)
     assert first.caller.node_id(second.address) == "b.example"
+
+
+async def test_forged_sets_in_old_hours_are_found(first: PeerNode, second: PeerNode) -> None:
+    """Check that the summaries of the database find what fingerprints hide."""
+    candidates = [
+        item(number, timestamp=NOW_NS - 3_000 * MINUTE_NS - number * 6 * MINUTE_NS)
+        for number in range(CANDIDATES)
+    ]
+    halves = forged_halves([hash_of(each) for each in candidates])
+    for node, half in zip((first, second), halves, strict=True):
+        await node.hold([*items(range(1_000, 1_200)), *(candidates[place] for place in half)])
+    outcome = await first.synchronize(second)
+    assert (outcome.in_sync, outcome.equality) == (True, Equality.KEYED)
+    mirror = await second.observer.ended()
+    for report in (outcome, mirror):
+        assert report.hidden is not None
+        assert report.hidden.count == report.differences == sum(map(len, halves))
+        assert any("hidden from the fingerprints of WAKU-SYNC" in note for note in report.notes)
+    assert await first.hashes() == await second.hashes()
+    outcome = await first.synchronize(second)
+    assert (outcome.in_sync, outcome.equality, outcome.hidden) == (True, Equality.KEYED, None)
+    assert outcome.round_trips == 1
 
 
 async def test_a_session_compares_the_clocks_of_its_nodes(

@@ -39,7 +39,7 @@ from store.sync.session import sum_search
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, asked_range
 from store.sync.session.report import SessionReport, SyncRole
-from store.sync.session.sum_search import ConflictMemory, has_spans
+from store.sync.session.sum_search import PeerNotes, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
 TIMEOUT_S = 60.0
@@ -127,7 +127,7 @@ class Side:
     nonce: bytes = b""
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[ReconcileFrame] = field(default_factory=list)
-    conflicts: ConflictMemory = field(default_factory=ConflictMemory)
+    notes: PeerNotes = field(default_factory=PeerNotes)
     work: Reconciliation | None = None
     report: SessionReport = field(default_factory=lambda: SessionReport(SyncRole.INITIATOR, 0))
     result: Result | None = None
@@ -228,8 +228,8 @@ def _verifying(
             compact_from=side.compact_from,
         )
     )
-    exchange.conflicts = side.conflicts
-    exchange.notes_of(PEER).equal = not side.offers
+    side.notes.equal = not side.offers
+    exchange.notes[PEER] = side.notes
     is_initiator = role is Role.INITIATOR
     side.report.node_id, side.report.horizon = PEER, side.horizon
     side.report.asked_from = window[0]
@@ -553,13 +553,13 @@ class Lasting:
         times = range(40 * DAY_NS, 131 * 40 * DAY_NS, 40 * DAY_NS)
         self.ids = {(time_ns, rng.randbytes(32)) for time_ns in times}
         self.contents = dict.fromkeys(self.ids, bytes(16))
-        self.memories = [ConflictMemory(), ConflictMemory()]
+        self.memories = [PeerNotes(), PeerNotes()]
         self.sessions = 0
 
     async def meet(self, *more: set[SyncId]) -> tuple[Side, Side]:
         """Run a session in which each side holds some more."""
         one, other = (
-            Side(self.ids | more[at] if more else set(self.ids), conflicts=self.memories[at])
+            Side(self.ids | more[at] if more else set(self.ids), notes=self.memories[at])
             for at in range(2)
         )
         other.contents = dict(self.contents)
@@ -568,7 +568,7 @@ class Lasting:
         await reconcile(one, other, (LOWEST, (150_000 * HOUR_NS, NO_HASH)))
         for side in (one, other):
             assert side.error is None
-            side.conflicts.update("peer", 0, side.found.conflicts, side.found.settled)
+            side.notes.update(0, side.found.conflicts, side.found.settled)
         return one, other
 
     async def until_known(self) -> tuple[Side, Side]:
@@ -618,7 +618,7 @@ async def test_a_new_conflict_is_found_among_those_that_last() -> None:
 async def test_a_side_that_has_forgotten_conflicts_searches_for_them(forgetful: int) -> None:
     world = Lasting()
     await world.until_known()
-    world.memories[forgetful] = ConflictMemory()
+    world.memories[forgetful] = PeerNotes()
     for side in await world.meet():
         assert side.report.keyed_from_ns is None
     for side in await world.until_known():

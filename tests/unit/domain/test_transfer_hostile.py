@@ -26,6 +26,8 @@ from store.sync.transfer.halves import Receiving
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.bad_messages import bad_messages
 from tests.support.virtual_time import virtual_time
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
@@ -114,6 +116,19 @@ async def test_messages_without_a_hash_are_counted() -> None:
     await side.receive(raw(items=[*untimed, b""], done=True))
     assert (await side.ended()).unsolicited == 3
     assert side.refusals() == [(bytes(32), "not received")]
+
+
+@virtual_time
+async def test_a_bad_message_keeps_no_other_out() -> None:
+    side, sent = receiver(12, limits=replace(SMALL, unsolicited_messages=11)), items(0, 12)
+    bad = bad_messages(WakuMessageAndTopic.FromString(items(12, 13)[0]))
+    for place, each in enumerate(bad.values()):
+        sent.insert(2 * place + 1, each)
+    await side.receive(raw(items=sent, done=True))
+    report = await side.ended()
+    assert (report.error, report.stored) == ("", 12)
+    assert report.unsolicited == len(bad)
+    assert sorted(side.contents.frames) == sorted(HASHES[:12])
 
 
 # What breaks the rules

@@ -33,6 +33,7 @@ from storenode.wire.storenode.v1.peer_pb2 import (
 )
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.bad_messages import UNKNOWN_FIELDS, bad_messages
 
 SESSION_ID = "0123456789abcdef0123456789abcdef"
 
@@ -182,6 +183,18 @@ async def test_bodies_are_judged_and_counted_once_each() -> None:
         (hash_of(nameless), "missing_topic"),
     ]
     assert bodies.size_bytes == len(encoded)
+
+
+async def test_a_bad_message_among_bodies_keeps_no_other_out() -> None:
+    now_ns = time.time_ns()
+    good = [new_message(b"%d" % n, "/a/1/b/proto", "/p", now_ns - n) for n in range(12)]
+    bad = bad_messages(new_message(b"bad", "/a/1/b/proto", "/p", now_ns - 12)).values()
+    sent = [good[0].SerializeToString() + UNKNOWN_FIELDS]
+    for each, following in zip(bad, good[1:], strict=True):
+        sent += [each, following.SerializeToString()]
+    bodies = await decode_gossip(encode_gossip(OutgoingBodies(sent)), admission())
+    assert isinstance(bodies, Bodies)
+    assert bodies.batch.hashes == [hash_of(message) for message in good]
 
 
 @given(st.binary(max_size=200))

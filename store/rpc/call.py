@@ -46,7 +46,7 @@ from store.serving.call import REQUEST_IDS, Call, Method, request_id
 from store.serving.context import HealthValue, NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
 from store.sync.errors import Fault, SessionFaultError
-from store.sync.schedule import EmptyWindowError, NoPeersError, UnknownPeerError
+from store.sync.schedule import NoPeersError, SyncRequestError
 from storenode.common.bounded_dict import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
 
@@ -65,8 +65,7 @@ _CODES: Final = {
     NodeStoppingError: (Code.UNAVAILABLE, False),
     PeerStalledError: (Code.DEADLINE_EXCEEDED, False),
     PeerError: (Code.UNAVAILABLE, False),
-    EmptyWindowError: (Code.INVALID_ARGUMENT, False),
-    UnknownPeerError: (Code.INVALID_ARGUMENT, False),
+    SyncRequestError: (Code.INVALID_ARGUMENT, False),
     NoPeersError: (Code.FAILED_PRECONDITION, False),
 }
 _FAULTS: Final = {

@@ -72,12 +72,8 @@ class ScheduleConfig:
     max_sessions: int = MAX_SESSIONS
 
 
-class UnknownPeerError(Exception):
-    """The peer that was asked for is not configured; the sentence names those that are."""
-
-
-class EmptyWindowError(Exception):
-    """A window that contains no time; the sentence says which bound to give."""
+class SyncRequestError(Exception):
+    """A request that names no configured peer, or a window without time."""
 
 
 class NoPeersError(Exception):
@@ -197,9 +193,8 @@ class Synchronizer:
         ``peer_name`` empty is one at random, a time of None the usual.
 
         Raises:
-            UnknownPeerError: The peer is not configured.
+            SyncRequestError: The peer is not configured, or the window would contain no time.
             NoPeersError: None is.
-            EmptyWindowError: It would end where it begins, or before.
             StoreBusyError: Too many wait already, or the node is stopping.
         """
         if self._stopped:
@@ -210,7 +205,7 @@ class Synchronizer:
         request = _Request(found, time_start_ns, time_end_ns, future)
         window = self._window(request=request)
         if window.time_end_ns <= window.time_start_ns:
-            raise EmptyWindowError(
+            raise SyncRequestError(
                 f"the window would be {window.time_start_ns} to {window.time_end_ns} ns, which "
                 "is empty: give both time_start and time_end, the first before the second"
             )
@@ -230,7 +225,7 @@ class Synchronizer:
         """Ask a peer for some SDS messages, and store what comes.
 
         Raises:
-            UnknownPeerError: The peer is not configured.
+            SyncRequestError: The peer is not configured.
             NoPeersError: None is.
             NotServingError: The database takes nothing now.
         """
@@ -238,7 +233,7 @@ class Synchronizer:
             raise StoreBusyError(_STOPPING)
         peer = self._find(peer_name)
         if peer is None:
-            raise UnknownPeerError(f"name the peer to ask: one of {self._known()}")
+            raise SyncRequestError(f"name the peer to ask: one of {self._known()}")
         return await self._fetcher.fetch(peer, request)
 
     def _find(self, name: str) -> PeerAddress | None:
@@ -250,7 +245,7 @@ class Synchronizer:
             node_id = self._caller.node_id(peer)
             if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
                 return peer
-        raise UnknownPeerError(f"{name} is none of this node's peers: name one of {self._known()}")
+        raise SyncRequestError(f"{name} is none of this node's peers: name one of {self._known()}")
 
     def _known(self) -> str:
         return ", ".join(str(peer) for peer in self._peers)

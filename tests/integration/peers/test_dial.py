@@ -15,7 +15,6 @@ import trustme
 from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
-from store.sync.session.report import SessionReport, Window
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.test_gossip_hostile import stream
@@ -60,17 +59,12 @@ def named(callee: PeerNode) -> PeerAddress:
     return replace(callee.address, node_id="b.example")
 
 
-async def tried(node: PeerNode, peer: PeerAddress) -> SessionReport:
-    """Run a session with a peer."""
-    return await node.call(peer, Window())
-
-
 async def test_nodes_that_know_each_other_synchronize(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
     async with caller(new_database, files(pki, "a.example")) as node:
         peer = named(callee)
-        outcome = await tried(node, peer)
+        outcome = await node.call(peer)
         assert outcome.error == ""
         assert outcome.in_sync
         assert node.caller.node_id(peer) == "b.example"
@@ -98,7 +92,7 @@ async def test_callers_and_callees_with_other_names_or_certificates_are_refused(
         own = "a.example" if shown == STRANGER else shown
         identity = None if own is None else files(pki, own, authority=authority)
         async with caller(new_database, identity, name) as node:
-            outcome = await tried(node, replace(callee.address, node_id=node_id))
+            outcome = await node.call(replace(callee.address, node_id=node_id))
         assert (bool(outcome.error), outcome.in_sync) == (True, False), (shown, name)
         assert all(word in outcome.error for word in words), outcome.error
         assert shown != STRANGER or "PERMISSION_DENIED" not in outcome.error
@@ -109,17 +103,17 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(
     new_database: Callable[[], str], pki: Pki, callee: PeerNode
 ) -> None:
     async with caller(new_database, files(pki, "a.example", authority=trustme.CA())) as node:
-        assert (await tried(node, named(callee))).error
+        assert (await node.call(named(callee))).error
         files(pki, "a.example")
-        assert (await tried(node, named(callee))).error == ""
+        assert (await node.call(named(callee))).error == ""
         (pki.directory / "a.example.pem").write_text("damaged")
-        assert "a.example.pem" in (await tried(node, named(callee))).error
+        assert "a.example.pem" in (await node.call(named(callee))).error
 
 
 async def test_no_call_in_clear_goes_beyond_loopback(first: PeerNode) -> None:
-    outcome = await tried(first, PeerAddress("192.0.2.1", 7420))
+    outcome = await first.call(PeerAddress("192.0.2.1", 7420))
     assert "--insecure peer" in outcome.error
-    outcome = await tried(first, PeerAddress("node.invalid", 7420))
+    outcome = await first.call(PeerAddress("node.invalid", 7420))
     assert "--insecure peer" in outcome.error
 
 
@@ -130,13 +124,13 @@ async def test_a_peer_that_comes_back_is_reached_at_once(
     url, port = new_database(), ReservedPort()
     async with peer_node("b.example", url, port=port.number) as node:
         address = node.address
-        assert (await tried(first, address)).in_sync
+        assert (await first.call(address)).in_sync
         assert first.caller.connected(address)
-    assert "could not be reached" in (await tried(first, address)).error
+    assert "could not be reached" in (await first.call(address)).error
     async with peer_node("b.example", url, port=port.number):
-        assert (await tried(first, address)).in_sync
+        assert (await first.call(address)).in_sync
     await first.caller.close()
-    assert "shutting down" in (await tried(first, address)).error
+    assert "shutting down" in (await first.call(address)).error
 
 
 METADATA = (

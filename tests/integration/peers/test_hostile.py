@@ -18,7 +18,7 @@ from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
-from store.sync.session.report import SessionReport, SyncEnding, Window
+from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.transfer import transfer as transferring
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
@@ -182,7 +182,7 @@ async def called(node: PeerNode, scripts: Scripts, name: str = "") -> SessionRep
     """Return the outcome of a session with a server that plays scripts; nothing is left of it."""
     async with hostile_server(scripts) as peer:
         address = PeerAddress(peer.host, peer.port, name)
-        outcome = await node.call(address, Window())
+        outcome = await node.call(address)
         assert node.idle()
         if not name:
             await asyncio.wait_for(scripts.ended.wait(), 60)
@@ -333,7 +333,7 @@ async def test_a_transfer_that_fails_lets_go_of_its_frames(
     flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
     scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
     async with hostile_server(scripts) as address:
-        outcome = await node.call(address, Window())
+        outcome = await node.call(address)
     assert outcome.ending is SyncEnding.FAILED
     assert [transfer() for transfer in transfers] == [None]
 

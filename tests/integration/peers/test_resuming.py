@@ -172,18 +172,6 @@ async def test_an_answer_without_messages_says_whose_it_is(first: PeerNode, flee
     busy.cancel()
 
 
-async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) -> None:
-    second.rules.unready = "the database is away"
-    with pytest.raises(PeerError, match="the database is away"):
-        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
-    second.rules.unready = None
-    with pytest.raises(CursorOutOfRangeError, match="cursor"):
-        await read(first.caller.scan(second.address, START_NS, END_NS, b"no cursor"))
-    await second.listener.stop(0)
-    with pytest.raises(PeerError, match="could not be reached"):
-        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
-
-
 def page(*messages: WakuMessageAndTopic, cursor: bytes = b"mine") -> bytes:
     """Return a page of a scan, in this order."""
     return ScanPage(
@@ -266,13 +254,6 @@ async def test_a_cursor_that_is_not_served(first: PeerNode, code: grpc.StatusCod
     async with hostile_server(Scripts(scan=refuse)) as peer:
         with pytest.raises(CursorOutOfRangeError, match="too old"):
             await read(first.caller.scan(peer, START_NS, END_NS, b"cursor"))
-
-
-async def test_a_node_does_not_resume_from_itself(first: PeerNode) -> None:
-    with pytest.raises(PeerError, match="this node itself"):
-        await read(first.caller.scan(first.address, START_NS, END_NS, b""))
-    with pytest.raises(PeerError, match="--insecure peer"):
-        await read(first.caller.scan(PeerAddress("192.0.2.1", 1), START_NS, END_NS, b""))
 
 
 async def test_a_bad_message_in_a_page_of_a_resume_keeps_no_other_out(first: PeerNode) -> None:

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from sim.messages import CANDIDATES, forged_halves
+from store.domain.ports import CursorOutOfRangeError, PeerError
 from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.report import Equality, SyncEnding, SyncRole, Window
 from storenode.client import AsyncClient
@@ -149,6 +150,8 @@ async def test_nodes_of_one_store_and_the_node_itself_are_not_reconciled_with(
         assert "a node of this store" in outcome.error
         outcome = await third.synchronize(third)
         assert "this node itself" in outcome.error
+        with pytest.raises(PeerError, match="this node itself"):
+            await anext(third.caller.scan(third.address, 1, 2, b""))
         assert third.idle()
 
 
@@ -157,6 +160,11 @@ async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: Pe
     outcome = await first.synchronize(second)
     assert outcome.ending is SyncEnding.FAILED
     assert "the database is away" in outcome.error
+    with pytest.raises(PeerError, match="the database is away"):
+        await anext(first.caller.scan(second.address, 1, 2, b""))
+    second.rules.unready = None
+    with pytest.raises(CursorOutOfRangeError, match="cursor"):
+        await anext(first.caller.scan(second.address, 1, 2, b"no cursor"))
     await second.listener.stop(0)
     outcome = await first.synchronize(second)
     assert "could not be reached" in outcome.error

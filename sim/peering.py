@@ -9,7 +9,7 @@ from typing import Final
 
 from sim.index import JudgedIndex, SimFeed, SimIds
 from sim.lookups import CHANNEL, JudgedFetcher
-from sim.peers import JudgedExchange, SimCaller, SimObserver, SimStore
+from sim.peers import JudgedExchange, SimCaller, SimStore
 from sim.process import Process
 from sim.streams import EndStream, Handler
 from store.domain.places import Caller
@@ -43,7 +43,7 @@ class Peering:
         self.index = JudgedIndex(process, self._ids)
         self._store = SimStore(process)
         self.exchange = JudgedExchange(process, self._store, self.index)
-        caller = SimCaller(process, self.exchange, self._store)
+        caller = SimCaller(process, self._store)
         work = FetchWork(caller, self._store, process.policy, process.world_env)
         self._synchronizer = Synchronizer(
             ScheduleConfig(
@@ -55,7 +55,7 @@ class Peering:
                 max_sessions=scenario.sessions,
             ),
             caller,
-            SimObserver(),
+            self.exchange,
             JudgedFetcher(process, work, caller.asked),
             process.world_env,
         )

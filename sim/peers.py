@@ -14,6 +14,7 @@ from sim.calls import Status
 from sim.coverage import SimStatements
 from sim.index import JudgedIndex, JudgedView
 from sim.judge import Side
+from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
 from sim.service import LOOKUP, NO_HASH, SCAN, Entry, ScanRequest
@@ -256,36 +257,29 @@ class SimObserver:
         """Note nothing of a session that has ended."""
 
 
-class SimCaller:
+class SimCaller(SimConnector):
     """Calls peers: a `store.sync.peers.PeerCaller`."""
 
-    def __init__(self, process: Process, exchange: JudgedExchange, store: SimStore) -> None:
-        self._process = process
-        self._exchange = exchange
+    def __init__(self, process: Process, store: SimStore) -> None:
+        super().__init__(process)
         self._store = store
-        self._connector = SimConnector(process)
-        self.node_id = self._connector.node_id
+        self._silence_s = process.scenario.silence_ns / NS_PER_S
         self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
         """What each look-up has asked its peer for."""
-
-    async def synchronize(self, report: SessionReport) -> None:
-        """Run a session with the peer of a report."""
-        await self._exchange.initiate(self._connector, report)
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[ScannedPage, None]:
         """Yield what a peer has of a time range."""
         process, store = self._process, self._store
-        silence_s = self._exchange.work.silence_s
         process.note(f"scans {peer.host}")
         whole = False
         try:
-            async with self._connector.call(peer, SCAN) as stream:
+            async with self.call(peer, SCAN) as stream:
                 store.expected = self._promised(peer, start_ns, end_ns, cursor)
                 await stream.write(ScanRequest(start_ns, end_ns, cursor))
                 page: list[Entry] | None
-                while (page := await in_time(stream.read(), silence_s)) is not None:
+                while (page := await in_time(stream.read(), self._silence_s)) is not None:
                     process.mark(Mark.SCANNED)
                     times, hashes, messages = map(list, zip(*page, strict=True))
                     store.refused |= self._refused(messages)
@@ -311,11 +305,11 @@ class SimCaller:
     ) -> AsyncGenerator[list[bytes], None]:
         """Yield what a peer has of some SDS messages."""
         self.asked[asyncio.current_task()] = entries
-        silence_s, asked = self._exchange.work.silence_s, RequestedEntries(channel_id, entries)
-        async with self._connector.call(peer, LOOKUP) as stream:
+        asked = RequestedEntries(channel_id, entries)
+        async with self.call(peer, LOOKUP) as stream:
             await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
             page: list[Entry] | None
-            while (page := await in_time(stream.read(), silence_s)) is not None:
+            while (page := await in_time(stream.read(), self._silence_s)) is not None:
                 messages = [encoded for _, _, encoded in page]
                 for encoded in messages:
                     _check_asked(asked, encoded)

@@ -47,14 +47,13 @@ from store.serving.methods.decode import (
 )
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import CallFailedError, ProtocolBrokenError, shown
+from store.sync.limits import SILENCE_NS
 from store.sync.peers import ScannedPage
-from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import in_time
-from store.sync.session.report import SessionReport
 from storenode.connection.arguments import is_loopback
 from storenode.connection.call_status import BROKEN_WRITE, STATUS_TIMEOUT_S, Ending
 from storenode.message.hashing import message_hash
-from storenode.message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES, NS_PER_S
 from storenode.message.varint import delimited
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawScanPage
@@ -228,11 +227,11 @@ class _Line:
 
 
 class PeerConnector:
-    """The caller of peers; one per node, with one connection per peer.
+    """The caller of peers, one per node, with one connection per peer.
 
     ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
     calls in clear, which is refused beyond loopback unless ``insecure``. ``clocks``: those of peers
-    are compared in it.
+    are compared in it. ``silence_ns``: how long a page of a peer is waited for.
     """
 
     def __init__(
@@ -242,12 +241,14 @@ class PeerConnector:
         *,
         insecure: bool = False,
         clocks: ClockComparison | None = None,
+        silence_ns: int = SILENCE_NS,
     ) -> None:
         self.identity = identity
         self._clocks = clocks or ClockComparison()
         self._metadata = own_metadata(identity)
         self._tls = tls
         self._insecure = insecure
+        self._silence_s = silence_ns / NS_PER_S
         self._lines: dict[PeerAddress, _Line] = {}
         self._answered: dict[PeerAddress, str] = {}
         self._closed = False
@@ -376,69 +377,7 @@ class PeerConnector:
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
 
-
-def _reraise_own() -> None:
-    """Raise the current ``CancelledError`` again unless it was the call that was cancelled.
-
-    A call that ends because its channel is closed raises the same error as the cancellation of
-    the task that waits for it.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise  # noqa: PLE0704 - the caller is handling it
-
-
-def _shut() -> PeerCallError:
-    return PeerCallError(grpc.StatusCode.CANCELLED, "the node is shutting down")
-
-
-def _refusal(sentence: str) -> PeerCallError:
-    return PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
-
-
-def _parse_callee(metadata: Any) -> _Named | None:  # noqa: ANN401 - grpc.aio's are untyped
-    """Return the callee that metadata name, and what its clock showed; None: they name none."""
-    fields = {str(name): value for name, value in metadata or () if isinstance(value, str)}
-    names = [fields.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
-    if not all(map(PEER_FIELD.fullmatch, names)):
-        return None
-    return NodeIdentity(names[0], names[1], names[2]), parse_time(fields.get(TIME))
-
-
-def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> PeerCallError:
-    """Return the end of a call as the status of this node shows it."""
-    text = shown((details or "").strip())
-    if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith("failed to connect to"):
-        cause = text.rpartition("last error: ")[2].rpartition("remote host: ")[2]
-        text = (
-            f"the peer at {peer} could not be reached ({cause}): check the address, that the node "
-            "runs, and on both sides the TLS options"
-        )
-    elif code is grpc.StatusCode.UNIMPLEMENTED:
-        text = (
-            f"the node at {peer} does not serve this call of peers: name its peer listener, or "
-            "install a newer version there"
-        )
-    elif (code, text) == BROKEN_WRITE:
-        code = grpc.StatusCode.UNAVAILABLE
-        text = f"the peer at {peer} ended the call, or its connection broke, while a frame was sent"
-    else:
-        text = f"the peer at {peer} ended the call ({code.name}): {text or 'without a reason'}"
-    return PeerCallError(code, text)
-
-
-class PeerReader:
-    """The calls of peers: `store.sync.peers.PeerCaller`."""
-
-    def __init__(self, connector: PeerConnector, exchange: Exchange) -> None:
-        self._connector = connector
-        self._exchange = exchange
-        self.connected = connector.connected
-        self.node_id = connector.node_id
-
-    async def synchronize(self, report: SessionReport) -> None:
-        """Run one session with the peer of a report."""
-        await self._exchange.initiate(self._connector, report)
+    # Reads
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -509,21 +448,65 @@ class PeerReader:
             left -= len(messages)
             yield [_require_asked(asked, each.stored) for each in messages]
 
-    async def close(self) -> None:
-        """End all sessions, calls and connections."""
-        self._exchange.close()
-        await self._connector.close()
-
     async def _pages(
         self, peer: PeerAddress, method: str, request: bytes
     ) -> AsyncGenerator[bytes, None]:
-        silence_s = self._exchange.work.silence_s
-        async with self._connector.call(
+        async with self.call(
             peer, method, request=request, patience_s=PEER_CONNECT_TIMEOUT_S
         ) as call:
             await call.identify()
-            while (data := await in_time(call.read(), silence_s)) is not None:
+            while (data := await in_time(call.read(), self._silence_s)) is not None:
                 yield data
+
+
+def _reraise_own() -> None:
+    """Raise the current ``CancelledError`` again unless it was the call that was cancelled.
+
+    A call that ends because its channel is closed raises the same error as the cancellation of
+    the task that waits for it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise  # noqa: PLE0704 - the caller is handling it
+
+
+def _shut() -> PeerCallError:
+    return PeerCallError(grpc.StatusCode.CANCELLED, "the node is shutting down")
+
+
+def _refusal(sentence: str) -> PeerCallError:
+    return PeerCallError(grpc.StatusCode.FAILED_PRECONDITION, sentence)
+
+
+def _parse_callee(metadata: Any) -> _Named | None:  # noqa: ANN401 - grpc.aio's are untyped
+    """Return the callee that metadata name, and what its clock showed; None: they name none."""
+    fields = {str(name): value for name, value in metadata or () if isinstance(value, str)}
+    names = [fields.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
+    if not all(map(PEER_FIELD.fullmatch, names)):
+        return None
+    return NodeIdentity(names[0], names[1], names[2]), parse_time(fields.get(TIME))
+
+
+def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> PeerCallError:
+    """Return the end of a call as the status of this node shows it."""
+    text = shown((details or "").strip())
+    if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith("failed to connect to"):
+        cause = text.rpartition("last error: ")[2].rpartition("remote host: ")[2]
+        text = (
+            f"the peer at {peer} could not be reached ({cause}): check the address, that the node "
+            "runs, and on both sides the TLS options"
+        )
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        text = (
+            f"the node at {peer} does not serve this call of peers: name its peer listener, or "
+            "install a newer version there"
+        )
+    elif (code, text) == BROKEN_WRITE:
+        code = grpc.StatusCode.UNAVAILABLE
+        text = f"the peer at {peer} ended the call, or its connection broke, while a frame was sent"
+    else:
+        text = f"the peer at {peer} ended the call ({code.name}): {text or 'without a reason'}"
+    return PeerCallError(code, text)
 
 
 def _decode(kind: type[_M], data: bytes, messages: int) -> _M:

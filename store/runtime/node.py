@@ -59,7 +59,7 @@ from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import ROUTINE_EVENTS, Metrics, total
 from store.rpc.call import MAX_CALLERS, RpcContext
 from store.rpc.gossip import GossipTransport
-from store.rpc.peer_calls import PeerConnector, PeerReader
+from store.rpc.peer_calls import PeerConnector
 from store.runtime.database import ExternalHost, note_host
 from store.runtime.embedded_host import EmbeddedHost
 from store.runtime.errors import (
@@ -351,7 +351,9 @@ class NodeRuntime:
             tls_files(config, config.tls_ca),
             insecure="peer" in config.insecure,
             clocks=self.clocks,
+            silence_ns=config.peer_silence,
         )
+        stack.push_async_callback(self._connector.close)
         states = self.peer_states = PeerStates(
             self._peers,
             metrics,
@@ -375,13 +377,12 @@ class NodeRuntime:
                 statements=self._statements,
             )
         )
-        caller = PeerReader(self._connector, self._sessions)
-        stack.push_async_callback(caller.close)
+        stack.callback(self._sessions.close)
         self._recorder = fetch.OnlineRecorder(
             self._online, system_environment("store.sync.online", metrics)
         )
         lookups = system_environment("store.sync.lookup", metrics)
-        work = fetch.FetchWork(caller, writer, policy, lookups)
+        work = fetch.FetchWork(self._connector, writer, policy, lookups)
         self.synchronizer = Synchronizer(
             ScheduleConfig(
                 peers=self._peers,
@@ -390,8 +391,8 @@ class NodeRuntime:
                 offset_ns=config.sync_offset,
                 wide_interval_ns=WIDE_INTERVALS * config.sync_interval,
             ),
-            caller,
-            states,
+            self._connector,
+            self._sessions,
             fetch.Fetcher(work, self.sds),
             system_environment("store.sync.schedule", metrics),
         )

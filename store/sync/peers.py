@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from store.domain.ports import HistoryEntry, PeerAddress
-from store.sync.session.report import SessionReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,41 +22,6 @@ class ScannedPage:
     hashes: list[bytes]
     cursor: bytes
     reached_ns: int
-
-
-class PeerCaller(Protocol):
-    """Calls other store nodes."""
-
-    async def synchronize(self, report: SessionReport) -> None:
-        """Reconcile the window of a report with its peer, then transfer what either side lacks.
-
-        Never raises for what a peer does: the report says it. Cancelling it ends the session.
-        """
-
-    def scan(
-        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
-    ) -> AsyncGenerator[ScannedPage, None]:
-        """Yield what a peer holds of a time range.
-
-        The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
-        an empty one begins at the start.
-
-        Raises:
-            PeerError: the call failed.
-            CursorOutOfRangeError: the peer does not serve this cursor.
-        """
-
-    def lookup(
-        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
-    ) -> AsyncGenerator[list[bytes], None]:
-        """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
-
-        Raises:
-            PeerError: the call failed, or the peer does not keep to its rules.
-        """
-
-    def node_id(self, peer: PeerAddress) -> str:
-        """Return the ID of a peer's last answer; until then the configured one, or ""."""
 
 
 class FrameStream(Protocol):
@@ -95,3 +59,29 @@ class Connector(Protocol):
 
     def node_id(self, peer: PeerAddress) -> str:
         """Return the ID of a peer's last answer; until then the configured one, or ""."""
+
+
+class PeerCaller(Connector, Protocol):
+    """Calls peers, and reads what they hold."""
+
+    def scan(
+        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    ) -> AsyncGenerator[ScannedPage, None]:
+        """Yield what a peer holds of a time range.
+
+        The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
+        an empty one begins at the start.
+
+        Raises:
+            PeerError: the call failed.
+            CursorOutOfRangeError: the peer does not serve this cursor.
+        """
+
+    def lookup(
+        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield what a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
+
+        Raises:
+            PeerError: the call failed, or the peer does not keep to its rules.
+        """

@@ -34,8 +34,9 @@ from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, SdsLookup, StoreBusyError
 from store.sync.fetch import FetchDone, Fetcher
 from store.sync.limits import MAX_SESSIONS
-from store.sync.peers import PeerCaller
-from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole, Window
+from store.sync.peers import Connector
+from store.sync.session.exchange import Exchange
+from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
@@ -142,16 +143,17 @@ class Synchronizer:
     def __init__(
         self,
         config: ScheduleConfig,
-        caller: PeerCaller,
-        observer: SyncObserver,
+        connector: Connector,
+        exchange: Exchange,
         fetcher: Fetcher,
         environment: Environment,
     ) -> None:
         self._config = config
         self._rng = environment.random
         self._peers = {peer: _Peer(peer) for peer in config.peers}
-        self._caller = caller
-        self._observer = observer
+        self._connector = connector
+        self._exchange = exchange
+        self._observer = exchange.work.observer
         self._fetcher = fetcher
         self._environment = environment
         self._waiting: list[_Request] = []
@@ -242,7 +244,7 @@ class Synchronizer:
         if not name:
             return None
         for peer in self._peers:
-            node_id = self._caller.node_id(peer)
+            node_id = self._connector.node_id(peer)
             if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
                 return peer
         raise SyncRequestError(f"{name} is none of this node's peers: name one of {self._known()}")
@@ -354,7 +356,7 @@ class Synchronizer:
         began_ns = self._environment.steady_ns()
         report = SessionReport(SyncRole.INITIATOR, began_ns, peer=peer.address, window=window)
         try:
-            await self._caller.synchronize(report)
+            await self._exchange.initiate(self._connector, report)
         except Exception as error:
             log = self._environment.log
             log.error("session_failed", peer=str(peer.address), exc_info=error)

@@ -24,7 +24,7 @@ from store.observe.metrics import Metrics
 from store.rpc.call import RpcContext
 from store.rpc.identity import PeerRules
 from store.rpc.listeners import Listener, bind
-from store.rpc.peer_calls import PeerConnector, PeerReader
+from store.rpc.peer_calls import PeerConnector
 from store.rpc.server import build_handlers
 from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
@@ -99,7 +99,7 @@ class PeerNode:
     reads: TransferReader
     context: RpcContext
     exchange: Exchange
-    caller: PeerReader
+    caller: PeerConnector
     observer: Observer
     rules: Rules
     index: CountedViews
@@ -130,7 +130,7 @@ class PeerNode:
     async def call(self, peer: PeerAddress, window: Window = EVERYTHING) -> SessionReport:
         """Run one session with what serves at an address."""
         report = SessionReport(SyncRole.INITIATOR, time.monotonic_ns(), peer=peer, window=window)
-        await within(self.caller.synchronize(report))
+        await within(self.exchange.initiate(self.caller, report))
         return report
 
     def count(self, name: str, **labels: str) -> float:
@@ -196,8 +196,9 @@ async def peer_node(
         )
         await listener.start()
         stack.push_async_callback(listener.stop, 0)
-        caller = PeerReader(PeerConnector(identity, tls, clocks=context.clocks), exchange)
+        caller = PeerConnector(identity, tls, clocks=context.clocks)
         stack.push_async_callback(caller.close)
+        stack.callback(exchange.close)
         yield PeerNode(
             name,
             database_url,

@@ -14,7 +14,6 @@ from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, StoreBusyError
 from store.sync.fetch import Fetcher
 from store.sync.limits import MAX_SESSIONS
-from store.sync.peers import PeerCaller
 from store.sync.schedule import (
     FIRST_BACKOFF_NS,
     FIRST_WIDE_NS,
@@ -106,11 +105,11 @@ class World:
             cast("Any", None),
         )
         observer = SimpleNamespace(session_began=lambda _: None, session_ended=self.done.append)
-        caller = SimpleNamespace(synchronize=self._run, node_id=lambda _: "n")
+        exchange = SimpleNamespace(initiate=self._run, work=SimpleNamespace(observer=observer))
         self.synchronizer = Synchronizer(
             ScheduleConfig(**(values | self.changes)),
-            cast("PeerCaller", caller),
-            cast("Any", observer),
+            cast("Any", SimpleNamespace(node_id=lambda _: "n")),
+            cast("Any", exchange),
             cast("Fetcher", None),
             environment,
         )
@@ -120,7 +119,7 @@ class World:
         """The time since the beginning."""
         return asyncio.get_running_loop().time() - self.began_s
 
-    async def _run(self, report: SessionReport) -> None:
+    async def _run(self, _connector: object, report: SessionReport) -> None:
         peer, window = report.peer, report.window
         assert peer is not None
         assert peer not in self.running, "two sessions with one peer"

@@ -35,7 +35,7 @@ from tests.integration.peers.hostile import (
     hostile_server,
 )
 from tests.integration.rpc.harness import PUBSUB, within
-from tests.support.bad_messages import encode_entry
+from tests.support.admission import encode_entry
 from tests.support.fleet import Fleet
 from tests.support.polling import PAUSE_S
 

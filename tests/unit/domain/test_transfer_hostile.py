@@ -27,7 +27,7 @@ from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.bad_messages import bad_messages
+from tests.support.admission import bad_messages
 from tests.support.virtual_time import virtual_time
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (

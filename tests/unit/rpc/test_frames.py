@@ -33,7 +33,7 @@ from storenode.wire.storenode.v1.peer_pb2 import (
 )
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.bad_messages import UNKNOWN_FIELDS, bad_messages
+from tests.support.admission import UNKNOWN_FIELDS, bad_messages
 
 SESSION_ID = "0123456789abcdef0123456789abcdef"
 

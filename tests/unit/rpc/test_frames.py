@@ -21,6 +21,7 @@ from store.sync.frames import is_session_id, parse_reconcile, pieces
 from store.sync.limits import MAX_SEARCH_IDS, MAX_SEARCH_SPANS
 from storenode.client.messages import hash_of, new_message
 from storenode.message.rules import Policy
+from storenode.message.varint import delimited
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1 import peer_pb2
@@ -192,7 +193,8 @@ async def test_a_bad_message_among_bodies_keeps_no_other_out() -> None:
     sent = [good[0].SerializeToString() + UNKNOWN_FIELDS]
     for each, following in zip(bad, good[1:], strict=True):
         sent += [each, following.SerializeToString()]
-    bodies = await decode_gossip(encode_gossip(OutgoingBodies(sent)), admission())
+    events = b"".join(delimited(b"\x0a", each) for each in sent)
+    bodies = await decode_gossip(delimited(b"\x0a", events), admission())
     assert isinstance(bodies, Bodies)
     assert bodies.batch.hashes == [hash_of(message) for message in good]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -170,7 +171,8 @@ class HttpExchange:
     ) -> None:
         """Send the status and the headers."""
         self.started = True
-        own = [*_OWN_HEADERS, (b"x-request-id", self.request_id.encode())]
+        date = (b"date", formatdate(usegmt=True).encode())
+        own = [*_OWN_HEADERS, date, (b"x-request-id", self.request_id.encode())]
         is_receiving = self._connection.is_receiving
         if is_receiving:
             own.append((b"connection", b"close"))

@@ -1,21 +1,22 @@
-"""The HTTP server: bound to an address, run by uvicorn in the node's event loop, stopped in order.
+"""The HTTP server: bound to an address, served in the node's event loop, stopped in order.
 
-uvicorn is used for HTTP/1.1 alone. Signals, logging and the socket are the node's.
+Connections are uvicorn's, for HTTP/1.1 alone. Its server, which wakes ten times a second, is not
+used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import ssl
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
-import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
 from store.http.connections import SEND_TIMEOUT_S, BoundedProtocol
 from store.observe.metrics import Metrics
@@ -35,29 +36,59 @@ PROBE_AFTER_S: Final = 60
 there; without an answer the connection ends."""
 
 
-class HttpListener:
-    """A server that listens; ``address`` has the real port."""
+PAUSE_S: Final = 0.05
+"""How often a listener that stops looks whether its connections have ended."""
 
-    def __init__(self, bound: socket.socket, address: str, server: _Server) -> None:
+
+class HttpListener:
+    """A server that listens; ``address`` has the real port.
+
+    ``state`` has its open connections, which ``connect`` makes, and its requests under way.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        address: str,
+        state: ServerState,
+        connect: Callable[[], BoundedProtocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self.address = address
         self._bound = bound
-        self._server = server
-        self._serving: asyncio.Task[None] | None = None
+        self._state = state
+        self._connect = connect
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._stopping = asyncio.Lock()
 
     async def start(self) -> None:
         """Begin to answer."""
-        self._serving = asyncio.create_task(self._server.serve([self._bound]), name="http")
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=self._bound,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
+            backlog=BACKLOG,
+        )
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing new, let requests under way end within ``grace_s``, then end them.
 
         May be called again, and waits then for the first call.
         """
-        if self._serving is None:
-            self._bound.close()
-            return
-        self._server.end(grace_s)
-        await asyncio.shield(self._serving)
+        async with self._stopping:
+            (self._server or self._bound).close()
+            for connection in self._state.connections.copy():
+                connection.shutdown()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn's
+                        await asyncio.sleep(PAUSE_S)
+            for task in self._state.tasks:
+                task.cancel()
+            for connection in self._state.connections.copy():
+                connection.transport.abort()
 
 
 def bind(
@@ -86,7 +117,7 @@ def bind(
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         # What fails is logged where it is answered; what strangers send is not logged at all.
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = uvicorn.Config(
+    config = Config(
         app,
         http="httptools",
         ws="none",
@@ -94,11 +125,17 @@ def bind(
         log_config=None,
         access_log=False,
         proxy_headers=False,
-        server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    port = bound.getsockname()[1]
-    return HttpListener(bound, where.with_port(port), _Server(config, most, metrics, context))
+    config.load()
+    state = ServerState()
+    return HttpListener(
+        bound,
+        where.with_port(bound.getsockname()[1]),
+        state,
+        lambda: BoundedProtocol(most, metrics, config, state),
+        context,
+    )
 
 
 def _tune(bound: socket.socket) -> None:
@@ -117,46 +154,3 @@ def _tune(bound: socket.socket) -> None:
         option = getattr(socket, name, None)  # None where the system is not Linux
         if option is not None:
             bound.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class _Server(uvicorn.Server):
-    """A server of uvicorn without signals, sockets and logs, which are the node's."""
-
-    def __init__(
-        self, config: uvicorn.Config, most: int, metrics: Metrics, tls: ssl.SSLContext | None
-    ) -> None:
-        super().__init__(config)
-        self._most = most
-        self._metrics = metrics
-        self._tls = tls
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to the node."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
-        assert sockets is not None
-        self.servers = [
-            await asyncio.get_running_loop().create_server(
-                lambda: BoundedProtocol(self._most, self._metrics, self.config, self.server_state),
-                sock=each,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
-                backlog=BACKLOG,
-            )
-            for each in sockets
-        ]
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End requests, then connections that do not end by themselves."""
-        await super().shutdown(sockets)
-        for each in list(self.server_state.connections):
-            each.transport.abort()
-
-    def end(self, grace_s: float) -> None:
-        """Begin to shut down."""
-        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
-        self.should_exit = True

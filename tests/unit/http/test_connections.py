@@ -94,6 +94,7 @@ class Server:
 
     address: tuple[str, int] = ("", 0)
     answered: int = 0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +102,7 @@ class Server:
         exchange = HttpExchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
+                self.begun.set()
                 await asyncio.Event().wait()
             body = b""
             if scope["path"] != "/early":
@@ -125,15 +127,20 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server() -> Server:
+    """Return an application, which a listener serves."""
+    return Server()
+
+
+@pytest.fixture(autouse=True)
+async def listener(server: Server) -> AsyncIterator[HttpListener]:
     """Start a server on a free port."""
-    server = Server()
     where = ListenerAddress("--http-listen", "127.0.0.1", 0)
-    listener: HttpListener = bind(where, server, None, 100, Metrics("test"))
+    listener = bind(where, server, None, 100, Metrics("test"))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)
     await listener.start()
-    yield server
+    yield listener
     await listener.stop(0)
 
 
@@ -205,6 +212,21 @@ async def test_a_request_ends_with_its_connection_although_others_wait_behind_it
     writer.write(GET + b"\r\n")
     writer.transport.abort()
     await server.gone.wait()
+
+
+async def test_a_listener_that_stops_ends_its_connections(
+    server: Server, listener: HttpListener
+) -> None:
+    idle, writer = await asyncio.open_connection(*server.address)
+    writer.write(GET + b"\r\n")
+    assert (await idle.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    late = asyncio.create_task(server.ask(b"GET /late HTTP/1.1\r\nhost: a\r\n\r\n"))
+    await server.begun.wait()
+    await listener.stop(0)
+    assert (await idle.read(), await late) == (b"", b"")
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await server.ask(NEXT)
 
 
 async def test_a_request_to_change_the_protocol_is_answered_and_ends_the_connection(

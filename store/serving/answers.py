@@ -24,7 +24,7 @@ from typing import Final
 
 from store.domain.quota import DEFAULT_UNSENT_BYTES
 from store.serving.drain import Endable
-from store.serving.failure import CallError, busy, over_limit
+from store.serving.failure import over_limit
 from store.serving.queue import FairQueue
 from store.serving.sockets import hang_up
 
@@ -54,10 +54,6 @@ TICK_S: Final = 0.25
 STALLED: Final = (
     "the answer was not read for {seconds:.0f} s while other calls waited for room among the"
     " {limit:,} bytes of unsent answers of this node: read faster, and go on after the last page"
-)
-FULL: Final = (
-    "limit of {limit:,} bytes of unsent answers on this node is reached: read what was asked for,"
-    " and retry with backoff"
 )
 
 
@@ -187,7 +183,7 @@ class AnswerSender(Endable):
         more_bytes = COPIES * size_bytes - self.taken_bytes
         budget = self._budget
         if refusable and budget.free <= 0 < more_bytes:
-            raise budget.full()
+            raise budget.full(budget.limit, "this node")
         self.add(more_bytes)
         self.sending_s = budget.now_s()
 
@@ -234,14 +230,11 @@ class UnsentBudget(FairQueue):
     """
 
     def __init__(self, now_s: Callable[[], float], limit_bytes: int = DEFAULT_UNSENT_BYTES) -> None:
-        super().__init__(limit_bytes, now_s=now_s)
+        advice = "read what was asked for, and retry with backoff"
+        super().__init__(limit_bytes, "bytes of unsent answers", advice, now_s=now_s)
         self.senders: dict[AnswerSender, None] = {}
         self.connections: dict[str, Counter[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
-
-    def full(self, *_: object) -> CallError:
-        """Return the error of a call for whose answer there is no room."""
-        return busy(FULL.format(limit=self.limit))
 
     async def wait(self, sender: AnswerSender, size_bytes: int) -> None:
         """Take when there is room, in the order of the module's rules.
@@ -251,7 +244,12 @@ class UnsentBudget(FairQueue):
         """
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        await self.acquire(sender.connection, size_bytes, len(self.connections[sender.caller]))
+        connections = len(self.connections[sender.caller])
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                await self.acquire(sender.connection, size_bytes, connections)
+        except TimeoutError:
+            raise self.full(self.limit, "this node") from None
 
     def _tick(self) -> None:
         self._timer = None
@@ -260,16 +258,13 @@ class UnsentBudget(FairQueue):
             self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def evict_stalled(self) -> None:
-        """Refuse calls that have waited too long; end stalled readers as long as a call waits."""
+        """End as many stalled readers as make room for all calls that wait."""
         now_s = self.now_s()
-        self.refuse([each for each in self.waiting if now_s - each.since_s > MAX_WAIT_S])
-        if self.waiting and now_s - min(each.since_s for each in self.waiting) >= CONTENDED_S:
-            hang_up(self._end_stalled(now_s))
-
-    def _end_stalled(self, now_s: float) -> set[str]:
-        """End as many as make room for all that wait; return the connections to be closed."""
+        waiting = [each for each in self.waiting if not each.turn.done()]
+        if not waiting or now_s - min(each.since_s for each in waiting) < CONTENDED_S:
+            return
         closing: set[str] = set()
-        wanted = sum(call.size for call in self.waiting) - self.free
+        wanted = sum(call.size for call in waiting) - self.free
         for sender in sorted(self.senders, key=lambda each: -each.stalled_for(now_s)):
             weight = self.asked.get(sender.connection, 0) * len(self.connections[sender.caller])
             seconds = sender.stalled_for(now_s)
@@ -278,9 +273,9 @@ class UnsentBudget(FairQueue):
                     closing.add(sender.connection)
             elif wanted <= 0 or seconds < STALL_S:
                 break
-            elif seconds < PATIENCE_S and weight <= self.waiting[0].weight:
+            elif seconds < PATIENCE_S and weight <= min(waiting).weight:
                 continue
             elif not sender.evict(now_s):
                 closing.add(sender.connection)
             wanted -= sender.taken_bytes
-        return closing
+        hang_up(closing)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -82,11 +82,7 @@ class FairQueue:
         return partial(self.release, account, size)
 
     async def acquire(self, account: str, size: int, factor: int = 1) -> None:
-        """Take units when it is the call's turn; `release` must follow.
-
-        Raises:
-            CallError: `refuse` was called.
-        """
+        """Take units when it is the call's turn; `release` must follow."""
         self.asked[account] += size
         if not self.waiting and (size <= self.free or self.free == self.limit):
             self.free -= size
@@ -103,7 +99,7 @@ class FairQueue:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._forget(account, size)
-            elif turn.exception() is None:
+            else:
                 self.release(account, size)
             raise
 
@@ -133,13 +129,3 @@ class FairQueue:
                 self._virtual_time = first.tag
                 first.turn.set_result(None)
             heapq.heappop(self.waiting)
-
-    def refuse(self, calls: Iterable[WaitingCall]) -> None:
-        """End the wait of some calls."""
-        for call in calls:
-            if not call.turn.done():
-                call.turn.set_exception(self.full(self.limit, "this node"))
-                self._forget(call.account, call.size)
-        self.waiting = [each for each in self.waiting if not each.turn.done()]
-        heapq.heapify(self.waiting)
-        self._serve()

@@ -17,7 +17,6 @@ from store.serving.answers import (
     COPIES,
     FIRST_PAGE_BYTES,
     LINGER_S,
-    MAX_WAIT_S,
     PATIENCE_S,
     QUICK_S,
     SLOW_S,
@@ -255,13 +254,11 @@ async def test_one_unary_answer_may_pass_the_limit_and_further_ones_are_refused(
     sender.answered(MIB, refusable=False)
 
 
-async def test_a_wait_ends_with_a_refusal(world: World) -> None:
+async def test_a_wait_ends_with_a_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_WAIT_S", 0.0)
     holder = AnswerSender(world.answers, "b", "2")
     holder.add(8 * MIB)
-    waiting = world.wait(AnswerSender(world.answers, "a", "1"), MIB)
-    await settle()
-    await world.pass_s(MAX_WAIT_S + 1)
-    failure = await refused(waiting)
+    failure = await refused(world.wait(AnswerSender(world.answers, "a", "1"), MIB))
     assert failure.retry
     assert "8,388,608 bytes" in failure.sentence
     holder.add(-8 * MIB)

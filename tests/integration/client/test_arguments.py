@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
+import httpx
 import pytest
 
 from storenode.cli.main import main
@@ -181,6 +183,7 @@ def test_a_node_may_demand_a_certificate_of_its_clients(
     options = (
         *("--tls-cert", str(node_pem), "--tls-key", str(node_key)),
         *("--peer-listen", "127.0.0.1:0", "--client-ca", str(authority)),
+        *("--http-listen", "127.0.0.1:0"),
     )
     trust = ("--tls-ca", str(authority))
     identity = ("--tls-cert", str(files / "client.pem"), "--tls-key", str(files / "client.key"))
@@ -189,5 +192,11 @@ def test_a_node_may_demand_a_certificate_of_its_clients(
         command.ok("publish", "--content-topic", "/app/1/chat/proto", "x", *trust, *identity)
         assert len(command.ok("query", *trust, *identity).lines) == 1
         ended = command("query", *trust)
+        context = ssl.create_default_context(cafile=authority)
+        url = f"https://{node.http}/api/v1/status"
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url, verify=context)
+        context.load_cert_chain(files / "client.pem", files / "client.key")
+        assert httpx.get(url, verify=context).json()["ready"]
     assert (ended.code, ended.out) == (3, "")
     assert ended.err.count("\n") == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +25,8 @@ from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress
 from store.serving.arrivals import Arrivals
 from store.serving.failure import CallError
+from store.serving.tls import TlsFiles
+from tests.support.credentials import Pki, check_renewal
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -88,6 +93,9 @@ SERVED: Final = {
 }
 
 
+WHERE: Final = ListenerAddress("--http-listen", "127.0.0.1", 0)
+
+
 @dataclass
 class Server:
     """A listener whose application answers with the body of the request and its headers."""
@@ -135,8 +143,7 @@ async def server() -> Server:
 @pytest.fixture(autouse=True)
 async def listener(server: Server) -> AsyncIterator[HttpListener]:
     """Start a server on a free port."""
-    where = ListenerAddress("--http-listen", "127.0.0.1", 0)
-    listener = bind(where, server, None, 100, Metrics("test"))
+    listener = bind(WHERE, server, None, 100, Metrics("test"))
     host, _, port = listener.address.rpartition(":")
     server.address = host, int(port)
     await listener.start()
@@ -227,6 +234,27 @@ async def test_a_listener_that_stops_ends_its_connections(
     writer.close()
     with pytest.raises(ConnectionRefusedError):
         await server.ask(NEXT)
+
+
+async def test_a_listener_with_tls_demands_certificates_and_shows_renewed_ones(
+    tmp_path: Path,
+) -> None:
+    pki = Pki(tmp_path)
+    tls = TlsFiles(*pki.issue("127.0.0.1"), pki.ca)
+    secured = bind(WHERE, Server(), tls, 100, Metrics("test"))
+    await secured.start()
+    trust = ssl.create_default_context(cafile=pki.ca)
+    for scheme in ("http", "https"):
+        async with httpx.AsyncClient(verify=trust) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"{scheme}://{secured.address}/")
+    trust.load_cert_chain(*pki.issue("client.example", file="client"))
+    async with httpx.AsyncClient(verify=trust) as client:
+        assert (await client.get(f"https://{secured.address}/")).status_code == 200
+    await asyncio.to_thread(
+        check_renewal, secured.address, trust, lambda: pki.issue("127.0.0.1", "node-a.example")
+    )
+    await secured.stop(0)
 
 
 async def test_a_request_to_change_the_protocol_is_answered_and_ends_the_connection(

@@ -1,4 +1,4 @@
-"""What only HTTP has: its own operations, and tokens in a URL."""
+"""Operations that HTTP alone has, and tokens in a URL."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from store.db import partitions
-from store.db.buckets import fold_until
 from store.db.condition import analyze_stale, read_condition
 from store.db.maintainer import Maintainer
 from store.db.partitions import Catalog, ensure_ahead, read_catalog
@@ -260,9 +259,6 @@ async def fill(connection: Connection, first: int, end: int) -> None:
     await counted(connection, "n_tup_ins", "messages_", before + cursor.rowcount)
 
 
-HOUR_NS = DAY_NS // 24
-
-
 async def test_partitions_ahead_are_seen_to_run_out(connection: Connection) -> None:
     assert (await read_condition(connection, NOW)).covered_until_ns == NOW
     await ensure_ahead(connection, NOW, MONTH_NS)
@@ -290,27 +286,3 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
     assert size / 2 < condition.size_bytes < size * 2
     assert condition.host.endswith(f":{connection.info.port}")
     assert not condition.standby
-
-
-async def test_an_hour_is_unarchived_until_it_is_noted_as_it_is(
-    connection: Connection, database_url: str
-) -> None:
-    begins = TODAY - DAY_NS
-    await write(database_url, [admitted([plain(1, begins + 1), plain(2, NOW)])])
-    await fold_until(connection)
-    archive = (await read_condition(connection, NOW)).archive
-    assert (archive.unarchived_hours, archive.oldest_unarchived_ns) == (1, begins), "one is over"
-    assert archive.archived_until_ns == 0
-    await connection.execute(
-        "insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)"
-        " select start_ns, count, x0, x1, x2, x3, 1, 'here' from storenode.buckets"
-        " where level = 1 and start_ns = %s",
-        (begins,),
-    )
-    archive = (await read_condition(connection, NOW)).archive
-    assert (archive.unarchived_hours, archive.oldest_unarchived_ns) == (0, 0)
-    assert archive.archived_until_ns == begins + HOUR_NS
-    await write(database_url, [admitted([plain(3, begins + 2)])])
-    await fold_until(connection)
-    archive = (await read_condition(connection, NOW)).archive
-    assert archive.oldest_unarchived_ns == begins, "what came late is not archived"

@@ -20,7 +20,7 @@ from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.connection import Connection
 from store.db.maintainer import Maintainer
 from store.db.reconciliation import DatabaseIds
-from store.db.retention import PruneReport, prune
+from store.db.retention import ArchiveState, PruneReport, prune, read_archive_state
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -329,6 +329,9 @@ async def test_only_what_is_archived_goes(node: Node, connection: Connection) ->
         assert problem.startswith(STAYS)
         assert "storenode pipeline archive" in problem
     await note(connection, TODAY - 4 * DAY + HOUR + 1)
+    nine = 9 * HOUR
+    found = await read_archive_state(connection, NOW)
+    assert found == ArchiveState(9, TODAY - 4 * DAY + nine, TODAY - 4 * DAY + 2 * HOUR)
     for dry_run in (True, False):
         report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
         assert gone(report) == ["messages_20261115"]
@@ -339,6 +342,14 @@ async def test_only_what_is_archived_goes(node: Node, connection: Connection) ->
     report = await prune(connection, ARCHIVED_ONLY, NOW)
     assert (gone(report), report.problems) == (["messages_20261116", "messages_20261117"], ())
     await assert_folded(connection)
+    assert await read_archive_state(connection, NOW) == ArchiveState(0, 0, TODAY + nine + HOUR)
+    # What comes late is not archived, and an hour counts once it is over.
+    await node.store(random_batch(rng, 2, [TODAY - DAY + nine]))
+    await node.store(random_batch(rng, 1, [NOW]))
+    await fold_until(connection)
+    for now_ns, hours in ((NOW, 1), (NOW + HOUR, 2)):
+        found = await read_archive_state(connection, now_ns)
+        assert found == ArchiveState(hours, TODAY - DAY + nine, TODAY + nine + HOUR)
 
 
 @pytest.mark.parametrize("arrival", ["not folded", "folded", "while the drop waits"])

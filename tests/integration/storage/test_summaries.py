@@ -18,13 +18,14 @@ from store.db import partitions, reconciliation
 from store.db.buckets import fold, fold_until, is_pending, resummarize, seal
 from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.connection import Connection
+from store.db.insert import join
 from store.db.maintainer import Maintainer
 from store.db.reconciliation import DatabaseIds
 from store.db.retention import ArchiveState, PruneReport, prune, read_archive_state
 from store.domain.partitioning import COMMITS_PER_PARTITION
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
-from store.messages.record import COLUMNS, RecordBatch
+from store.messages.record import RecordBatch
 from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.node import Node
 from tests.integration.storage.summaries import (
@@ -36,7 +37,7 @@ from tests.integration.storage.summaries import (
     stored_sums,
     unknown,
 )
-from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.support.polling import until
 
 SEED = 20261120
@@ -71,13 +72,8 @@ def some(rng: random.Random, stored: Sequence[RecordBatch]) -> RecordBatch:
     parts = [random_batch(rng, rng.choice((1, 2, 9, 60)), [*SPREAD, *EDGES])]
     for _ in range(rng.randrange(3)):
         other = rng.choice([*parts, *stored])
-        parts.append(part_of(other, [rng.randrange(len(other)) for _ in range(8)]))
-    joined = RecordBatch()
-    for part in parts:
-        for column in COLUMNS:
-            getattr(joined, column).extend(getattr(part, column))
-        joined.topics |= part.topics
-    return joined
+        parts.append(other.select([rng.randrange(len(other)) for _ in range(8)]))
+    return join(parts)
 
 
 async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:

@@ -47,7 +47,6 @@ from tests.integration.storage.world import (
     PUBSUBS,
     TOPICS,
     batch_of,
-    part_of,
     random_batch,
 )
 from tests.support.polling import until
@@ -117,7 +116,7 @@ async def test_each_message_of_many_publishers_is_new_once_and_given_once(
     monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
     rng = random.Random(SEED)
     world = random_batch(rng, 400, TIMES)
-    parts = [part_of(world, rng.sample(range(400), rng.choice((1, 5, 80)))) for _ in range(60)]
+    parts = [world.select(rng.sample(range(400), rng.choice((1, 5, 80)))) for _ in range(60)]
     parts += [parts[0], parts[0], world]
     nodes = (node, other_node)
     sources = (Source.CLIENT, Source.GOSSIP, Source.CLIENT, Source.TRANSFER)
@@ -160,7 +159,7 @@ async def test_queued_batches_share_a_transaction_with_a_commit_for_each_source(
     plugs = [random_batch(rng, 1, [NOW]) for _ in range(WORKERS)]
     batches = [random_batch(rng, size, TIMES) for _ in range(4)]
     if known:
-        batches[1].extend(part_of(batches[0], [1]))
+        batches[1].extend(batches[0].select([1]))
         batches[2].extend(before)
     sources = [Source.CLIENT, Source.GOSSIP, Source.CLIENT, Source.TRANSFER, Source.CLIENT]
     async with node.blocked(*plugs) as plugged:

@@ -96,21 +96,6 @@ def random_batch(
     )
 
 
-def part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
-    """Return some messages of a batch without SDS metadata, as a batch of their own."""
-    keys = [batch.topic_keys[index] for index in indexes]
-    return RecordBatch(
-        timestamps=[batch.timestamps[index] for index in indexes],
-        hashes=[batch.hashes[index] for index in indexes],
-        topic_keys=keys,
-        content_digests=[batch.content_digests[index] for index in indexes],
-        heads=[batch.heads[index] for index in indexes],
-        payloads=[batch.payloads[index] for index in indexes],
-        tails=[batch.tails[index] for index in indexes],
-        topics={key: batch.topics[key] for key in keys},
-    )
-
-
 def as_query(frames: Iterable[bytes]) -> bytes:
     """Encode frames as the entries of a ``StoreQueryResponse`` (field 20)."""
     return b"".join([b"\xa2\x01" + frame[1:] for frame in frames])

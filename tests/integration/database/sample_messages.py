@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from store.db.partitions import PartitionMap
-from store.db.pool import Database
-from store.db.writer import DatabaseWriter
-from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.database.rows import MONTH_NS, NOW
+from tests.integration.database.rows import NOW
+from tests.integration.storage.node import running
 from tests.support.admission import admit
 
 ANY_AGE = Policy(max_drift_ns=None, publisher=False)
@@ -55,12 +52,6 @@ def admitted(messages: Sequence[WakuMessageAndTopic], now_ns: int = NOW) -> Reco
 
 async def write(url: str, batches: Iterable[RecordBatch], now_ns: int = NOW) -> None:
     """Store batches through the node's writer."""
-    database = await Database.open(url)
-    writer = DatabaseWriter(database, PartitionMap(lambda: now_ns, MONTH_NS))
-    await writer.start()
-    try:
+    async with running(url, now_ns=lambda: now_ns) as node:
         for batch in batches:
-            await writer.store(batch, Source.CLIENT)
-    finally:
-        await writer.stop()
-        await database.close()
+            await node.store(batch)

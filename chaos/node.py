@@ -1,4 +1,4 @@
-"""A node as a process: `storenode run`.
+"""A node as a process: `storenode run`, started, waited for, stopped, killed.
 
 It ends with this process, however that ends: a watchdog signals its death.
 """
@@ -8,181 +8,272 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import selectors
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final, Self
 
+from chaos.ports import ReservedPort
 from store.embedded.process import Watchdog
 
-READY_TIMEOUT_S: Final = 300.0
+READY_TIMEOUT_S: Final = 240.0
 """How long a node may take to start: on a busy machine several make their databases at once."""
 
-STOP_TIMEOUT_S: Final = 20.0
-"""How long a node may take to stop before it is killed."""
+STOP_TIMEOUT_S: Final = 180.0
+LOG_TAIL_CHARS: Final = 4_000
 
-LOG_TAIL_LINES: Final = 12
-"""Lines of a failed node's log that are shown."""
+LISTENERS: Final = ("--listen", "--admin-listen", "--metrics-listen")
+"""Options of the listeners that every node has."""
 
-MAX_LOG_TAIL_BYTES: Final = 16 * 1024
-
-_ANY_PORT: Final = "127.0.0.1:0"
 # -P: what lies in the current directory must not stand in for our modules.
 PROGRAM: Final = (sys.executable, "-P", "-m", "storenode.cli")
 """The command `storenode` of this environment."""
 
-_LISTENERS: Final = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
+_LOOK_EVERY_S: Final = 0.1
+_LAST_MOMENT_S: Final = 1.0
 
 
 class NodeFailedError(Exception):
     """A node that did not start, or ended by itself; ``tail`` is the end of its log."""
 
     def __init__(self, sentence: str, tail: str) -> None:
-        super().__init__(sentence)
+        super().__init__(f"{sentence}\n{tail}")
         self.sentence = sentence
         self.tail = tail
 
 
-class NodeProcess:
-    """A node that can be started again after it has ended.
+def clean_environment(**extra: str) -> dict[str, str]:
+    """Return the environment without settings of another node."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STORENODE_")}
+    return {**kept, **extra}
 
-    Its ports are free ones, others after each start.
+
+@dataclass
+class NodeProcess:
+    """A node on a data directory; `start` may be called again, on the same ports, after it ended.
+
+    Every listener is on a free port of 127.0.0.1, which is kept for it while it is down, unless
+    ``args`` name another.
 
     Attributes:
-        name: the node's name.
-        options: options of ``storenode run``, from the next start on.
-        ready: the addresses of its ready line; empty while it does not serve.
-        log_path: the standard error of all runs.
-        data_dir: its data directory; without ``--database-url`` it has a Postgres of its own.
+        data_dir: its data directory, beside which its log is.
+        args: further options of ``storenode run``, from the next start on.
+        database_url: its database; by default it has a Postgres of its own.
+        env: variables of its environment.
+        ready: the addresses of its ready line.
+        ports: its ports by option; another node that takes its place is given them.
         program: the command ``storenode``, as the first words of a command line.
+        cwd: where it runs.
         enter: changes a command line so that it runs where ``data_dir`` is mounted.
     """
 
-    def __init__(
-        self,
-        name: str,
-        directory: Path,
-        options: Sequence[str] = (),
-        *,
-        program: Sequence[str] = PROGRAM,
-        enter: Callable[[list[str]], list[str]] = list,
-    ) -> None:
-        self.name = name
-        self.options = options
-        self.ready: dict[str, str] = {}
-        self.log_path = directory / f"{name}.log"
-        self.data_dir = directory / name
-        self._program = program
-        self._enter = enter
-        self._process: asyncio.subprocess.Process | None = None
-        self._watchdog: Watchdog | None = None
-        self._expected_to_end = False
+    data_dir: Path
+    args: Sequence[str] = ()
+    database_url: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    ready: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, ReservedPort] = field(default_factory=dict)
+    program: Sequence[str] = PROGRAM
+    cwd: Path | None = None
+    enter: Callable[[list[str]], list[str]] = list
+
+    _process: subprocess.Popen[bytes] | None = None
+    _watchdog: Watchdog | None = None
+    _is_ended: bool = False
+    """True once this process has ended it."""
 
     @property
-    def running(self) -> bool:
-        """True while the process lives."""
-        return self._process is not None and self._process.returncode is None
+    def listen(self) -> str:
+        """HOST:PORT of the client listener."""
+        return self.ready["listen"]
+
+    @property
+    def peer(self) -> str:
+        """HOST:PORT of the peer listener."""
+        return self.ready["peer"]
+
+    @property
+    def admin(self) -> str:
+        """HOST:PORT of the admin listener."""
+        return self.ready["admin"]
+
+    @property
+    def metrics(self) -> str:
+        """HOST:PORT of the metrics listener."""
+        return self.ready["metrics"]
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of the HTTP listener, where there is one."""
+        return self.ready["http"]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process, running or ended."""
+        assert self._process is not None, "the node was not started"
+        return self._process
 
     @property
     def pid(self) -> int:
         """The process ID, also after the process has ended."""
-        assert self._process is not None, "the node was not started"
-        return self._process.pid
+        return self.process.pid
 
     @property
+    def running(self) -> bool:
+        """True while the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log_path(self) -> Path:
+        """The file with the standard error of all runs."""
+        return self.data_dir.with_name(self.data_dir.name + ".log")
+
     def command(self) -> list[str]:
-        """The command line."""
-        line = [*self._program, "run", "--data-dir", str(self.data_dir)]
-        for listener in _LISTENERS:
-            line += [listener, _ANY_PORT]
-        return self._enter([*line, *self.options])
+        """Return the command line."""
+        line = [*self.program, "run", "--data-dir", str(self.data_dir)]
+        for option in LISTENERS:
+            if option not in self.args:
+                line += [option, self.ports.setdefault(option, ReservedPort()).address]
+        if self.database_url is not None:
+            line += ["--database-url", self.database_url]
+        return self.enter([*line, *self.args])
 
-    async def start(self) -> None:
-        """Start, and wait until it serves.
-
-        Raises:
-            NodeFailedError: It ended, or took too long.
-        """
-        self._expected_to_end = False
+    def launch(self) -> None:
+        """Start the process without waiting for it."""
+        assert not self.running, "the node runs already"
+        self._is_ended = False
         with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
+            self._process = self.spawn(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=clean_environment(**self.env),
+                cwd=self.cwd,
                 # Ctrl-C at the terminal is for this process, which stops its nodes in order.
                 start_new_session=True,
             )
         self._watchdog = Watchdog(self._process.pid)
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            raise self._failed(f"did not serve within {READY_TIMEOUT_S:.0f} s") from None
+
+    def spawn(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        **options: Any,  # noqa: ANN401 - as of Popen
+    ) -> subprocess.Popen[bytes]:
+        """Start a process."""
+        return subprocess.Popen(command, env=env, **options)  # noqa: S603 - a program of this environment
+
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> Self:
+        """Start and wait for the ready line.
+
+        Raises:
+            NodeFailedError: It ended first or took longer; the process is gone then.
+        """
+        self.launch()
+        self.wait_ready(timeout_s)
+        return self
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait for the ready line of a launched process; raises as `start`."""
+        assert self.process.stdout is not None
+        line = read_line(self.process.stdout, timeout_s)
         if not line.endswith(b"\n"):
-            raise self._failed(f"{_ending(await self._wait())} while it started")
+            # A process that ends closes its output a moment before.
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LAST_MOMENT_S)
+            code = self.process.poll()
+            self.kill()
+            raise self._failed(
+                f"did not serve within {timeout_s:.0f} s"
+                if code is None
+                else f"{_ending(code)} while it started"
+            )
         self.ready = json.loads(line)
 
     async def watch(self) -> None:
-        """Wait for the end of the process, which only `kill` and `stop` may bring about.
+        """Wait for the end of the process, which only this process may bring about.
 
         Raises:
             NodeFailedError: It ended by itself.
         """
-        code = await self._wait()
-        if not self._expected_to_end:
-            raise self._failed(_ending(code))
+        while self.running:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if not self._is_ended:
+            raise self._failed(_ending(self.wait()))
 
-    async def kill(self) -> None:
-        """End the process by SIGKILL."""
-        await self._end(signal.SIGKILL)
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the node alone."""
+        self.process.send_signal(number)
 
-    async def stop(self) -> None:
-        """End the process by SIGTERM, or by SIGKILL if that takes too long."""
-        if not self.running:
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait for the end; the exit code, negative for a signal."""
+        code = self.process.wait(timeout_s)
+        if self._watchdog is not None:
+            self._watchdog.dismiss()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Send SIGTERM, wait, and return the exit code."""
+        self._is_ended = True
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait, unless it has ended."""
+        self._is_ended = True
+        if self.running:
+            self.process.kill()
+        self.wait()
+
+    def log(self) -> str:
+        """Return everything that all runs wrote to standard error."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self) -> str:
+        """Return the end of the log."""
+        return self.log()[-LOG_TAIL_CHARS:].strip()
+
+    def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop the node by SIGTERM, or by SIGKILL when that is not obeyed in time."""
+        if self._process is None:
             return
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._end(signal.SIGTERM)
-        except TimeoutError:
-            await self._end(signal.SIGKILL)
-
-    async def _end(self, number: signal.Signals) -> None:
-        self._expected_to_end = True
-        if self._process is None or self._process.returncode is not None:
-            return
-        self.ready = {}
-        self._process.send_signal(number)
-        await self._wait()
-
-    async def _wait(self) -> int:
-        assert self._process is not None
-        assert self._watchdog is not None
-        code = await self._process.wait()
-        self._watchdog.dismiss()
-        return code
+            if self.running:
+                self.terminate(timeout_s)
+        finally:
+            self.kill()
 
     def _failed(self, what: str) -> NodeFailedError:
         return NodeFailedError(
-            f"The node {self.name} {what}: see {self.log_path}.", self.log_tail()
+            f"The node {self.data_dir.name} {what}: see {self.log_path}.", self.log_tail()
         )
 
-    def log_tail(self) -> str:
-        """Return the last lines of the log."""
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
-            text = log.read().decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+def read_line(stream: IO[bytes], timeout_s: float) -> bytes:
+    """Read up to a line feed; shorter when the stream ends or the time is up."""
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
+            # One byte at a time: what follows the line stays in the pipe.
+            byte = os.read(stream.fileno(), 1)
+            if not byte:
+                break
+            line += byte
+    return line
 
 
 def _ending(code: int) -> str:
     """Return in words how a process ended, by its exit code or negative signal number."""
     return f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment without settings of another node."""
-    return {name: text for name, text in os.environ.items() if not name.startswith("STORENODE_")}

@@ -1,4 +1,4 @@
-"""Tasks with one owner, and waits that end by what is counted."""
+"""Tasks with one owner, waits that end by what is counted, and polling."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+PATIENCE_S: Final = 120.0
+PAUSE_S: Final = 0.03
+"""Time between two looks: without it they take the processor from what is waited for."""
 
 _LOOK_EVERY_S: Final = 0.1
+_T = TypeVar("_T")
+
+
+def eventually(look: Callable[[], _T | None]) -> _T:
+    """Ask a process or a database until the answer is true, and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(PAUSE_S)
+    return found
 
 
 class Tasks:

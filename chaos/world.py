@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+from subprocess import TimeoutExpired
+from typing import Any, Final
 
 from chaos.checker.clients import Endpoint, Follower, read_holding
 from chaos.checker.history import Ack, History, Violation
@@ -28,6 +29,8 @@ from storenode.connection.channel import TlsIdentity
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import ChannelConfig
+
+_STOP_TIMEOUT_S: Final = 20.0
 
 
 class World:
@@ -68,8 +71,15 @@ class World:
         Raises:
             NodeFailedError: It did not start.
         """
-        await self.nodes[name].start()
-        self.network.move(name, self.nodes[name].ready)
+        node = self.nodes[name]
+        node.launch()
+        await asyncio.to_thread(node.wait_ready)
+        self.network.move(name, node.ready)
+
+    async def stop_node(self, name: str) -> None:
+        """Stop a node, by SIGKILL if that takes too long."""
+        with suppress(TimeoutExpired):
+            await asyncio.to_thread(self.nodes[name].close, _STOP_TIMEOUT_S)
 
     def follow(self, name: str, endpoint: Endpoint) -> None:
         """Follow a node from now until the end."""
@@ -163,7 +173,7 @@ class World:
             stack.push_async_callback(self.leave)
 
     async def _stop_nodes(self) -> None:
-        await asyncio.gather(*(node.stop() for node in self.nodes.values()))
+        await asyncio.gather(*map(self.stop_node, self.nodes))
 
     def _acknowledge(self, link: str, digests: Collection[bytes]) -> None:
         ack = Ack(self.store(self.network.find_node(link)), time.monotonic(), 0)

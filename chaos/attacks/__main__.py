@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -21,10 +21,9 @@ from typing import Final
 
 import psutil
 
-from chaos.attacks.catalog import ATTACKS, Target, carry_out
+from chaos.attacks.catalog import ATTACKS, carry_out
 from chaos.attacks.honest import PAUSE_S, HonestClient
 from chaos.node import PROGRAM, NodeProcess
-from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.05
@@ -67,20 +66,7 @@ async def run_attack(name: str, count: int, seed: int) -> Outcome:
     """Start a node with a database of its own, and attack it."""
     attack = ATTACKS[name]
     async with run_node([*OPTIONS, *attack.options]) as node:
-        with gateway_before(node) if attack.on_gateway else nullcontext() as gateway:
-            return await attack_node(node, name, count, seed, gateway)
-
-
-@contextmanager
-def gateway_before(node: NodeProcess) -> Iterator[GatewayProcess]:
-    """Run a gateway in a temporary directory."""
-    with (
-        tempfile.TemporaryDirectory(prefix="storenode-") as directory,
-        running_gateway(
-            Path(directory), node.ready["listen"], *GENEROUS, "--relay", "router"
-        ) as gateway,
-    ):
-        yield gateway
+        return await attack_node(node, name, count, seed)
 
 
 @asynccontextmanager
@@ -89,32 +75,20 @@ async def run_node(
 ) -> AsyncIterator[NodeProcess]:
     """Run a node in a temporary directory, and kill it at the end."""
     with tempfile.TemporaryDirectory(prefix="storenode-chaos-") as directory:
-        node = NodeProcess("node", Path(directory), options, program=program)
-        await node.start()
+        args = ("--peer-listen", "127.0.0.1:0", *options)
+        node = NodeProcess(Path(directory) / "node", args, program=program)
+        await asyncio.to_thread(node.start)
         try:
             yield node
         finally:
             family = psutil.Process(node.pid).children(recursive=True) if node.running else []
-            await node.kill()
+            node.kill()
             # Its Postgres ends later, and uses the directory until then.
             await asyncio.to_thread(psutil.wait_procs, family, _ORPHANS_END_S)
 
 
-def target_of(node: NodeProcess, gateway: GatewayProcess | None = None) -> Target:
-    """Return the addresses of a node, and of the gateway before it."""
-    if gateway is None:
-        return node.ready
-    return node.ready | {"gateway": gateway.address("tcp"), "gateway_ws": gateway.address("ws")}
-
-
 async def attack_node(
-    node: NodeProcess,
-    name: str,
-    count: int,
-    seed: int,
-    gateway: GatewayProcess | None = None,
-    *,
-    pause_s: float = PAUSE_S,
+    node: NodeProcess, name: str, count: int, seed: int, *, pause_s: float = PAUSE_S
 ) -> Outcome:
     """Run an attack on a node beside an honest client.
 
@@ -123,19 +97,17 @@ async def attack_node(
         name: the name of the attack.
         count: how many calls, connections or requests.
         seed: decides the random choices of the attack.
-        gateway: the gateway before the node, which is measured in place of the node.
         pause_s: pause between two calls of a kind of the honest client.
     """
-    target = target_of(node, gateway)
-    honest, ended = HonestClient(target, pause_s), asyncio.Event()
+    honest, ended = HonestClient(node.ready, pause_s), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
-    process = psutil.Process(node.pid if gateway is None else gateway.process.pid)
+    process = psutil.Process(node.pid)
     before, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
     peak = [before]
     watching = asyncio.create_task(_watch_memory(process, peak))
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        attacking = partial(carry_out, name, dict(target), seed, count)
+        attacking = partial(carry_out, name, node.ready, seed, count)
         saw = await asyncio.get_running_loop().run_in_executor(pool, attacking)
     watching.cancel()
     spent_s = 0.0
@@ -151,7 +123,7 @@ async def attack_node(
         slowest_s=round(max(honest.seconds, default=0.0), 2),
         calls=honest.calls,
         failures=dict(honest.failures),
-        alive=node.running and (gateway is None or gateway.process.poll() is None),
+        alive=node.running,
         saw=saw,
         violations=[str(each) for each in await honest.judge()] if node.running else [],
     )

@@ -11,10 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 Target = Mapping[str, str]
-"""The addresses of a node by the names of its ready line, HOST:PORT.
-
-``gateway`` and ``gateway_ws`` are multiaddrs of a gateway before the node, if there is one.
-"""
+"""The addresses of a node by the names of its ready line, HOST:PORT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +19,16 @@ class Attack:
     """A program against a node that describes the outcome; tests use ``short`` as its ``count``.
 
     ``work`` is the name of a function of this package. ``options`` are those of the node.
-    ``on_gateway``: a gateway before it is attacked, and its memory and processor time are measured.
-    An attack that takes longer than ``deadline_s`` is stopped.
     """
 
     work: str
     count: int
     short: int
     options: tuple[str, ...] = ()
-    on_gateway: bool = False
-    deadline_s: float = 300.0
 
+
+_DEADLINE_S: Final = 300.0
+"""An attack that takes longer is stopped."""
 
 _HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
@@ -53,9 +49,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
     "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
     "false_confirmations": Attack("invented_peers.false_confirmations", 2_000_000, 100_000),
-    "gateway_protocols": Attack(
-        "gateway.gateway_protocols", 5_000, 80, on_gateway=True, deadline_s=2 * 3_600.0
-    ),
 }
 """The attacks by name."""
 
@@ -70,10 +63,10 @@ def carry_out(name: str, target: Target, seed: int, count: int) -> str:
     work = attrgetter(function)(import_module(f"chaos.attacks.{module}"))
 
     async def run() -> str:
-        async with asyncio.timeout(attack.deadline_s):
+        async with asyncio.timeout(_DEADLINE_S):
             return str(await work(target, random.Random(seed), count))
 
     try:
         return asyncio.run(run())
     except TimeoutError:
-        return f"the attack was stopped after {attack.deadline_s:.0f} s"
+        return f"the attack was stopped after {_DEADLINE_S:.0f} s"

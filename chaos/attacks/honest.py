@@ -15,7 +15,6 @@ import grpc
 
 from chaos.attacks.catalog import Target
 from chaos.checker.clients import (
-    PUBSUB,
     Endpoint,
     Follower,
     NotReadyError,
@@ -28,8 +27,6 @@ from chaos.checker.history import History, Violation
 from chaos.checker.stores import check_stores
 from chaos.tasks import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.support.waku_client import WakuClient
 
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2_grpc import StoreAsyncStub
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 _QUERIED: Final = 100
-_OK: Final = 200
 
 
 class WrongAnswerError(Exception):
@@ -89,8 +85,6 @@ class HonestClient:
                 "scan": lambda: self._scan(store),
                 "probe": self._probe,
             }
-            if "gateway" in self._target:
-                calls["gateway"] = self._query_gateway
             repeating = (self._repeat(*each, ended) for each in calls.items())
             await asyncio.gather(publisher.run(ended), *repeating)
         with suppress(StuckError):
@@ -122,7 +116,7 @@ class HonestClient:
                 await call()
             except grpc.aio.AioRpcError as error:
                 self.failures[f"{name}: {error.code().name}"] += 1
-            except (OSError, EOFError, NotReadyError, WrongAnswerError) as error:
+            except (OSError, NotReadyError, WrongAnswerError) as error:
                 self.failures[f"{name}: {error!r}"] += 1
             else:
                 self.seconds.append(time.monotonic() - began_s)
@@ -140,16 +134,6 @@ class HonestClient:
     def _require(owed: list[bytes], found: set[bytes]) -> None:
         if missing := len(set(owed) - found):
             raise WrongAnswerError(f"{missing} acknowledged messages are missing")
-
-    async def _query_gateway(self) -> None:
-        request = StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=self._topics)
-        async with (
-            WakuClient.connected(self._target["gateway"]) as client,
-            asyncio.timeout(_PATIENCE_S),
-        ):
-            answer = await client.query(request)
-        if answer.status_code != _OK:
-            raise WrongAnswerError(f"{answer.status_code} {answer.status_desc}")
 
     async def _probe(self) -> None:
         def get() -> None:

@@ -13,10 +13,18 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.catalog import Target
-from reconcile.session import Role
-from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory, TransferFrame
-from tests.integration.peers.hostile import Honest, RawPeer
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.index import IndexView, MemoryView
+from reconcile.session import PayloadFrame, ReconcileSession, Role, SessionConfig, SessionStep
+from reconcile.view import Loading, proceed
+from storenode.wire.storenode.v1.peer_pb2 import (
+    GossipFrame,
+    Inventory,
+    ReconcileFrame,
+    TransferFrame,
+)
 
+_PEER: Final = "/storenode.v1.Peer/"
 _ANSWER_S: Final = 20.0
 _ENDED: Final = (AssertionError, asyncio.InvalidStateError, TimeoutError, grpc.aio.AioRpcError)
 """Errors of calls that a node has ended."""
@@ -79,7 +87,7 @@ async def false_confirmations(target: Target, rng: random.Random, count: int) ->
     async def announce(channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
         while counts["ids"] < count:
             counts["names"] += 1
-            call = begin_gossip(channel, *_names(rng, 1))
+            call = begin(channel, "Gossip", *_names(rng, 1))
             try:
                 while counts["ids"] < count:
                     ids = [rng.randbytes(32) for _ in range(_FRAME_IDS)]
@@ -136,7 +144,7 @@ def _names(rng: random.Random, count: int) -> list[str]:
 
 async def _joins(channel: Any) -> bool:  # noqa: ANN401 - grpc.aio's
     """Return True if the node sends something on a new stream of gossip."""
-    call = begin_gossip(channel, "honest-peer")
+    call = begin(channel, "Gossip", "honest-peer")
     joined = await answer(call) is not None
     call.cancel()
     return joined
@@ -152,7 +160,7 @@ async def _hold(
     task = asyncio.current_task()
     # A cancellation may come out of a call as the error with which the call ended meanwhile.
     while task is not None and not task.cancelling():
-        call = begin_gossip(channel, name)
+        call = begin(channel, "Gossip", name)
         try:
             with suppress(grpc.aio.AioRpcError):
                 while isinstance(await call.read(), bytes):
@@ -168,9 +176,9 @@ def identity(name: str) -> tuple[tuple[str, str], ...]:
     return ("storenode-node-id", name), store_id, ("storenode-version", "6.6.6")
 
 
-def begin_gossip(channel: Any, name: str) -> Any:  # noqa: ANN401 - grpc.aio's
-    """Open a stream of gossip under a name."""
-    return RawPeer(channel, identity(name)).begin("/storenode.v1.Peer/Gossip").call
+def begin(channel: Any, method: str, name: str) -> Any:  # noqa: ANN401 - grpc.aio's
+    """Begin a call of a peer under a name."""
+    return channel.stream_stream(_PEER + method)(metadata=identity(name))
 
 
 async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
@@ -182,27 +190,68 @@ async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
     return data if isinstance(data, bytes) else None
 
 
-def opening() -> bytes:
-    """Return the first frame of a reconciliation of an empty store."""
-    return Honest(Role.INITIATOR, ()).first().SerializeToString()
+class EmptyPeer:
+    """An initiator of a reconciliation that holds nothing."""
+
+    def __init__(self) -> None:
+        config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+        self._session = ReconcileSession(Role.INITIATOR, config)
+        self._view = MemoryView(IndexView.of(SyncIds.of(())))
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True once the differences are known."""
+        return self._session.ended
+
+    def begin(self) -> bytes:
+        """Return the first frame."""
+        frame = self._encode(self._session.begin(self._view))
+        assert frame is not None
+        return frame
+
+    def give(self, frame: ReconcileFrame) -> bytes | None:
+        """Take an answer, and return the next frame, if there is one."""
+        count = frame.count if frame.HasField("count") else None
+        given = PayloadFrame(frame.ranges_data, count, frame.refusal)
+        return self._encode(self._session.receive(given, self._view))
+
+    def _encode(self, work: Loading[SessionStep]) -> bytes | None:
+        step = proceed(work)
+        assert isinstance(step, SessionStep), "a view in memory loads nothing"
+        if (frame := step.frame) is None:
+            return None
+        return ReconcileFrame(ranges_data=frame.payload, count=frame.count).SerializeToString()
 
 
 async def reconcile(channel: Any, name: str) -> str:  # noqa: ANN401 - grpc.aio's
     """Reconcile an empty store; return the ID of the session, or "" if it was refused."""
+    peer, call = EmptyPeer(), begin(channel, "Reconcile", name)
+    frame: bytes | None = peer.begin()
+    session_id = ""
     try:
-        session_id, _ = await RawPeer(channel, identity(name)).reconcile(())
-    except _ENDED:
+        while frame is not None:
+            await asyncio.wait_for(call.write(frame), _ANSWER_S)
+            if peer.has_ended:
+                break
+            answered = ReconcileFrame.FromString(await answer(call) or b"")
+            session_id = session_id or answered.session_id
+            frame = peer.give(answered)
+        await call.done_writing()
+        while await answer(call) is not None:
+            continue
+        code = await asyncio.wait_for(call.code(), _ANSWER_S)
+    except (*_ENDED, ValueError):
         return ""
-    return session_id
+    return session_id if code is grpc.StatusCode.OK else ""
 
 
 async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's
     """Begin the transfer of a session; return True once the node has sent something."""
-    call = RawPeer(channel, identity(name)).transfer()
+    call = begin(channel, "Transfer", name)
     try:
-        await call.write(TransferFrame(session_id=session_id))
-        return await answer(call.call) is not None
+        await call.write(TransferFrame(session_id=session_id).SerializeToString())
+        return await answer(call) is not None
     except _ENDED:
         return False
     finally:
-        call.call.cancel()
+        call.cancel()

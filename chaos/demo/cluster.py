@@ -72,7 +72,7 @@ class Certificates:
         key.write_bytes(identity.key or b"")
         ca = str(self._ca)
         return [
-            *("--tls-cert", str(cert), "--tls-key", str(key)),
+            *("--peer-listen", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key)),
             *("--tls-ca", ca, "--client-ca", ca),
         ]
 

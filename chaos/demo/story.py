@@ -198,7 +198,7 @@ class Story(World):
         for name in NODES:
             peers = await self.network.open_peer_wires(name, NODES)
             options = self._certificates.node_options(name) + peer_options(peers, without)
-            self.nodes[name] = NodeProcess(name, self.directory, options)
+            self.nodes[name] = NodeProcess(self.directory / name, options)
         starting = [self.start_node(name) for name in NODES]
         for result in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -333,7 +333,7 @@ class Story(World):
         await self.participants[LEAVER].leave()
         self.report.line(f"{LEAVER} closes the program")
         self._fault_s = time.monotonic()
-        await self.nodes[KILLED].kill()
+        self.nodes[KILLED].kill()
         self.report.line(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
         await self._publish(await self._new_device(CUT_OFF), BURST_OUTAGE)
         await self._for(OUTAGE_S)
@@ -380,7 +380,7 @@ class Story(World):
         return Incident(node, what, len(lacked), ways, seconds, is_whole)
 
     async def _count_stored(self, node: str) -> Counter[str]:
-        return await asyncio.to_thread(count_stored, self.nodes[node].ready["metrics"])
+        return await asyncio.to_thread(count_stored, self.nodes[node].metrics)
 
     async def _publish(self, device: Publisher, count: int) -> None:
         """Publish readings in portions, so that none is too old when its turn comes."""

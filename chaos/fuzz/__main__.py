@@ -31,9 +31,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from chaos.attacks.__main__ import run_node, target_of
+from chaos.attacks.__main__ import run_node
 from chaos.attacks.honest import HonestClient
-from chaos.attacks.invented_peers import opening
+from chaos.attacks.invented_peers import EmptyPeer
 from chaos.fuzz.requests import Requests
 from chaos.node import PROGRAM, NodeProcess
 from chaos.tasks import Waiter
@@ -128,7 +128,7 @@ class Fuzzer:
         for each in methods:
             if each.path.endswith("/Reconcile"):
                 # A valid request that is unlikely to be made at random.
-                self._requests.add_samples(each.request, [opening()])
+                self._requests.add_samples(each.request, [EmptyPeer().begin()])
 
     async def send(self, count: int) -> None:
         """Send so many requests more."""
@@ -255,7 +255,7 @@ async def _find_wrong(node: NodeProcess) -> list[str]:
     wrong = [line for line in lines if not line.startswith("{") or _is_error(line)]
     if wrong:
         return [f"the node logged: {line[:2_000]}" for line in wrong[:_MOST_SHOWN]]
-    honest, ended = HonestClient(target_of(node)), asyncio.Event()
+    honest, ended = HonestClient(node.ready), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     waiter = Waiter(_PATIENCE_S)
     await waiter.until_none("honest calls", lambda: max(0, _HONEST_CALLS - honest.calls))

@@ -64,7 +64,7 @@ def plan(seed: int, names: Sequence[str], minutes: float, every_s: float) -> Ite
 
 @asynccontextmanager
 async def _node_killed(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
-    await world.nodes[name].kill()
+    world.nodes[name].kill()
     yield "SIGKILL"
     await world.start_node(name)
 
@@ -156,7 +156,7 @@ def _dropped_before_ns(now_ns: int, days: int) -> int:
 
 @asynccontextmanager
 async def _node_replaced(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
-    await world.nodes[name].kill()
+    world.nodes[name].kill()
     world.history.replaced[world.store(name)] = time.monotonic()
     yield f"{world.store(name)} is gone"
     await world.machines[name].destroy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,16 +25,15 @@ from psycopg.conninfo import conninfo_to_dict
 
 from chaos.checker.clients import Endpoint, Publisher, new_messages
 from chaos.checker.history import Synced
-from chaos.node import NodeProcess
+from chaos.node import PROGRAM, NodeProcess, clean_environment
 from chaos.soak import clock
+from chaos.soak.postgres import ClusterServer, Pair, start_server
+from chaos.soak.small_disk import CannotMountError, SmallDisk
 from chaos.tasks import Waiter
 from chaos.world import World
 from store.embedded import running_url
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
-from tests.support.cluster import ClusterServer, Pair, start_server
-from tests.support.command import Command
-from tests.support.small_disk import CannotMountError, SmallDisk
 
 NAMES: Final = ("a", "b", "c")
 CHANNELS: Final = ("kitchen", "garden")
@@ -52,7 +52,10 @@ MAX_CONFIRMS: Final = len(NAMES) - 1
 DAY_NS: Final = 86_400 * 10**9
 _CLIENTS: Final = "clients"
 # So that a run has many sessions; other options are the defaults.
-_OPTIONS: Final = ("--log-format", "json", "--log-level", "info", "--sync-interval", "10s")
+_OPTIONS: Final = (
+    *("--log-format", "json", "--log-level", "info", "--sync-interval", "10s"),
+    *("--peer-listen", "127.0.0.1:0"),
+)
 _ANY_CLOCK: Final = ("--max-clock-drift", "off")
 _DISK_MIB: Final = 384
 _DISK_MIB_PER_MINUTE: Final = 24
@@ -71,13 +74,11 @@ class Machine:
         pair: its servers, if it has two.
         node: its process.
         disk: the small disk of its data directory, if it has one.
-        options: options of the node, from the next start on.
     """
 
     def __init__(self, name: str, directory: Path, disk: SmallDisk | None = None) -> None:
         self.disk = disk
         self.pair: Pair | None = None
-        self.options: Sequence[str] = ()
         self._name = name
         self._directory = directory
         self._server: ClusterServer | None = None
@@ -90,36 +91,29 @@ class Machine:
         """The server that takes the node's writes; None if it is embedded."""
         return self._server if self.pair is None else self.pair.first
 
-    async def install(self, life: int) -> None:
+    async def install(self, life: int, options: Sequence[str] = ()) -> None:
         """Put a new node with an empty database in the place of the last one."""
         self._place = self._directory / f"life-{life}"
         self._place.mkdir(parents=True)
         if self._name == "a":
-            self.pair = Pair(self._place, self._place)
+            self.pair = Pair(self._place)
             await asyncio.to_thread(self.pair.__enter__)
             await asyncio.to_thread(self.pair.synchronous)
         elif self._name == "b":
             self._server = await asyncio.to_thread(start_server, self._place / "server")
+        database = self.pair or self._server
         self.node = NodeProcess(
-            self._name,
-            self._place if self.disk is None else self._directory / "disk",
+            (self._directory if self.disk is None else self._directory / "disk") / f"node-{life}",
+            options,
+            None if database is None else database.url,
             program=(sys.executable, "-P", clock.__file__, str(self._clock)),
             enter=list if self.disk is None else self.disk.enter,
         )
-        self.node.log_path = self._directory / f"{self._name}.log"
-        self.set_options(self.options)
-
-    def set_options(self, options: Sequence[str]) -> None:
-        """Set the options of the node, from the next start on."""
-        self.options = options
-        database = self.pair or self._server
-        where = () if database is None else ("--database-url", database.url)
-        self.node.options = (*where, *options)
 
     async def destroy(self) -> None:
         """Kill the node, and remove its database."""
-        await self.node.kill()
-        await self._stop_database()
+        self.node.kill()
+        await self.close()
         shutil.rmtree(self._place, ignore_errors=True)
 
     async def kill_postgres(self) -> None:
@@ -148,8 +142,15 @@ class Machine:
             where = ("--database-url", self.server.url)
         else:
             where = ("--data-dir", str(self._reachable_data_dir))
-        ended = await asyncio.to_thread(Command(), *arguments, "--json", *where)
-        return ended.code, json.loads(ended.out) if ended.out else {"error": ended.err}
+        process = await asyncio.create_subprocess_exec(
+            *(*PROGRAM, *arguments, "--json", *where),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(),
+        )
+        out, errors = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, json.loads(out) if out else {"error": errors.decode()}
 
     def ports(self) -> set[int]:
         """Return the ports of the node's database."""
@@ -161,11 +162,7 @@ class Machine:
         return set() if url is None else {int(conninfo_to_dict(url)["port"] or 0)}
 
     async def close(self) -> None:
-        """Stop everything."""
-        await self.node.stop()
-        await self._stop_database()
-
-    async def _stop_database(self) -> None:
+        """Stop its database."""
         if self.pair is not None:
             await asyncio.to_thread(self.pair.close)
         elif self._server is not None:
@@ -221,8 +218,9 @@ class SoakWorld(World):
 
     async def install(self, name: str) -> None:
         """Put a new node with an empty database in the place of the last one."""
+        options = self.nodes[name].args if name in self.nodes else ()
         self.lives[name] += 1
-        await self.machines[name].install(self.lives[name])
+        await self.machines[name].install(self.lives[name], options)
         self.nodes[name] = self.machines[name].node
         if name in self.followers:
             self.followers[name].start_over()
@@ -290,13 +288,12 @@ class SoakWorld(World):
             peers = await self.network.open_peer_wires(name, NAMES)
             small_log = _SMALL_LOG if machine.server is None else ()
             named = [part for each in peers.values() for part in ("--peer", each)]
-            machine.set_options((*_OPTIONS, *small_log, *named))
+            machine.node.args = (*_OPTIONS, *small_log, *named)
 
     async def _publish_old_messages(self) -> None:
         """Publish messages for retention to drop, then run nodes that refuse such times."""
-        options = {name: machine.options for name, machine in self.machines.items()}
-        for name, machine in self.machines.items():
-            machine.set_options((*options[name], *_ANY_CLOCK))
+        for name, node in self.nodes.items():
+            node.args = (*node.args, *_ANY_CLOCK)
             await self.start_node(name)
         step = (_OLDEST_DAYS - _NEWEST_DAYS) / _OLD_MESSAGES
         now_ns = time.time_ns()
@@ -307,9 +304,9 @@ class SoakWorld(World):
         await publisher.publish(new_messages(self.rng, _OLD_MESSAGES, times_ns))
         assert len(self.history.acks) == _OLD_MESSAGES, publisher.failures
         await self.wait_until_synced()
-        for name, machine in self.machines.items():
-            await machine.node.stop()
-            machine.set_options(options[name])
+        for name, node in self.nodes.items():
+            await self.stop_node(name)
+            node.args = node.args[: -len(_ANY_CLOCK)]
             await self.start_node(name)
 
     def _new_publisher(self, name: str, interval_s: float, confirms: int) -> Publisher:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from chaos.ports import ReservedPort
 from storenode.sds.proofs import joined, message_digest
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
@@ -18,7 +19,6 @@ from tests.browser.browser import HOSTILE, WIDTHS, Page, host_of, until
 from tests.integration.http.api import message
 from tests.support.credentials import write_tokens
 from tests.support.node import NodeProcess, running_node
-from tests.support.ports import ReservedPort
 
 TOPIC: Final = "/page/1/lobby/proto"
 TOKEN: Final = "token-of-page"

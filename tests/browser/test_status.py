@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from chaos.ports import ReservedPort
 from store.observe.http import STATUS_DATA_PATH, STATUS_HEADERS, asset
 from tests.browser.browser import (
     HOSTILE,
@@ -29,7 +30,6 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
-from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer
 
 HOUR_S: Final = 3_600

@@ -16,7 +16,7 @@ from storenode.connection.channel import TlsIdentity
 from tests.deploy.composition.arrangement import Composition
 from tests.integration.run.helpers import get
 from tests.support import polling
-from tests.support.cluster import ClusterServer
+from chaos.soak.postgres import ClusterServer
 from tests.support.fleet import made
 from tests.support.ledger import scanned
 

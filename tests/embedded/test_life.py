@@ -21,6 +21,7 @@ import psutil
 import psycopg
 import pytest
 
+from chaos.ports import ReservedPort
 from store.embedded import (
     EmbeddedPostgres,
     EmbeddedPostgresError,
@@ -49,7 +50,6 @@ from tests.embedded.helpers import (
     values,
     wait_gone,
 )
-from tests.support.ports import ReservedPort
 
 SETTINGS: Final = {
     "fsync": "on",

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.support.cluster import ClusterServer, Pair, start_server
+from chaos.soak.postgres import ClusterServer, Pair
 from tests.support.node import NodeProcess
 from tests.support.places import quick_directory
-from tests.support.postgres import copy_cluster
+from tests.support.postgres import copy_cluster, running_pair, running_server
 
 PATIENT = ("--max-clock-drift", "1h")
 """Options of a node that accepts messages which were retried while it was down."""
@@ -35,17 +34,6 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
         process.close()
 
 
-@contextmanager
-def running_server(kept: Path) -> Iterator[ClusterServer]:
-    """Run a server with the schema; its logs are copied to ``kept``."""
-    with quick_directory(kept) as directory:
-        running = start_server(directory / "server")
-        try:
-            yield running
-        finally:
-            running.stop()
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ClusterServer]:
     with running_server(tmp_path) as running:
@@ -55,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[ClusterServer]:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     """Start a primary and an asynchronous standby, with the schema."""
-    with Pair(tmp_path) as running:
+    with running_pair(tmp_path) as running:
         yield running
 
 

@@ -8,13 +8,12 @@ benchmark, and no test.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
 
 import pytest
 import pytest_asyncio
 
 from chaos.attacks import honest
-from chaos.attacks.__main__ import OPTIONS, attack_node, gateway_before, run_node
+from chaos.attacks.__main__ import OPTIONS, attack_node, run_node
 from chaos.attacks.catalog import ATTACKS
 from chaos.node import NodeProcess
 from tests.faults.processes import metrics_at, until
@@ -41,7 +40,6 @@ SAW = {
     "compressed_requests": "8 of 8 ended UNIMPLEMENTED",
     "gossip_places": "an honest peer had a stream after",
     "reconcile_places": "an honest peer transferred after",
-    "gateway_protocols": "answered wrongly: none",
 }
 """Parts of the final sentences of some attacks."""
 
@@ -58,12 +56,8 @@ async def shared(new_store: Callable[[], str]) -> AsyncIterator[NodeProcess]:
 
 @pytest.mark.parametrize("name", [*FIRST, *(each for each in ATTACKS if each not in FIRST)])
 async def test_a_node_serves_on_under_attack(name: str, shared: NodeProcess) -> None:
-    before = gateway_before(shared) if ATTACKS[name].on_gateway else nullcontext()
     pause_s = honest.PAUSE_S if name in LEAST_CALLS else PAUSE_S
-    with before as gateway:
-        outcome = await attack_node(
-            shared, name, ATTACKS[name].short, seed=1, gateway=gateway, pause_s=pause_s
-        )
+    outcome = await attack_node(shared, name, ATTACKS[name].short, seed=1, pause_s=pause_s)
     assert outcome.alive
     assert outcome.failures == {}
     assert outcome.violations == []

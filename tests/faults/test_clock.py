@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from chaos.ports import ReservedPort
 from chaos.soak import clock as set_clock
 from store.db.maintainer import Maintainer
 from store.db.partitions import read_catalog
@@ -30,7 +31,6 @@ from tests.support.fleet import made, publish
 from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.node import NodeProcess, running_node
 from tests.support.outlet import WideOutlet
-from tests.support.ports import ReservedPort
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9

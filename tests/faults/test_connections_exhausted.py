@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from chaos.soak.postgres import ClusterServer
 from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get
-from tests.support.cluster import ClusterServer
 from tests.support.ledger import Ledger, Publisher, attempted, check_node, publishing
 from tests.support.node import NodeProcess
 from tests.support.postgres import MONITORING, WRITING

@@ -13,6 +13,7 @@ from random import Random
 import psycopg
 import pytest
 
+from chaos.soak.small_disk import SmallDisk
 from store.embedded.supervisor import running_url
 from store.runtime.health import Obstacle
 from storenode.connection.errors import NodeError
@@ -23,7 +24,6 @@ from tests.support.ledger import Ledger, Publisher, attempted, check_node
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.polling import PAUSE_S, eventually
 from tests.support.postgres import copy_cluster
-from tests.support.small_disk import SmallDisk
 
 DISK_MIB = 192
 SPARE_MIB = 2
@@ -43,9 +43,6 @@ class NodeOnSmallDisk(NodeProcess):
     """A node whose data directory lies on a file system of its own."""
 
     disk: SmallDisk | None = None
-
-    def command(self) -> list[str]:
-        return self.mounted.enter(super().command())
 
     @property
     def mounted(self) -> SmallDisk:
@@ -68,7 +65,8 @@ def on_small_disk(
     """Run a node on a small disk."""
     (directory / "disk").mkdir()
     disk = SmallDisk(directory / "disk", size_mib)
-    node = NodeOnSmallDisk(directory / "disk" / "data", (*SMALL_LOG, *options), disk=disk)
+    options = (*SMALL_LOG, *options)
+    node = NodeOnSmallDisk(directory / "disk" / "data", options, disk=disk, enter=disk.enter)
     try:
         copy_cluster(disk.path / "data")
         node.start()

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
+from chaos.soak.postgres import Pair
 from storenode.client.messages import new_message
 from storenode.client.node import connect, content_filter
 from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.faults.processes import is_refused, logged, metrics, until
-from tests.support.cluster import Pair
 from tests.support.command import Command
 from tests.support.ledger import (
     PATIENCE_S,

@@ -9,9 +9,9 @@ from random import Random
 
 import psutil
 
+from chaos.soak.postgres import kill_machine
 from storenode.client.types import PublishResult
 from tests.faults.processes import log_size, logged, postmaster_of, until
-from tests.support.cluster import kill_machine
 from tests.support.command import Command
 from tests.support.ledger import (
     Follower,

@@ -12,13 +12,12 @@ from typing import Final
 
 import pytest
 
+from chaos.soak.postgres import ClusterServer, choose_programs
 from store.db.migrate import upgrade
 from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from tests.faults.processes import is_refused, until
 from tests.faults.two_nodes import Maker
-from tests.support import programs
-from tests.support.cluster import ClusterServer
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
 from tests.support.ledger import scanned
@@ -48,7 +47,7 @@ class Backups:
     def run(self, about: str, **env: str) -> str:
         """Run the commands of a block, and return their output."""
         steps = [Step(line, "") for line in self.lines("sh", about).splitlines()]
-        path = f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
+        path = f"{choose_programs().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
         return "".join(run_in_one_shell(steps, {"PATH": path, **env}))
 
     def configure(self, server: ClusterServer, about: str) -> None:

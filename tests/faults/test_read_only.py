@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.soak.postgres import ClusterServer, Pair
 from store.db.errors import READ_ONLY
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
@@ -18,10 +19,10 @@ from storenode.client.types import PublishResult
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.integration.run.helpers import get
-from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.ledger import PUBSUB, TOPICS
 from tests.support.node import COMMAND, NodeProcess
+from tests.support.postgres import running_pair
 
 ONCE = Retry(attempts=1)
 FILTER = content_filter(PUBSUB, TOPICS[0])
@@ -29,7 +30,7 @@ FILTER = content_filter(PUBSUB, TOPICS[0])
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with Pair(tmp_path_factory.mktemp("pair")) as running:
+    with running_pair(tmp_path_factory.mktemp("pair")) as running:
         yield running
 
 

@@ -10,9 +10,9 @@ from random import Random
 
 import psycopg
 
+from chaos.soak.postgres import ClusterServer
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import NodeClient, connect
-from tests.support.cluster import ClusterServer
 from tests.support.command import Command
 from tests.support.ledger import (
     PUBSUB,

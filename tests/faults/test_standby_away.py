@@ -17,6 +17,7 @@ from itertools import count
 import grpc
 import pytest
 
+from chaos.soak.postgres import ClusterServer, Pair
 from reconcile.ids import SyncIds
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.messages import TransferReader
@@ -30,15 +31,13 @@ from store.messages.record import RecordBatch
 from storenode.client.messages import new_message, new_request
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
-from tests.faults.conftest import running_server
 from tests.faults.processes import metrics, until
 from tests.integration.run.helpers import get
 from tests.support.admission import encoded
-from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.node import NodeProcess
-from tests.support.postgres import COMMITTING
+from tests.support.postgres import COMMITTING, running_server
 
 COMMIT_PATIENCE_S = 2.0
 STORED = "select count(*) from storenode.messages where hash = %s"

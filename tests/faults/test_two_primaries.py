@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
+from chaos.soak.postgres import ClusterServer, Pair
 from store.runtime.health import Obstacle
 from storenode.client.node import connect
 from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get
-from tests.support.cluster import ClusterServer, Pair
 from tests.support.command import Command
 from tests.support.ledger import Ledger, Publisher, attempted, publishing, scanned
 from tests.support.node import NodeProcess

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos.soak.small_disk import READ_ONLY
 from store.db.migrate import head
 from store.observe.http import STATUS_PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.node import NodeProcess
-from tests.support.small_disk import READ_ONLY
 
 TOPIC = ("--content-topic", "/installed/1/node/proto")
 KERNEL = "from reconcile import kernel; print(kernel.usable() is not None)"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos.soak.small_disk import READ_ONLY
 from tests.install.environment import ROOT
 from tests.support.command import Ended
 from tests.support.node import UV
-from tests.support.small_disk import READ_ONLY
 
 PROGRAMS = (
     "awk",

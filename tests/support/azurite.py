@@ -14,7 +14,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 
-from tests.support.ports import ReservedPort
+from chaos.ports import ReservedPort
 
 _ACCOUNT: Final = "devstoreaccount1"
 _KEY: Final = (

@@ -19,8 +19,8 @@ from urllib.parse import unquote
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from chaos.ports import ReservedPort
 from tests.support.pages import ROOT
-from tests.support.ports import ReservedPort
 
 PROGRAM: Final = Path(sysconfig.get_path("scripts"), "weed")
 BUCKET: Final = "archives"

@@ -7,23 +7,11 @@ for, and from all other tests.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-PATIENCE_S = 120.0
-PAUSE_S = 0.03
+from chaos.tasks import PATIENCE_S, PAUSE_S, eventually
 
-_T = TypeVar("_T")
-
-
-def eventually(look: Callable[[], _T | None]) -> _T:
-    """Ask until the answer is true; that answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(PAUSE_S)
-    return found
+__all__ = ["PATIENCE_S", "PAUSE_S", "eventually", "settle", "until"]
 
 
 async def until(check: Callable[[], Awaitable[object]]) -> None:

@@ -1,15 +1,10 @@
-"""A Postgres server for tests: many databases, no password, quick rather than durable."""
+"""The Postgres server that tests share: many databases, no password, quick rather than durable."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
@@ -17,16 +12,23 @@ from typing import Final, TypeVar
 import psycopg
 from psycopg import sql
 
-from store.embedded import EmbeddedPostgres, binaries
-from store.embedded.binaries import account_for
-from store.embedded.datadir import DataDir, make_cluster
-from store.embedded.process import Launch
-from tests.support import programs
+from chaos.soak.postgres import ROLE, SUPERUSER, ClusterServer, Pair, copy_cluster, start_server
+from tests.support.places import quick_directory
+
+__all__ = [
+    "CANARY",
+    "COMMITTING",
+    "MONITORING",
+    "ROLE",
+    "SUPERUSER",
+    "WRITING",
+    "PostgresServer",
+    "copy_cluster",
+    "running_pair",
+    "running_server",
+]
 
 _T = TypeVar("_T")
-
-SUPERUSER: Final = "postgres"
-ROLE: Final = "storenode"
 
 QUICK: Final[Mapping[str, str]] = {
     # It would come to a database once a minute, lock what a test drops or rebuilds within some
@@ -66,35 +68,27 @@ class PostgresServer:
     """
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = QUICK) -> None:
-        self.directory = directory
-        self._embedded = EmbeddedPostgres(directory, dict(settings))
+        self._server = ClusterServer(directory, settings)
         self._names = count(1)
 
     def start(self) -> None:
-        """Make the cluster, open it to tests, and start it."""
-        with programs.in_use():
-            self._start()
-
-    def _start(self) -> None:
-        if not (self.directory / "postgres").exists():
-            copy_cluster(self.directory)
-        hba = self.directory / "postgres" / "pg_hba.conf"
-        hba.write_text("host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n")
-        self._embedded.start()
+        """Start it; the first time after its cluster was made."""
+        if not self._server.data.cluster.exists():
+            self._server.create()
+        self._server.start()
 
     def stop(self) -> None:
         """Shut it down."""
-        self._embedded.stop()
+        self._server.stop()
 
     @property
     def port(self) -> int:
         """The port."""
-        assert self._embedded.port is not None, "the server does not run"
-        return self._embedded.port
+        return self._server.port
 
     def url(self, database: str, role: str = ROLE) -> str:
         """Return the libpq URL of a database."""
-        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
+        return self._server.url_of(role, database)
 
     @property
     def admin_url(self) -> str:
@@ -146,22 +140,19 @@ class PostgresServer:
             connection.execute(statement)
 
 
-def copy_cluster(directory: Path, installation: binaries.Installation | None = None) -> Path:
-    """Copy an empty cluster, as its first start would make it, into a data directory of a node.
+@contextmanager
+def running_server(kept: Path) -> Iterator[ClusterServer]:
+    """Run a durable server with the schema; its logs are copied to ``kept``."""
+    with quick_directory(kept) as directory:
+        running = start_server(directory / "server")
+        try:
+            yield running
+        finally:
+            running.stop()
 
-    To copy one costs a tenth of making it, and all that are copied have one system identifier.
-    """
-    made = _made(installation or binaries.choose(None))
-    directory.mkdir(mode=0o700, exist_ok=True)
-    subprocess.run(["cp", "-a", *made.iterdir(), directory], check=True)
-    return directory
 
-
-@cache
-def _made(installation: binaries.Installation) -> Path:
-    """Return a data directory with a cluster that was never started."""
-    data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
-    atexit.register(shutil.rmtree, data.path, ignore_errors=True)
-    account = account_for(data.cluster)
-    make_cluster(data, account, binaries.reachable(installation, Launch(account)))
-    return data.path
+@contextmanager
+def running_pair(kept: Path) -> Iterator[Pair]:
+    """Run a primary and an asynchronous standby with the schema; their logs go to ``kept``."""
+    with quick_directory(kept) as directory, Pair(directory) as pair:
+        yield pair

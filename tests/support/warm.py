@@ -8,14 +8,12 @@ in the list of processes, and that its interpreter is not taken apart when it en
 Run as a program, with a socket's number, this is the process that forks. It imports what the
 installed command runs, once. Each request comes with the four descriptors of standard input, output
 and error and of a pipe, which gets the new process's ID and, when that has ended, its status as
-`os.wait` gives it. It ends with the process that asks, and what it has forked ends with it. With
-the ID of the parent and a command line, it becomes that command, which ends with the parent.
+`os.wait` gives it. It ends with the process that asks.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import importlib
 import json
@@ -44,6 +42,7 @@ class _Forker:
     """The process that forks, begun when it is first asked."""
 
     def __init__(self) -> None:
+        self.is_used = False
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +69,8 @@ class _Forker:
         return pid, reading
 
     def close(self) -> None:
-        """End it, and with it what it has forked."""
+        """End it, after what it has forked."""
+        self.is_used = False
         if self._connection is not None and self._process is not None:
             self._connection.close()
             self._process.wait()
@@ -137,19 +137,15 @@ class _Forked(subprocess.Popen[Any]):
 
 
 _forker = _Forker()
-_used = False
 
 
 def use() -> None:
     """Fork from now on where that is the same; what measures a process executes it."""
-    global _used  # noqa: PLW0603 - one for the run of tests
-    _used = True
+    _forker.is_used = True
 
 
 def close() -> None:
     """Execute again, and end the process that forks."""
-    global _used  # noqa: PLW0603
-    _used = False
     _forker.close()
 
 
@@ -159,21 +155,10 @@ def popen(
     env: Mapping[str, str],
     **options: Any,  # noqa: ANN401 - as of Popen
 ) -> subprocess.Popen[Any]:
-    """Start a process that ends with this one; the installed command is forked where possible."""
-    if _used and command[0] == COMMAND and _forker.suits(env):
+    """Start a process; the installed command is forked where possible."""
+    if _forker.is_used and command[0] == COMMAND and _forker.suits(env):
         return _Forked(command, env=env, **options)
-    return subprocess.Popen(tied(command), env=env, **options)
-
-
-def tied(command: Sequence[str]) -> list[str]:
-    """Return a command line that becomes the given one, and ends with this process.
-
-    In another thread than the main one it is the given one: the kernel would end it with that
-    thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return list(command)
-    return [sys.executable, "-I", "-S", _SERVER, str(os.getpid()), *command]
+    return subprocess.Popen(command, env=env, **options)
 
 
 # The process that forks
@@ -195,20 +180,6 @@ _LATE: Final = (
 """What a node or a gateway imports while it starts."""
 
 
-_PR_SET_PDEATHSIG: Final = 1
-
-
-def tie(parent: int) -> None:
-    """Let the kernel interrupt this process when its parent ends, or end if that has happened.
-
-    Elsewhere than on Linux there is no such signal (prctl(2), PR_SET_PDEATHSIG).
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def serve(connection: socket.socket) -> None:
     """Fork for every request; returns in the new process only."""
     _import()
@@ -218,7 +189,6 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     pipes: dict[int, int] = {}
-    parent = os.getpid()
     with selectors.DefaultSelector() as selector:
         for each in (connection, seen):
             selector.register(each, selectors.EVENT_READ)
@@ -234,7 +204,7 @@ def serve(connection: socket.socket) -> None:
                     selector.close()
                     for own in (connection, seen, wake):
                         own.close()
-                    _become(asked, standard, [*pipes.values(), pipe], parent)
+                    _become(asked, standard, [*pipes.values(), pipe])
                     return
                 for number in standard:
                     os.close(number)
@@ -279,14 +249,11 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
     return json.loads(body), descriptors
 
 
-def _become(
-    asked: dict[str, Any], standard: Sequence[int], foreign: Sequence[int], parent: int
-) -> None:
-    """Set this process up as one that executes the command's file and ends with its parent."""
+def _become(asked: dict[str, Any], standard: Sequence[int], foreign: Sequence[int]) -> None:
+    """Set this process up as one that executes the command's file."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    tie(parent)
     for number, given in enumerate(standard):
         os.dup2(given, number)
     for number in (*standard, *foreign):
@@ -318,8 +285,5 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        tie(int(sys.argv[1]))
-        os.execvp(sys.argv[2], sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])))
     _run()

@@ -17,11 +17,11 @@ from typing import IO, Any, Final
 
 import yaml
 
+from chaos.ports import ReservedPort
 from tests.deploy.tools import DEPLOY, run
 from tests.support import warm
 from tests.support.node import COMMAND, READY_TIMEOUT_S, clean_environment, read_line
 from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
 
 COMPOSE: Final = DEPLOY / "compose"
 IMAGE: Final[Mapping[str, str]] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+from chaos.soak.postgres import ClusterServer, Pair
 from tests.deploy.runbooks.scene import Incident, World, environment, metric
-from tests.support.cluster import ClusterServer, Pair
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.postgres import SUPERUSER
+from tests.support.postgres import SUPERUSER, running_pair
 
 LAG_BYTES = 65 * 1024 * 1024
 PATRONI = {"curl http://db-a-1:8008": "the servers here are without Patroni"}
@@ -19,7 +19,7 @@ PATRONI = {"curl http://db-a-1:8008": "the servers here are without Patroni"}
 def clusters(world: World) -> None:
     """Run a pair: its standby is away, lags, is promoted, and the old primary comes back."""
     with (
-        Pair(world.directory) as pair,
+        running_pair(world.directory) as pair,
         running_node(
             world.directory / "data", "--max-clock-drift", "off", database_url=pair.url
         ) as node,

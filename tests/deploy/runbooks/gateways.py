@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from chaos.ports import ReservedPort
 from tests.deploy.runbooks.scene import World
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
 
 
 def gateways(world: World) -> None:

@@ -7,6 +7,7 @@ import time
 
 import grpc
 
+from chaos.ports import ReservedPort
 from sim.messages import CANDIDATES, forged_halves
 from storenode.client.messages import hash_of, new_message, new_request
 from storenode.connection.channel import TlsIdentity
@@ -19,7 +20,6 @@ from tests.support.credentials import Pki
 from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
 
 CALLS = 3
 """Sessions that fail: scheduled ones would wait longer and longer for each other."""

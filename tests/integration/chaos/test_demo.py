@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
 
 TIMEOUT_S = 560.0
@@ -51,7 +50,7 @@ def left_behind(directory: Path) -> list[str]:
 @pytest.mark.timeout(TIMEOUT_S + 20)
 def test_everything_comes_back_and_nothing_stays_behind(tmp_path: Path) -> None:
     done = subprocess.run(
-        warm.tied([COMMAND, "demo", *QUICK]),
+        [COMMAND, "demo", *QUICK],
         capture_output=True,
         text=True,
         env=environment(tmp_path),
@@ -84,7 +83,7 @@ def test_everything_comes_back_and_nothing_stays_behind(tmp_path: Path) -> None:
 @pytest.mark.timeout(TIMEOUT_S)
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        warm.tied([COMMAND, "demo"]),
+        [COMMAND, "demo"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -145,18 +145,18 @@ time.sleep(600)
 """A program in the place of `storenode`, which takes any options."""
 
 PARENT = f"""
-import asyncio, pathlib, sys, time
+import pathlib, sys, time
 from chaos.node import NodeProcess
-node = NodeProcess("n1", pathlib.Path(sys.argv[1]), program=(sys.executable, "-c", {SERVING!r}))
-asyncio.run(node.start())
+node = NodeProcess(pathlib.Path(sys.argv[1]) / "n1", program=(sys.executable, "-c", {SERVING!r}))
+node.start()
 print(node.pid, flush=True)
 time.sleep(600)
 """
 
 
 async def test_a_node_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) -> None:
-    node = NodeProcess("n1", tmp_path, program=(sys.executable, "-c", SERVING))
-    await node.start()
+    node = NodeProcess(tmp_path / "n1", program=(sys.executable, "-c", SERVING))
+    node.start()
     assert node.ready == {"listen": "127.0.0.1:1"}
     os.kill(node.pid, signal.SIGKILL)
     with pytest.raises(NodeFailedError) as failure:
@@ -166,17 +166,17 @@ async def test_a_node_that_ends_by_itself_is_reported_with_its_log(tmp_path: Pat
 
 
 async def test_a_node_that_is_stopped_is_not_reported(tmp_path: Path) -> None:
-    node = NodeProcess("n1", tmp_path, program=(sys.executable, "-c", SERVING))
-    await node.start()
-    await node.stop()
+    node = NodeProcess(tmp_path / "n1", program=(sys.executable, "-c", SERVING))
+    node.start()
+    node.close()
     await node.watch()
     assert not node.running
 
 
 async def test_a_node_that_does_not_start_is_reported(tmp_path: Path) -> None:
-    node = NodeProcess("n1", tmp_path, program=(sys.executable, "-c", "raise SystemExit(3)"))
+    node = NodeProcess(tmp_path / "n1", program=(sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(NodeFailedError, match="n1 ended with code 3 while it started"):
-        await node.start()
+        node.start()
 
 
 def test_a_node_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:

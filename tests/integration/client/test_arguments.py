@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chaos.ports import ReservedPort
 from storenode.cli.main import main
 from storenode.connection.channel import TlsIdentity, open_channel, parse_address
 from storenode.connection.errors import ClientOptionError, NodeUnavailableError, query_error
 from tests.integration.client.conftest import Secured
 from tests.support.command import Command
 from tests.support.node import running_node
-from tests.support.ports import ReservedPort
 
 TOPIC = "--content-topic=/app/1/chat/proto"
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from chaos.ports import ReservedPort
 from storenode import AsyncClient, Channel, Client, Message
 from storenode.client import StorenodeError, TlsIdentity
 from storenode.sds.aio.node import StoreNode
@@ -24,7 +25,6 @@ from storenode.sds.aio.status import Status
 from tests.integration.client.conftest import Secured
 from tests.support.node import NodeProcess
 from tests.support.pages import ROOT
-from tests.support.ports import ReservedPort
 
 TOPIC: Final = "/my-app/1/chat/proto"
 SECONDS: Final = 1_795_000_000

@@ -11,9 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from chaos.soak.postgres import choose_programs
 from store.domain.access import parse_token_file
 from storenode.client import Client, Message, TlsIdentity
-from tests.support import grpcurl, programs
+from tests.support import grpcurl
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, Fleet, database_of, exchanging, hashes, made, publish
 from tests.support.node import COMMAND, NodeProcess, running_node
@@ -102,7 +103,7 @@ def lines(*abouts: str) -> list[Step]:
 
 def postgres_path() -> str:
     """Return a `PATH` with the command and with Postgres's programs."""
-    return f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
+    return f"{choose_programs().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
 
 
 async def test_a_dump(tmp_path: Path, database_url: str, empty_database_url: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from chaos.ports import ReservedPort
 from store.gateway.filter import FILTER_SUBSCRIBE
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
 from store.gateway.wire import delimited
@@ -30,7 +31,6 @@ from tests.support.command import Command
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PAUSE_S, eventually
-from tests.support.ports import ReservedPort
 from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS, until_closed
 from tests.support.waku_client import (
     MPLEX,

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import trustme
 
+from chaos.ports import ReservedPort
 from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
 from store.serving.tls import TlsFiles
@@ -21,7 +22,6 @@ from tests.integration.peers.test_gossip_hostile import stream
 from tests.support.credentials import Pki, token_file
 from tests.support.fleet import Fleet
 from tests.support.node import NodeProcess
-from tests.support.ports import ReservedPort
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos.ports import ReservedPort
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.spark import spark_session
 from tests.integration.database.sample_messages import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.object_store import ObjectStore
-from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer
 
 QUICK_JVM = (

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos.ports import ReservedPort
 from store.pipeline import delta, files
 from store.pipeline.archive import ArchiveJob, archive
 from store.pipeline.audit.audit import audit_recorded
@@ -33,7 +34,6 @@ from store.pipeline.verify import VerifyJob, verify
 from tests.integration.pipeline.world import messages, more, plain, published, stored_ids, when
 from tests.support import azurite
 from tests.support.object_store import BUCKET, ObjectStore, google_dialect, running_store
-from tests.support.ports import ReservedPort
 
 # Each goes the whole way by itself, and a busy machine takes minutes for that.
 pytestmark = pytest.mark.timeout(1_800)

@@ -20,6 +20,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from psycopg import sql
 
+from chaos.ports import ReservedPort
 from store.db.migrate import upgrade
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
@@ -37,7 +38,6 @@ from tests.integration.run.helpers import (
 from tests.support.credentials import token_file
 from tests.support.node import COMMAND, NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer, copy_cluster
 
 SERVING = HealthCheckResponse.SERVING

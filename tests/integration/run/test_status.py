@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict
 
+from chaos.ports import ReservedPort
 from store.observe.http import MAX_HTTP_HEAD_BYTES, MAX_STATUS_REQUESTS, MAX_UNFINISHED_REQUESTS
 from store.observe.problems import RUNBOOKS
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
@@ -26,7 +27,6 @@ from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
 from tests.support.postgres import PostgresServer, copy_cluster
 
 HOUR_S = 3_600

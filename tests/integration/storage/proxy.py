@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from tests.support.ports import ReservedPort
+from chaos.ports import ReservedPort
 
 _CHUNK_BYTES = 65_536
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import trustme
 
+from chaos.ports import ReservedPort
 from storenode.client import (
     AccessDeniedError,
     AsyncClient,
@@ -33,7 +34,6 @@ from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, Wrong
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.support.ports import ReservedPort
 
 ENDLESS: Final = Retry(attempts=None, first_delay_s=0.01, max_delay_s=0.01, at_start=True)
 HASTY: Final = Retry(attempts=3, first_delay_s=0.01, max_delay_s=0.01)

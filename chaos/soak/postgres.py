@@ -1,13 +1,20 @@
-"""A primary Postgres server and its standby, and the tools to break and promote them."""
+"""Postgres servers on directories of their own, a primary with its standby, and how they break.
+
+They run the programs that an embedded server runs, unless the environment variable
+`TEST_POSTGRES_BIN` names a directory with others.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,24 +22,26 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from chaos.ports import ReservedPort
+from chaos.tasks import eventually
 from store.db.migrate import upgrade
 from store.embedded import binaries
-from store.embedded.binaries import account_for
-from store.embedded.datadir import DATABASE, DataDir
+from store.embedded.binaries import Installation, account_for
+from store.embedded.datadir import DATABASE, DataDir, make_cluster
 from store.embedded.process import Launch
 from store.embedded.supervisor import ServerProcess
-from tests.support import programs
-from tests.support.places import quick_directory
-from tests.support.polling import eventually
-from tests.support.ports import ReservedPort
-from tests.support.postgres import ROLE, SUPERUSER, copy_cluster
 
+SUPERUSER: Final = "postgres"
+ROLE: Final = "storenode"
+PROGRAMS_VARIABLE: Final = "TEST_POSTGRES_BIN"
+
+_VERSION_TIMEOUT_S: Final = 60
 _STANDBY_NAME: Final = "second"
 _HBA: Final = """\
 host all all 127.0.0.1/32 trust
 host replication all 127.0.0.1/32 trust
 """
-_SETTINGS: Final[Mapping[str, str]] = {
+SETTINGS: Final[Mapping[str, str]] = {
     "max_connections": "60",
     "shared_buffers": "64MB",
     "wal_keep_size": "256MB",
@@ -43,12 +52,13 @@ _SETTINGS: Final[Mapping[str, str]] = {
 class ClusterServer:
     """A server on a directory of its own; the thread that starts it must outlive it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         self.data = DataDir(directory)
-        self.data.path.mkdir()
+        self.data.path.mkdir(exist_ok=True)
         # Chosen once: the connection strings of nodes name it before and after a restart.
         self.leased_port = ReservedPort()
-        self._installation = programs.chosen()
+        self._settings = settings
+        self._installation = choose_programs()
         self._account = account_for(self.data.cluster)
         self._server: ServerProcess | None = None
 
@@ -88,7 +98,7 @@ class ClusterServer:
         """Start it and wait until it accepts connections."""
         found = binaries.reachable(self._installation, Launch(self._account))
         account = account_for(self.data.cluster)
-        self._server = ServerProcess(self.data, account, found, _SETTINGS, self.port)
+        self._server = ServerProcess(self.data, account, found, self._settings, self.port)
         assert self._server.await_ready(), self._server.wait()
 
     @property
@@ -105,7 +115,11 @@ class ClusterServer:
     @property
     def url(self) -> str:
         """URL of the nodes' database."""
-        return f"postgresql://{ROLE}@127.0.0.1:{self.port}/{DATABASE}"
+        return self.url_of(ROLE)
+
+    def url_of(self, role: str, database: str = DATABASE) -> str:
+        """Return the libpq URL of a role and a database."""
+        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
 
     def stop(self) -> None:
         """Shut it down as `pg_ctl stop -m fast` does; nothing to do when it does not run."""
@@ -123,8 +137,7 @@ class ClusterServer:
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a statement as the superuser in the nodes' database."""
-        url = f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{DATABASE}"
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(self.url_of(SUPERUSER), autocommit=True) as connection:
             cursor = connection.execute(sql.SQL(statement), values)
             return cursor.fetchall() if cursor.description else []
 
@@ -141,16 +154,12 @@ def start_server(directory: Path) -> ClusterServer:
 class Pair:
     """A primary, its standby, and the URL that names both; a context manager.
 
-    Without a ``directory`` of its own it has a quick one, whose logs are copied to ``kept`` at the
-    end.
+    Postgres's account must get at ``directory``.
     """
 
-    def __init__(self, kept: Path, directory: Path | None = None) -> None:
-        self._places = ExitStack()
-        # Not below a directory of pytest's: Postgres's account must get there.
-        self.directory = directory or self._places.enter_context(quick_directory(kept))
-        self.first = ClusterServer(self.directory / "first")
-        self.second = ClusterServer(self.directory / "second")
+    def __init__(self, directory: Path) -> None:
+        self.first = ClusterServer(directory / "first")
+        self.second = ClusterServer(directory / "second")
 
     @property
     def url(self) -> str:
@@ -209,10 +218,9 @@ class Pair:
         self.first, self.second = self.second, self.first
 
     def close(self) -> None:
-        """Stop both and remove what they left."""
+        """Stop both."""
         for server in (self.second, self.first):
             server.stop()
-        self._places.close()
 
 
 def kill_machine(postmaster: psutil.Process) -> None:
@@ -224,3 +232,39 @@ def kill_machine(postmaster: psutil.Process) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end with its parent
             process.kill()
+
+
+def choose_programs() -> Installation:
+    """Return the programs to run a new server with."""
+    directory = os.environ.get(PROGRAMS_VARIABLE)
+    if not directory:
+        return binaries.choose(None)
+    done = subprocess.run(
+        [Path(directory, "postgres"), "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_VERSION_TIMEOUT_S,
+    )
+    return Installation(Path(directory), done.stdout.split()[2], movable=False)
+
+
+def copy_cluster(directory: Path, installation: Installation | None = None) -> Path:
+    """Copy an empty cluster, as its first start would make it, into a data directory of a node.
+
+    To copy one costs a tenth of making it, and all that are copied have one system identifier.
+    """
+    made = _made(installation or binaries.choose(None))
+    directory.mkdir(mode=0o700, exist_ok=True)
+    subprocess.run(["cp", "-a", *made.iterdir(), directory], check=True)
+    return directory
+
+
+@cache
+def _made(installation: Installation) -> Path:
+    """Return a data directory with a cluster that was never started."""
+    data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
+    atexit.register(shutil.rmtree, data.path, ignore_errors=True)
+    account = account_for(data.cluster)
+    make_cluster(data, account, binaries.reachable(installation, Launch(account)))
+    return data.path

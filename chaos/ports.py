@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 that stay a test's own also while nothing listens on them."""
+"""Ports of 127.0.0.1 that stay their owner's also while nothing listens on them."""
 
 from __future__ import annotations
 

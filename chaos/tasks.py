@@ -61,6 +61,10 @@ class StuckError(Exception):
     """A wait was given up; the text says what is left."""
 
 
+class OutOfTimeError(StuckError):
+    """A wait was given up since the time limit of the run was reached."""
+
+
 class Waiter:
     """Waits until counts are zero.
 
@@ -91,7 +95,7 @@ class Waiter:
                     f"{what}: {last:,} left, and no change for {self._patience_s:.0f} s"
                 )
             if not self.left_s:
-                raise StuckError(f"{what}: {last:,} left when the time limit was reached")
+                raise OutOfTimeError(f"{what}: {last:,} left when the time limit was reached")
             await asyncio.sleep(_LOOK_EVERY_S)
             if (left := count()) != last:
                 last, changed_s = left, time.monotonic()

@@ -30,6 +30,7 @@ from storenode.sds.aio.node import StoreNode
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import ChannelConfig
 
+_START_TIMEOUT_S: Final = 600.0
 _STOP_TIMEOUT_S: Final = 20.0
 
 
@@ -73,7 +74,7 @@ class World:
         """
         node = self.nodes[name]
         node.launch()
-        await asyncio.to_thread(node.wait_ready)
+        await asyncio.to_thread(node.wait_ready, _START_TIMEOUT_S)
         self.network.move(name, node.ready)
 
     async def stop_node(self, name: str) -> None:

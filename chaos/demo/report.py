@@ -112,11 +112,14 @@ class ConsoleReport:
         self._print(table)
         self._print(Text())
 
-    def failure(self, violations: Iterable[str], given_up: Iterable[str]) -> None:
+    def failure(
+        self, violations: Iterable[str], given_up: Iterable[str], *, is_late: bool = False
+    ) -> None:
         """Print what differs, and which waits were given up."""
+        reason = "The demo ran out of time" if is_late else "Nothing changed any more"
         for title, sentences in (
             ("Not everything is everywhere:", violations),
-            ("The demo ran out of time; these waits were given up:", given_up),
+            (f"{reason}; these waits were given up:", given_up),
         ):
             for number, sentence in enumerate(sentences):
                 if not number:

@@ -35,7 +35,7 @@ from chaos.demo.cluster import (
 from chaos.demo.report import ConsoleReport, Incident
 from chaos.link import Way
 from chaos.node import NodeProcess
-from chaos.tasks import StuckError, Waiter
+from chaos.tasks import OutOfTimeError, StuckError, Waiter
 from chaos.world import World
 from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.events import Missing
@@ -78,6 +78,19 @@ BURST_OUTAGE: Final = 10_000
 """Readings published while a node is down."""
 
 BURST_PORTION: Final = 500
+WHOLE: Final = 0
+BROKEN: Final = 1
+OUT_OF_TIME: Final = 4
+"""Exit codes; the last one: something has not come back when the time limit was reached."""
+
+ENDINGS: Final = {
+    BROKEN: "Something was not brought back.",
+    OUT_OF_TIME: "The demo ran out of time.",
+}
+
+_PENDING_RULES: Final = {"lost", "unequal", "unnamed loss"}
+"""Rules that may be broken until everything has come back."""
+
 _END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -97,8 +110,8 @@ class Plan:
     without: Collection[str]
 
 
-async def run(plan: Plan, report: ConsoleReport) -> bool:
-    """Run the story and print the verdict; return True if everything is everywhere.
+async def run(plan: Plan, report: ConsoleReport) -> int:
+    """Run the story, print the verdict, and return the exit code.
 
     Ctrl-C, SIGTERM and SIGHUP end it in order, with ``CancelledError``.
 
@@ -133,16 +146,15 @@ class Story(World):
             plan.directory, Random(), Waiter(plan.patience_s, plan.limit_s), SEND_EVERY_S
         )
         self.report = report
-        self.given_up: list[str] = []
-        """Waits that were given up, each with what was left."""
+        self.given_up: list[StuckError] = []
         self.logs: list[Log] = []
         self.holdings: list[Holding] = []
         self._plan = plan
         self._certificates = Certificates(plan.directory)
         self._incidents: list[Incident] = []
 
-    async def run(self) -> bool:
-        """Run all chapters and print the verdict; return True if everything is everywhere."""
+    async def run(self) -> int:
+        """Run all chapters, print the verdict, and return the exit code."""
         await self.play()
         self.report.chapter("Every store is read, and every hash is computed again")
         return self.conclude(await self.judge())
@@ -168,8 +180,11 @@ class Story(World):
             *list_violations("follow", "nodes refused a cursor of their own", refused),
         ]
 
-    def conclude(self, violations: Sequence[Violation]) -> bool:
-        """Print what was lost and how it came back; return True if everything is everywhere."""
+    def conclude(self, violations: Sequence[Violation]) -> int:
+        """Print what was lost and how it came back, and return the exit code.
+
+        It is judged by what stores and logs hold, not by how long that took.
+        """
         self.report.incidents(self._incidents)
         ways: Counter[str] = Counter()
         gone = 0
@@ -180,9 +195,11 @@ class Story(World):
             ways.update(map(str, arrived))
             gone += len(missed) - len(arrived)
         self.report.recoveries(ways, gone)
-        if violations or self.given_up:
-            self.report.failure(map(str, violations), self.given_up)
-            return False
+        is_late = any(isinstance(each, OutOfTimeError) for each in self.given_up)
+        if violations:
+            self.report.failure(map(str, violations), map(str, self.given_up), is_late=is_late)
+            is_unfinished = is_late and {each.rule for each in violations} <= _PENDING_RULES
+            return OUT_OF_TIME if is_unfinished else BROKEN
         stored = len(self.holdings[0].scanned)
         lines = sum(len(log.sent) for log in self.logs)
         channels = len({log.channel for log in self.logs})
@@ -190,7 +207,7 @@ class Story(World):
             f"The {len(NODES)} stores are equal: {stored:,} messages, by hashes computed anew.",
             f"The {len(CAST)} logs are equal: all {lines:,} lines of {channels} channels.",
         )
-        return True
+        return WHOLE
 
     async def _begin(self) -> None:
         self.report.chapter("Three nodes start, each with a Postgres, and speak TLS")
@@ -405,7 +422,7 @@ class Story(World):
         try:
             await self.waiter.until_none(what, count)
         except StuckError as error:
-            self.given_up.append(str(error))
+            self.given_up.append(error)
             return False
         return True
 

@@ -20,7 +20,7 @@ from chaos.checker.logs import Entry, Log, check_logs
 from chaos.checker.stores import Holding, Served, check_stores
 from chaos.soak.growth import BYTES_PER_MESSAGE, EVERY_S, MIB, Sample, check_growth
 from chaos.soak.nemesis import FAULTS, plan
-from chaos.tasks import StuckError, Waiter
+from chaos.tasks import OutOfTimeError, StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2 import FollowPage, FollowRequest
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
@@ -411,5 +411,5 @@ async def test_a_wait_without_change_is_given_up() -> None:
 
 async def test_the_limit_ends_every_wait() -> None:
     waiter, counts = Waiter(patience_s=60.0, limit_s=0.0), iter(range(9, 0, -1))
-    with pytest.raises(StuckError, match="lines: 9 left when the time limit was reached"):
+    with pytest.raises(OutOfTimeError, match="lines: 9 left when the time limit was reached"):
         await waiter.until_none("lines", lambda: next(counts))

@@ -10,13 +10,16 @@ from click.testing import CliRunner, Result
 
 from chaos.checker.history import Violation
 from chaos.checker.stores import Holding
-from chaos.demo.story import Story
+from chaos.demo.story import ENDINGS, OUT_OF_TIME, Story
 from chaos.node import NodeFailedError
+from chaos.tasks import OutOfTimeError, StuckError
 from store.cli.demo import demo
 from storenode.cli.errors import FAILED, OK, CliError
 
 LOST = Violation("lost", "2 acknowledged messages of other nodes are missing at n3")
-GIVEN_UP = "n3 gets what it lacks: 2 left, and no change for 1 s"
+ALTERED = Violation("altered", "1 messages in a scan of n2 are not as published")
+STUCK = StuckError("n3 gets what it lacks: 2 left, and no change for 1 s")
+LATE = OutOfTimeError("n3 gets what it lacks: 2 left when the time limit was reached")
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def end_with(
-    monkeypatch: pytest.MonkeyPatch, violations: list[Violation], given_up: list[str]
+    monkeypatch: pytest.MonkeyPatch, violations: list[Violation], given_up: list[StuckError]
 ) -> Result:
     """Run the command with a story that only ends."""
 
@@ -45,30 +48,38 @@ def end_with(
     return CliRunner().invoke(demo, ["--plain"], standalone_mode=False)
 
 
-@pytest.mark.parametrize(("violations", "given_up"), [([LOST], []), ([], [GIVEN_UP])])
-def test_a_difference_and_a_wait_that_was_given_up_are_reported_and_kept(
+@pytest.mark.parametrize(
+    ("violation", "given_up", "code", "reason"),
+    [
+        (LOST, [], FAILED, ""),
+        (LOST, [STUCK], FAILED, "Nothing changed any more;"),
+        (LOST, [STUCK, LATE], OUT_OF_TIME, "The demo ran out of time;"),
+        (ALTERED, [LATE], FAILED, "The demo ran out of time;"),
+    ],
+)
+def test_a_difference_is_reported_and_kept_with_the_waits_that_were_given_up(
     temporary: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    violations: list[Violation],
-    given_up: list[str],
+    violation: Violation,
+    given_up: list[StuckError],
+    code: int,
+    reason: str,
 ) -> None:
-    ended = end_with(monkeypatch, violations, given_up)
+    with pytest.MonkeyPatch.context() as patch:
+        ended = end_with(patch, [violation], given_up)
     (kept,) = temporary.iterdir()
     assert isinstance(ended.exception, CliError)
-    assert ended.exception.code == FAILED
-    sentence = f"Something was not brought back. Logs and databases are in {kept}."
-    assert ended.exception.sentence == sentence
-    assert ("Not everything is everywhere:" in ended.output) is bool(violations)
-    assert ("ran out of time; these waits were given up:" in ended.output) is bool(given_up)
-    for reported in (*map(str, violations), *given_up):
+    assert ended.exception.code == code
+    assert ended.exception.sentence == f"{ENDINGS[code]} Logs and databases are in {kept}."
+    for reported in ("Not everything is everywhere:", str(violation), reason, *map(str, given_up)):
         assert reported in ended.output
     assert (kept / "n1.log").exists()
 
 
-def test_a_demo_without_a_difference_leaves_no_file(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given_up", [[], [STUCK, LATE]])
+def test_a_demo_without_a_difference_succeeds_however_long_it_took(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, given_up: list[StuckError]
 ) -> None:
-    ended = end_with(monkeypatch, [], [])
+    ended = end_with(monkeypatch, [], given_up)
     assert ended.return_value == OK, ended.output
     assert "The 3 stores are equal" in ended.output
     assert list(temporary.iterdir()) == []

@@ -2,15 +2,14 @@
 
 Each caller reaches a node through a `Wire`, whose address stays when the node starts again on other
 ports. A wire is open, closed (connections are reset, new ones refused), or lossy: bytes are read
-and thrown away, new connections get no answer, and no error is reported. A wire may also lose the
-bytes of one direction only. Connections that lost bytes are reset when the wire opens again.
+and thrown away, new connections get no answer, and no error is reported. Connections that lost
+bytes are reset when the wire opens again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -30,32 +29,6 @@ class WireState(Enum):
     LOSSY = "lossy"
 
 
-class Direction(Enum):
-    """A direction of a connection."""
-
-    UP = "from the caller to the node"
-    DOWN = "from the node to the caller"
-
-
-@dataclass(slots=True)
-class Loss:
-    """The loss of the bytes of a direction after ``left_bytes`` more; ``begun`` when it begins.
-
-    It befalls the connections up to number ``last``.
-    """
-
-    left_bytes: int
-    last: int
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def takes(self, size: int) -> bool:
-        """Return True if a portion of this size is lost."""
-        self.left_bytes -= size
-        if self.left_bytes < 0:
-            self.begun.set()
-        return self.begun.is_set()
-
-
 class Wire:
     """A port of 127.0.0.1 that stands for another; ``target`` may change, and may be unset.
 
@@ -70,9 +43,6 @@ class Wire:
         self.address = ""
         self.state = WireState.OPEN
         self.delay_s = 0.0
-        self.connections = 0
-        """The number of connections so far."""
-        self._losses: dict[Direction, Loss] = {}
         self._server: asyncio.Server | None = None
         self._connections = Tasks()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -91,20 +61,10 @@ class Wire:
         await self._connections.stop()
 
     def set(self, state: WireState) -> None:
-        """Change the treatment of bytes, and end the losses of single directions."""
-        if state is WireState.CLOSED or self.state is WireState.LOSSY or self._losses:
+        """Change the treatment of bytes."""
+        if state is WireState.CLOSED or self.state is WireState.LOSSY:
             self._abort()
-        self._losses.clear()
         self.state = state
-
-    def lose(self, direction: Direction, after_bytes: int = 0) -> asyncio.Event:
-        """Discard what the current connections carry in a direction, after so many bytes.
-
-        Returns:
-            An event that is set when the first bytes are discarded.
-        """
-        self._losses[direction] = Loss(after_bytes, self.connections)
-        return self._losses[direction].begun
 
     def _abort(self) -> None:
         for writer in tuple(self._writers):
@@ -117,7 +77,6 @@ class Wire:
         if self.state is WireState.CLOSED:
             writer.transport.abort()
             return
-        self.connections += 1
         self._writers.add(writer)
         try:
             await self._carry(reader, writer)
@@ -128,9 +87,8 @@ class Wire:
             writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = self.connections
         if self.state is WireState.LOSSY:
-            await self._pump(reader, writer, Direction.UP, number)
+            await self._pump(reader, writer)
             return
         host, _, port = self.target.rpartition(":")
         if not host:
@@ -138,8 +96,8 @@ class Wire:
         there, back = await asyncio.open_connection(host, int(port))
         self._writers.add(back)
         pumps = [
-            asyncio.create_task(self._pump(reader, back, Direction.UP, number)),
-            asyncio.create_task(self._pump(there, writer, Direction.DOWN, number)),
+            asyncio.create_task(self._pump(reader, back)),
+            asyncio.create_task(self._pump(there, writer)),
         ]
         try:
             # gRPC does not use half a connection: the end of one direction ends both.
@@ -151,22 +109,13 @@ class Wire:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _pump(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        direction: Direction,
-        number: int,
-    ) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            loss = self._losses.get(direction)
-            is_lost = loss is not None and number <= loss.last and loss.takes(len(data))
-            if is_lost or self.state is WireState.LOSSY:
-                continue
-            writer.write(data)
-            await writer.drain()
+            if self.state is not WireState.LOSSY:
+                writer.write(data)
+                await writer.drain()
 
 
 class Network:

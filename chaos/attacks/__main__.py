@@ -64,8 +64,7 @@ class Outcome:
 
 async def run_attack(name: str, count: int, seed: int) -> Outcome:
     """Start a node with a database of its own, and attack it."""
-    attack = ATTACKS[name]
-    async with run_node([*OPTIONS, *attack.options]) as node:
+    async with run_node(OPTIONS) as node:
         return await attack_node(node, name, count, seed)
 
 

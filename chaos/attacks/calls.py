@@ -1,30 +1,31 @@
-"""Attacks by calls of which something is missing, by idle connections, and by costly requests."""
+"""Attacks by calls of which something is missing, idle connections, and invented messages."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import product
-from string import ascii_lowercase
 from typing import Any, Final
 
 import grpc
 
 from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 STORE: Final = "/storenode.v1.Store/"
+PEER: Final = "/storenode.v1.Peer/"
+_ANNOUNCING: Final = 24
+_FRAME_IDS: Final = 4_096
+_ANNOUNCE_S: Final = 40.0
 _MESSAGE_BYTES: Final = 16 * 1024 * 1024
 _AT_ONCE: Final = 200
 _DEADLINE_S: Final = 60.0
 _IDLE_S: Final = 20.0
-_CHUNKS: Final = b"1\r\nx\r\n" * 2_000
 
 
 class Sent(Enum):
@@ -145,41 +146,43 @@ async def _read_to_end(reader: asyncio.StreamReader) -> None:
             pass
 
 
-async def http_parameters(target: Target, _rng: random.Random, count: int) -> str:
-    """Send requests with 15,500 parameters each, in a URL of 62 kB, one after the other."""
-    names = ("".join(letters) for letters in product(ascii_lowercase, repeat=3))
-    query = "&".join(name for name, _ in zip(names, range(15_500), strict=False))
-    head = f"GET /api/v1/messages?{query} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    began_s = time.monotonic()
-    for _ in range(count):
-        reader, writer = await _connect(target["http"])
-        writer.write(head.encode())
-        await reader.read()
-        writer.close()
-    return f"{count * len(head):,} bytes were answered in {time.monotonic() - began_s:.1f} s"
+async def false_announcements(target: Target, rng: random.Random, count: int) -> str:
+    """Announce millions of messages that were never published.
 
+    What a node keeps of each is bounded; a peer that does not deliver is slowed, then cut off.
+    """
+    counts: Counter[str] = Counter()
 
-async def http_chunks(target: Target, _rng: random.Random, count: int) -> str:
-    """Send bodies in chunks of one byte for as many seconds."""
-    head = (
-        b"POST /api/v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n"
+    async def announce(channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        while counts["ids"] < count:
+            counts["names"] += 1
+            call = channel.stream_stream(PEER + "Gossip")(metadata=identity(rng))
+            try:
+                while counts["ids"] < count:
+                    ids = [rng.randbytes(32) for _ in range(_FRAME_IDS)]
+                    await call.write(GossipFrame(inv=Inventory(ids=ids)).SerializeToString())
+                    counts["ids"] += len(ids)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                counts["ended"] += 1
+                await asyncio.sleep(0.5)
+            finally:
+                call.cancel()
+
+    async with grpc.aio.insecure_channel(target["peer"]) as channel:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANNOUNCE_S):
+                await asyncio.gather(*(announce(channel) for _ in range(_ANNOUNCING)))
+    return (
+        f"{counts['ids']:,} IDs were announced under {counts['names']:,} names, whose streams the "
+        f"node ended {counts['ended']:,} times"
     )
-    sent = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(count):
-            while True:
-                reader, writer = await _connect(target["http"])
-                answered = asyncio.create_task(reader.read(1))
-                writer.write(head)
-                with suppress(ConnectionError):
-                    while not answered.done():
-                        writer.write(_CHUNKS)
-                        await writer.drain()
-                        sent += len(_CHUNKS)
-                answered.cancel()
-                writer.close()
-    return f"{sent:,} bytes were sent"
+
+
+def identity(rng: random.Random) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a peer under an invented name."""
+    name = f"invented-{rng.getrandbits(64):x}"
+    store_id = ("storenode-store-id", f"store-of-{name}")
+    return ("storenode-node-id", name), store_id, ("storenode-version", "6.6.6")
 
 
 async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

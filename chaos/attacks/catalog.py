@@ -18,19 +18,16 @@ Target = Mapping[str, str]
 class Attack:
     """A program against a node that describes the outcome; tests use ``short`` as its ``count``.
 
-    ``work`` is the name of a function of this package. ``options`` are those of the node.
+    ``work`` is the name of a function of this package.
     """
 
     work: str
     count: int
     short: int
-    options: tuple[str, ...] = ()
 
 
 _DEADLINE_S: Final = 300.0
 """An attack that takes longer is stopped."""
-
-_HTTP: Final = ("--http-listen", "127.0.0.1:0")
 
 ATTACKS: Final[Mapping[str, Attack]] = {
     "unread_scans": Attack("reads.unread_scans", 300, 24),
@@ -43,12 +40,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "rapid_resets": Attack("calls.RAPID_RESETS.run", 200_000, 10_000),
     "compressed_requests": Attack("calls.compressed_requests", 200, 8),
     "idle_connections": Attack("calls.idle_connections", 10_000, 100),
-    "http_parameters": Attack("calls.http_parameters", 20, 3, _HTTP),
-    "http_chunks": Attack("calls.http_chunks", 10, 3, _HTTP),
     "walks": Attack("reads.walks", 40, 6),
-    "reconcile_places": Attack("invented_peers.reconcile_places", 400, 40),
-    "gossip_places": Attack("invented_peers.gossip_places", 70, 70),
-    "false_confirmations": Attack("invented_peers.false_confirmations", 2_000_000, 100_000),
+    "false_announcements": Attack("calls.false_announcements", 2_000_000, 100_000),
 }
 """The attacks by name."""
 

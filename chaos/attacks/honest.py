@@ -17,7 +17,7 @@ from chaos.attacks.catalog import Target
 from chaos.checker.clients import (
     Endpoint,
     Follower,
-    NotReadyError,
+    NoAnswerError,
     Publisher,
     query,
     read_holding,
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 60.0
 _QUERIED: Final = 100
-
-
-class WrongAnswerError(Exception):
-    """An answer that does not serve the call."""
 
 
 class HonestClient:
@@ -116,7 +112,7 @@ class HonestClient:
                 await call()
             except grpc.aio.AioRpcError as error:
                 self.failures[f"{name}: {error.code().name}"] += 1
-            except (OSError, NotReadyError, WrongAnswerError) as error:
+            except (OSError, NoAnswerError) as error:
                 self.failures[f"{name}: {error!r}"] += 1
             else:
                 self.seconds.append(time.monotonic() - began_s)
@@ -133,7 +129,7 @@ class HonestClient:
     @staticmethod
     def _require(owed: list[bytes], found: set[bytes]) -> None:
         if missing := len(set(owed) - found):
-            raise WrongAnswerError(f"{missing} acknowledged messages are missing")
+            raise NoAnswerError(f"{missing} acknowledged messages are missing")
 
     async def _probe(self) -> None:
         def get() -> None:

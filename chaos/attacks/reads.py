@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import grpc
 
+from chaos.attacks.calls import PEER, STORE, identity
 from chaos.attacks.catalog import Target
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
-from chaos.attacks.invented_peers import identity
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -39,9 +39,7 @@ _DRIP_S: Final = 8.0
 _PAUSE_S: Final = 0.05
 _SENT_BYTES: Final = 64 * 1024
 _TAKEN_BYTES: Final = 64
-_STORE: Final = "/storenode.v1.Store/"
-_PEER: Final = "/storenode.v1.Peer/"
-_SENT: Final = (_PEER + "Reconcile", _PEER + "Transfer", _PEER + "Gossip", _STORE + "Publish")
+_SENT: Final = (PEER + "Reconcile", PEER + "Transfer", PEER + "Gossip", STORE + "Publish")
 _FILTER: Final = ContentFilter(content_topics=[_TOPIC])
 _CHANNEL: Final = "unread"
 _CROWDED: Final = "crowded"
@@ -52,14 +50,14 @@ _HEADS: Final = 100
 _DEADLINE_S: Final = 120.0
 _ENTRIES: Final = [HistoryEntry(message_id=str(number)) for number in range(_BATCH)]
 _READ: Final = {
-    _STORE + "Scan": ScanRequest(filter=_FILTER, include_data=True).SerializeToString(),
-    _STORE + "Follow": FollowRequest(
+    STORE + "Scan": ScanRequest(filter=_FILTER, include_data=True).SerializeToString(),
+    STORE + "Follow": FollowRequest(
         filter=_FILTER, from_beginning=True, include_data=True
     ).SerializeToString(),
-    _STORE + "GetSdsMessages": GetSdsMessagesRequest(
+    STORE + "GetSdsMessages": GetSdsMessagesRequest(
         channel_id=_CHANNEL, entries=_ENTRIES
     ).SerializeToString(),
-    _STORE + "GetCausalHistory": GetCausalHistoryRequest(
+    STORE + "GetCausalHistory": GetCausalHistoryRequest(
         channel_id=_CHANNEL, heads=_ENTRIES[-1:]
     ).SerializeToString(),
 }
@@ -185,11 +183,11 @@ async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
 
 async def _send(target: Target, rng: random.Random, path: str, count: int) -> int:
     """Send bytes slowly into calls of one kind; return how many the node ended."""
-    is_peer = path.startswith(_PEER)
+    is_peer = path.startswith(PEER)
     async with connected(target["peer"] if is_peer else target["listen"]) as connection:
         streams = []
         for _ in range(count):
-            fields = identity(f"invented-{rng.getrandbits(64):x}") if is_peer else ()
+            fields = identity(rng) if is_peer else ()
             streams.append(connection.open(path, chain.from_iterable(fields)))
             connection.send(streams[-1], MESSAGE_HEAD.pack(False, _SENT_BYTES))
         return await _drip(connection, streams, lambda each: connection.send(each, b"\n"))

@@ -65,10 +65,6 @@ class NoAnswerError(Exception):
     """A node gave no answer in time; the text is its last error."""
 
 
-class NotReadyError(Exception):
-    """A `Query` was answered with 503."""
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A node's client listener, HOST:PORT, and the credentials of TLS; None: in clear."""
@@ -96,7 +92,7 @@ async def ask(
         while True:
             try:
                 return await call(store_pb2_grpc.StoreStub(channel))
-            except (grpc.aio.AioRpcError, NotReadyError) as error:
+            except (grpc.aio.AioRpcError, NoAnswerError) as error:
                 is_final = isinstance(error, grpc.aio.AioRpcError) and (
                     error.code() not in _RETRYABLE[:2]
                 )
@@ -119,7 +115,7 @@ async def query(stub: store_pb2_grpc.StoreAsyncStub, digests: Iterable[bytes]) -
         while True:
             answer = await stub.Query(request, timeout=_CALL_S)
             if answer.status_code == _NOT_READY:
-                raise NotReadyError(answer.status_desc)
+                raise NoAnswerError(answer.status_desc)
             assert answer.status_code == _OK, answer.status_desc
             found += map(_served, answer.messages)
             if not answer.HasField("pagination_cursor"):
@@ -236,7 +232,7 @@ class Publisher:
 
     ``store`` returns the store that is behind the endpoint now. `run` begins a batch every
     ``interval_s``, answered or not, and skips a turn with `MAX_IN_FLIGHT` unanswered ones. A batch
-    is sent again until it is answered or too old.
+    is sent again until it is answered, or for ``give_up_s``.
 
     Attributes:
         outcomes: how often each outcome of a message was answered.
@@ -254,6 +250,8 @@ class Publisher:
     batch_messages: int = 10
     min_confirms: int = 0
     try_s: float = TRY_S
+    give_up_s: float = GIVE_UP_S
+    max_payload_bytes: int = _MAX_PAYLOAD_BYTES
     content_topics: Sequence[str] = TOPICS
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -274,10 +272,7 @@ class Publisher:
                 due_s += self.interval_s
                 if len(open_calls) >= MAX_IN_FLIGHT:
                     continue
-                count = self.rng.randint(1, self.batch_messages)
-                task = asyncio.create_task(
-                    self._publish(stub, new_messages(self.rng, count, topics=self.content_topics))
-                )
+                task = asyncio.create_task(self._publish(stub, self._make_batch()))
                 open_calls.add(task)
                 task.add_done_callback(open_calls.discard)
             await asyncio.gather(*open_calls)
@@ -289,32 +284,53 @@ class Publisher:
             for start in range(0, len(messages), _QUERY_HASHES):
                 await self._publish(stub, messages[start : start + _QUERY_HASHES])
 
+    async def attempt(self) -> grpc.aio.AioRpcError | None:
+        """Publish a random batch once, and return the error if it was not answered."""
+        messages = self._make_batch()
+        digests = self._record(messages)
+        async with self.endpoint.open() as channel:
+            return await self._try(store_pb2_grpc.StoreStub(channel), messages, digests)
+
+    def _make_batch(self) -> list[WakuMessageAndTopic]:
+        count = self.rng.randint(1, self.batch_messages)
+        return new_messages(
+            self.rng, count, topics=self.content_topics, max_bytes=self.max_payload_bytes
+        )
+
     async def _publish(
         self, stub: store_pb2_grpc.StoreAsyncStub, messages: Sequence[WakuMessageAndTopic]
     ) -> None:
         digests = self._record(messages)
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + self.give_up_s:
+            if await self._try(stub, messages, digests) is None:
+                self.seconds.append(time.monotonic() - begun_s)
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _try(
+        self,
+        stub: store_pb2_grpc.StoreAsyncStub,
+        messages: Sequence[WakuMessageAndTopic],
+        digests: Sequence[bytes],
+    ) -> grpc.aio.AioRpcError | None:
         request = store_pb2.PublishRequest(
             messages=messages,
             min_confirms=self.min_confirms,
             confirm_timeout=Duration(seconds=CONFIRM_TIMEOUT_S),
         )
-        begun_s = time.monotonic()
-        while time.monotonic() < begun_s + GIVE_UP_S:
-            # A call that began at one store is not answered by the next one, except by a retry
-            # of the transport, which then counts for the former.
-            store = self.store()
-            try:
-                answer = await stub.Publish(request, timeout=self.try_s)
-            except grpc.aio.AioRpcError as error:
-                self.errors[error.code().name] += 1
-                if error.code() not in _RETRYABLE:
-                    text = f"{self.name}: {error.code().name}: {error.details()}"
-                    self.failures.append(text)
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            self.seconds.append(time.monotonic() - begun_s)
-            self._take_answer(store, digests, answer)
-            return
+        # A call that began at one store is not answered by the next one, except by a retry of the
+        # transport, which then counts for the former.
+        store = self.store()
+        try:
+            answer = await stub.Publish(request, timeout=self.try_s)
+        except grpc.aio.AioRpcError as error:
+            self.errors[error.code().name] += 1
+            if error.code() not in _RETRYABLE:
+                self.failures.append(f"{self.name}: {error.code().name}: {error.details()}")
+            return error
+        self._take_answer(store, digests, answer)
+        return None
 
     def _record(self, messages: Sequence[WakuMessageAndTopic]) -> list[bytes]:
         digests = [message_hash(each.message, each.pubsub_topic) for each in messages]
@@ -344,14 +360,19 @@ class Publisher:
 
 
 def new_messages(
-    rng: Random, count: int, times_ns: Sequence[int] = (), topics: Sequence[str] = TOPICS
+    rng: Random,
+    count: int,
+    times_ns: Sequence[int] = (),
+    *,
+    topics: Sequence[str] = TOPICS,
+    max_bytes: int = _MAX_PAYLOAD_BYTES,
 ) -> list[WakuMessageAndTopic]:
     """Make random messages, with and without optional fields; by default of the current time."""
     now_ns = time.time_ns()
     return [
         WakuMessageAndTopic(
             message=WakuMessage(
-                payload=rng.randbytes(rng.randint(16, _MAX_PAYLOAD_BYTES)),
+                payload=rng.randbytes(rng.randint(16, max_bytes)),
                 content_topic=rng.choice(topics),
                 timestamp=time_ns,
                 version=rng.choice((None, 0, 1, 7)),

@@ -33,10 +33,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from chaos.attacks.__main__ import run_node
 from chaos.attacks.honest import HonestClient
-from chaos.attacks.invented_peers import EmptyPeer
 from chaos.fuzz.requests import Requests
 from chaos.node import PROGRAM, NodeProcess
 from chaos.tasks import Waiter
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.index import IndexView, MemoryView
+from reconcile.session import ReconcileSession, Role, SessionConfig, SessionStep
+from reconcile.view import proceed
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 
 MIB: Final = 1024 * 1024
 MOST_GROWTH_MIB: Final = 256
@@ -113,6 +117,17 @@ def list_methods(address: str) -> list[Method]:
     return sorted(found, key=lambda each: each.path)
 
 
+def _opening() -> bytes:
+    """Return the first frame of a reconciliation of an empty store."""
+    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+    view = MemoryView(IndexView.of(SyncIds.of(())))
+    step = proceed(ReconcileSession(Role.INITIATOR, config).begin(view))
+    assert isinstance(step, SessionStep)
+    assert step.frame is not None
+    frame = ReconcileFrame(ranges_data=step.frame.payload, count=step.frame.count)
+    return frame.SerializeToString()
+
+
 class Fuzzer:
     """A maker of calls of some methods; ``channels`` are by the address of a listener."""
 
@@ -128,7 +143,7 @@ class Fuzzer:
         for each in methods:
             if each.path.endswith("/Reconcile"):
                 # A valid request that is unlikely to be made at random.
-                self._requests.add_samples(each.request, [EmptyPeer().begin()])
+                self._requests.add_samples(each.request, [_opening()])
 
     async def send(self, count: int) -> None:
         """Send so many requests more."""

@@ -20,14 +20,13 @@ _TRIES: Final = 100
 _MOUNT: Final = 'mount -t tmpfs -o size="$1"m,mode=755 tmpfs "$0" && echo mounted && exec cat'
 
 
-class CannotMountError(Exception):
-    """A refusal of this machine to mount; the text has the reason."""
-
-
 class SmallDisk:
     """A disk in memory, mounted on an existing directory, for programs started with `enter`.
 
     It lasts until `close`, or the end of the process that made it, whatever becomes of them.
+
+    Raises:
+        OSError: This machine does not permit to mount it.
     """
 
     def __init__(self, directory: Path, size_mib: int) -> None:
@@ -43,7 +42,7 @@ class SmallDisk:
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"mounted\n":
             reason = self._holder.communicate()[1].decode().strip()
-            raise CannotMountError(reason or "the command ended without a word")
+            raise OSError(reason or "the command ended without a word")
 
     def enter(self, command: list[str]) -> list[str]:
         """Return the same command where the disk is mounted; it begins in the root directory."""

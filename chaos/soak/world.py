@@ -28,7 +28,7 @@ from chaos.checker.history import Synced
 from chaos.node import PROGRAM, NodeProcess, clean_environment
 from chaos.soak import clock
 from chaos.soak.postgres import ClusterServer, Pair, start_server
-from chaos.soak.small_disk import CannotMountError, SmallDisk
+from chaos.soak.small_disk import SmallDisk
 from chaos.tasks import Waiter
 from chaos.world import World
 from store.embedded import running_url
@@ -325,7 +325,7 @@ class SoakWorld(World):
         directory.mkdir()
         try:
             disk = SmallDisk(directory, int(_DISK_MIB + minutes * _DISK_MIB_PER_MINUTE))
-        except (CannotMountError, OSError) as error:
+        except OSError as error:
             self.left_out["disk-full"] = f"no disk could be mounted: {error}"
             return None
         self._stack.callback(disk.close)

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from chaos.soak.postgres import ClusterServer
 from storenode.client.node import connect
 from storenode.client.types import PublishResult
 from storenode.connection.channel import TlsIdentity
 from tests.deploy.composition.arrangement import Composition
 from tests.integration.run.helpers import get
 from tests.support import polling
-from chaos.soak.postgres import ClusterServer
 from tests.support.fleet import made
-from tests.support.ledger import scanned
 
 DATABASES = ("db-a-1", "db-b-1")
 STANDBYS = ("db-a-2", "db-b-2")
@@ -60,6 +59,9 @@ async def test_nodes_of_the_composition_exchange_what_they_are_given(tmp_path: P
         async with connect(b, token=token, tls=tls) as client:
 
             async def all_there() -> bool:
-                return {each.message_hash for each in results} <= set(await scanned(client))
+                stored = {
+                    each.message_hash async for page in client.scan() for each in page.messages
+                }
+                return stored.issuperset(each.message_hash for each in results)
 
             await polling.until(all_there)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from chaos.ports import ReservedPort
-from chaos.soak import clock as set_clock
+from chaos.checker.clients import PUBSUB, TOPICS
 from store.db.maintainer import Maintainer
 from store.db.partitions import read_catalog
 from store.domain.ports import FollowRequest, TopicFilter
 from store.domain.retention import MAX_DOUBT_NS, RetentionPolicy
 from storenode.client.messages import hash_of, new_message
-from storenode.client.node import connect
 from storenode.client.types import PublishResult
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
-from tests.faults.processes import logged, metrics, until
+from tests.faults.processes import logged
 from tests.integration.storage.node import running
 from tests.support.admission import admit
-from tests.support.command import Command
 from tests.support.fleet import made, publish
-from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
-from tests.support.node import NodeProcess, running_node
+from tests.support.node import running_node
 from tests.support.outlet import WideOutlet
 
 DAY_NS = 86_400 * 10**9
@@ -37,7 +31,6 @@ HOUR_NS = 3_600 * 10**9
 RETENTION_NS = 7 * DAY_NS
 DRIFT_NS = 20 * 10**9
 REJECTED = PublishResult.REJECTED
-ABSENT_SINCE = "storenode_peer_absent_since_timestamp_seconds"
 
 
 class Node:
@@ -172,38 +165,3 @@ async def test_a_node_finds_when_it_was_last_online(
     with running_node(tmp_path / "data", database_url=database_url) as node:
         await logged(node, reported)
     assert reported == "clock_doubted" or "clock_doubted" not in node.log()
-
-
-async def test_a_set_clock_and_an_absent_peer_are_reported_until_they_end(
-    tmp_path: Path, new_store: Callable[[], str]
-) -> None:
-    """Check what `status --check` says; minutes pass by the node's clock."""
-    offset = tmp_path / "clock"
-    offset.write_bytes(bytes(set_clock.BYTES))
-    listener = ReservedPort()
-    peer = NodeProcess(tmp_path / "peer", ("--peer-listen", listener.address), new_store())
-    node = NodeProcess(tmp_path / "node", ("--peer", listener.address), new_store())
-    node.program = (sys.executable, "-P", set_clock.__file__, str(offset))
-
-    def is_reported(problem: str) -> bool:
-        return any(problem in each for each in Command.of(node)("status", "--check").lines)
-
-    def absent_since() -> float:
-        return sum(at_s for name, at_s in metrics(node).items() if name[0] == ABSENT_SINCE)
-
-    with closing(peer.start()), closing(node.start()):
-        await until(lambda: not absent_since())
-        set_clock.set_offset(offset, 300 * 10**9)
-        async with connect(node.listen) as client, asyncio.timeout(PATIENCE_S):
-            while not await asyncio.to_thread(is_reported, "CRITICAL clock-wrong: publishes are"):
-                message = new_message(b"now", TOPICS[0], PUBSUB, time.time_ns())
-                assert [each.outcome for each in await client.publish([message])] == [REJECTED]
-        set_clock.set_offset(offset, 0)
-        await until(lambda: not is_reported("clock-wrong"))
-        peer.terminate()
-        await until(absent_since)
-        set_clock.set_offset(offset, 181 * 10**9)
-        await until(lambda: is_reported(f"WARNING peer-unreachable: {listener.address} is away"))
-        set_clock.set_offset(offset, 0)
-        peer.start()
-        await until(lambda: not is_reported("peer-unreachable"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+from chaos.checker.history import History
 from chaos.soak.postgres import ClusterServer
 from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get
-from tests.support.ledger import Ledger, Publisher, attempted, check_node, publishing
+from tests.support.clients import acknowledged, check_nodes, publisher, publishing
 from tests.support.node import NodeProcess
 from tests.support.postgres import MONITORING, WRITING
 
@@ -35,27 +36,27 @@ def refusals(node: NodeProcess) -> list[str]:
 async def test_a_node_goes_on_with_the_connections_that_it_has(
     server: ClusterServer, node: NodeProcess, rng: Random
 ) -> None:
-    ledger = Ledger()
+    history = History()
     node.database_url = server.url
     node.start()
-    publisher = Publisher(node.listen, ledger, rng)
-    async with publishing([publisher]):
-        await ledger.more(300)
+    client = publisher(node.listen, history, rng)
+    async with publishing([client]):
+        await acknowledged(history, 300)
     await until(lambda: server.ask(MONITORED) == [(1,)])
     server.ask(NONE_TO_GIVE)
     assert server.ask(LOST)[0][0] >= 2
     for _ in range(3):
-        assert await attempted(publisher) is None
+        assert await client.attempt() is None
     await logged(node, "database_connection_failed")
-    assert await attempted(publisher) is None
+    assert await client.attempt() is None
     assert get(node.metrics, "/readyz") == (200, "ready\n")
     # Many at one time, although hardly a connection is left.
-    async with publishing([Publisher(node.listen, ledger, Random(seed)) for seed in range(8)]):
-        await ledger.more(2_000)
+    async with publishing([publisher(node.listen, history, Random(seed)) for seed in range(8)]):
+        await acknowledged(history, 2_000)
     assert "database_away" not in node.log()
     (cause,) = refusals(node)
     assert cause.startswith("the database has no free connection for this node")
     server.ask(ENOUGH)
     await until(lambda: server.ask(MONITORED) == [(1,)])
     await until(lambda: not refusals(node))
-    assert await check_node(node.listen, ledger) == ledger.sent
+    assert await check_nodes(history, node.listen) == history.published.keys()

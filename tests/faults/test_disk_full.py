@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import grpc
 import psycopg
 import pytest
 
+from chaos.checker.clients import Publisher
+from chaos.checker.history import History
 from chaos.soak.small_disk import SmallDisk
 from store.embedded.supervisor import running_url
 from store.runtime.health import Obstacle
-from storenode.connection.errors import NodeError
 from tests.faults.processes import logged
 from tests.integration.run.helpers import get
+from tests.support.clients import check_nodes, publisher
 from tests.support.command import Command
-from tests.support.ledger import Ledger, Publisher, attempted, check_node
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.polling import PAUSE_S, eventually
 from tests.support.postgres import copy_cluster
@@ -93,23 +95,23 @@ def exhaust_log(node: NodeOnSmallDisk) -> None:
             connection.execute(EMIT, (MIB,))
 
 
-async def refused(publisher: Publisher) -> NodeError:
+async def refused(client: Publisher) -> grpc.aio.AioRpcError:
     """Publish until an error comes."""
-    while (error := await attempted(publisher)) is None:
+    while (error := await client.attempt()) is None:
         pass
     return error
 
 
-async def accepted(publisher: Publisher) -> None:
+async def accepted(client: Publisher) -> None:
     """Publish until no error comes."""
-    while await attempted(publisher) is not None:  # noqa: ASYNC110 - tells nobody
+    while await client.attempt() is not None:  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(PAUSE_S)
 
 
-async def check_after(node: NodeOnSmallDisk, publisher: Publisher) -> None:
+async def check_after(node: NodeOnSmallDisk, client: Publisher) -> None:
     """Check that all messages are there, and that more are stored once the node sees the space."""
-    await accepted(publisher)
-    await check_node(node.listen, publisher.ledger)
+    await accepted(client)
+    await check_nodes(client.history, node.listen)
     Command().ok("db", "check", "--data-dir", str(node.mounted.path / "data"))
 
 
@@ -117,23 +119,22 @@ async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itsel
     tmp_path: Path, rng: Random
 ) -> None:
     with on_small_disk(tmp_path, "--min-free-disk", f"{FLOOR_MIB}MiB") as node:
-        ledger = Ledger()
-        publisher = Publisher(node.listen, ledger, rng)
-        assert await attempted(publisher) is None
+        client = publisher(node.listen, History(), rng)
+        assert await client.attempt() is None
         node.mounted.fill((FLOOR_MIB - 1) * MIB)
-        error = await refused(publisher)
-        assert error.code == "UNAVAILABLE"
-        assert "disk is full; free space" in error.sentence
-        assert await check_node(node.listen, ledger)
+        error = await refused(client)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "disk is full; free space" in str(error.details())
+        assert await check_nodes(client.history, node.listen)
         assert get(node.metrics, "/readyz") == (503, f"not ready: {Obstacle.SPACE.value}\n")
         assert "storenode_disk_full 1.0" in get(node.metrics, "/metrics")[1]
         problems = await asyncio.to_thread(eventually, lambda: Command.of(node)(*CHECK).lines)
         assert problems[0].startswith("CRITICAL disk-full: ")
         assert "publishing is refused" in problems[0]
         node.mounted.free()
-        await accepted(publisher)
+        await accepted(client)
         assert "storenode_disk_full 0.0" in get(node.metrics, "/metrics")[1]
-        await check_after(node, publisher)
+        await check_after(node, client)
         assert "No space left" not in node.log()
 
 
@@ -147,32 +148,32 @@ async def test_a_full_disk_is_reported_and_a_log_without_space_ends_postgres_alo
     tmp_path: Path, rng: Random
 ) -> None:
     with on_small_disk(tmp_path, *WITHOUT_FLOOR) as small:
-        publisher = Publisher(small.listen, Ledger(), rng, payload_bytes=20_000)
-        assert await attempted(publisher) is None
+        client = publisher(small.listen, History(), rng, max_payload_bytes=40_000)
+        assert await client.attempt() is None
         to_next_segment(small)
         small.mounted.fill(SPARE_MIB * MIB)
-        for error in [await refused(publisher), await attempted(publisher)]:
+        for error in [await refused(client), await client.attempt()]:
             assert error is not None
-            assert error.code == "UNAVAILABLE"
-            assert "disk is full; free space" in error.sentence
-        assert await check_node(small.listen, publisher.ledger) >= publisher.ledger.acknowledged
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert "disk is full; free space" in str(error.details())
+        await check_nodes(client.history, small.listen)
         small.mounted.free()
-        await accepted(publisher)
-        await end_postgres_and_prune(small, Publisher(small.listen, publisher.ledger, rng))
+        await accepted(client)
+        await end_postgres_and_prune(small, publisher(small.listen, client.history, rng))
 
 
-async def end_postgres_and_prune(small: NodeOnSmallDisk, publisher: Publisher) -> None:
+async def end_postgres_and_prune(small: NodeOnSmallDisk, client: Publisher) -> None:
     """Prune with the node stopped; tests/deploy/runbooks does it with a running node."""
     reserve = small.mounted.path / "data" / "reserve"
     while not reserve.exists():
-        assert await attempted(publisher) is None
+        assert await client.attempt() is None
     small.mounted.fill(0)
     with pytest.raises(psycopg.OperationalError):
         exhaust_log(small)
     await logged(small, "No space left on device")
     # At first no more may be known than that no connection can be made.
-    while "disk is full; free space" not in (error := await refused(publisher)).sentence:
-        assert error.code == "UNAVAILABLE"
+    while "disk is full; free space" not in str((error := await refused(client)).details()):
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert get(small.metrics, "/healthz")[0] == 200
     await logged(small, "disk-full")
     small.kill()
@@ -182,4 +183,4 @@ async def end_postgres_and_prune(small: NodeOnSmallDisk, publisher: Publisher) -
     small.start()
     assert not reserve.exists()
     small.mounted.free()
-    await check_after(small, publisher)
+    await check_after(small, client)

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from random import Random
 
 import pytest
 
+from chaos.checker.clients import TOPICS, Publisher, new_messages
+from chaos.checker.history import History
 from chaos.soak.postgres import Pair
-from storenode.client.messages import new_message
-from storenode.client.node import connect, content_filter
-from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.faults.processes import is_refused, logged, metrics, until
-from tests.support.command import Command
-from tests.support.ledger import (
-    PATIENCE_S,
-    PATIENT,
-    PUBSUB,
-    TOPICS,
-    Follower,
-    Ledger,
-    Publisher,
-    check_node,
+from tests.support.clients import (
+    acknowledged,
+    check_nodes,
+    follower,
     following,
-    found_by_hash,
-    hashes_of,
+    found,
+    publisher,
     publishing,
+    receives,
+    scanned,
 )
+from tests.support.command import Command
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 
+RARE = ("/faults/1/rare/proto",)
 NEWEST = "select max(position) from storenode.commits"
 
 
@@ -45,23 +41,24 @@ def start(pair: Pair, nodes: Sequence[NodeProcess]) -> None:
 async def test_a_promoted_standby_holds_everything(
     pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
-    ledger = Ledger()
+    history = History()
     pair.synchronous()
     start(pair, nodes)
     publishers = [
-        Publisher(node.listen, ledger, Random(rng.random())) for node in nodes for _ in range(2)
+        publisher(node.listen, history, Random(rng.random())) for node in nodes for _ in range(2)
     ]
-    followers = [Follower(node.listen) for node in nodes]
+    followers = [follower(node.listen) for node in nodes]
     async with following(*followers):
         async with publishing(publishers):
-            await ledger.more(rng.randint(1_000, 4_000))
+            await acknowledged(history, rng.randint(1_000, 4_000))
             await asyncio.to_thread(pair.first.kill)
             await asyncio.to_thread(pair.promote)
-            await ledger.more(1_000)
-        for node, follower in zip(nodes, followers, strict=True):
-            stored = await check_node(node.listen, ledger)
-            await follower.has_all(stored)
-            assert set(follower.hashes) == stored == ledger.sent
+            await acknowledged(history, 1_000)
+        stored = await check_nodes(history, *(node.listen for node in nodes))
+        assert stored == history.published.keys()
+        for each in followers:
+            await receives(each, stored)
+            assert each.stored == stored
     Command().ok("db", "check", "--database-url", pair.second.url)
 
 
@@ -70,59 +67,64 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     pair: Pair, nodes: list[NodeProcess], rng: Random, end: str
 ) -> None:
     """Check a commit that is visible on the primary, and is lost with it."""
-    ledger = Ledger()
+    history = History()
     pair.synchronous()
     start(pair, nodes)
+    clients = [publisher(node.listen, history, rng) for node in nodes]
     # Makes partitions and the names of topics, so that only messages are waited for.
-    await asyncio.gather(*(publish_everywhere(node) for node in nodes))
-    request = ledger.sending(Publisher("", ledger, rng).request())
-
-    async def publish(node: NodeProcess) -> None:
-        async with connect(node.listen) as client:
-            results = await client.publish(request.messages, timeout_s=PATIENCE_S)
-            ledger.answered(request, results)
+    for each in clients:
+        await each.publish([new_messages(rng, 1, topics=[topic])[0] for topic in TOPICS])
+    before = history.acks.copy()
+    messages = new_messages(rng, 5)
 
     pair.cut()
-    calls = [asyncio.create_task(publish(nodes[0]))]
+    calls = [asyncio.create_task(clients[0].publish(messages))]
     await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
     ((pid, since),) = pair.first.ask(COMMITTING)
     pair.first.ask(f"select {end}(%s)", pid)
     await until(lambda: any(row[1] > since for row in pair.first.ask(COMMITTING)))
     # The message is visible now; publishing it again must not be acknowledged.
-    calls.append(asyncio.create_task(publish(nodes[1])))
+    calls.append(asyncio.create_task(clients[1].publish(messages)))
     await until(lambda: len(pair.first.ask(COMMITTING)) == 2)
     assert not any(call.done() for call in calls)
-    assert ledger.acknowledged == set()
+    assert history.acks == before
+    stored_before = count_stored(clients)
     pair.first.kill()
     await asyncio.to_thread(pair.promote)
     await asyncio.gather(*calls)
-    assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "lost, and stored again"
+    assert count_stored(clients) - stored_before == len(messages), "lost, and stored again"
+    sent = history.published.keys() - before.keys()
     for node in nodes:
-        async with connect(node.listen, retry=PATIENT) as client:
-            assert await found_by_hash(client, ledger.sent) == ledger.sent
+        assert await found(node.listen, sent) == sent
+
+
+def count_stored(clients: Sequence[Publisher]) -> int:
+    return sum(each.outcomes["STORED"] for each in clients)
 
 
 async def test_lost_commits_are_reported_and_cursors_beyond_them_refused(
     pair: Pair, nodes: list[NodeProcess], rng: Random
 ) -> None:
     """Check asynchronous replication, whose failover loses commits."""
-    kept, lost, after = Ledger(), Ledger(), Ledger()
+    kept, lost, after = History(), History(), History()
     start(pair, nodes)
-    reader = Follower(nodes[0].listen)
+    reader = follower(nodes[0].listen)
     async with following(reader):
-        async with publishing([Publisher(nodes[0].listen, kept, rng)]):
-            await kept.more(300)
-        await reader.has_all(kept.sent)
+        async with publishing([publisher(nodes[0].listen, kept, rng)]):
+            await acknowledged(kept, 300)
+        await receives(reader, kept.published)
     pair.catch_up()
     pair.cut()
-    beyond = Follower(nodes[1].listen, reader.cursor)
+    beyond = follower(nodes[1].listen, reader.cursor)
+
+    def rare(history: History) -> Publisher:
+        return publisher(nodes[0].listen, history, rng, content_topics=RARE, batch_messages=1)
+
     async with following(beyond):
-        async with publishing([Publisher(nodes[0].listen, lost, rng)]):
-            await lost.more(300)
-        new_topic = [message_of(rng)]
-        async with connect(nodes[0].listen) as client:
-            await client.publish(new_topic)
-        await beyond.has_all(lost.sent)
+        async with publishing([publisher(nodes[0].listen, lost, rng)]):
+            await acknowledged(lost, 300)
+        assert await rare(lost).attempt() is None
+        await receives(beyond, lost.published)
     nodes[0].terminate()
     ((reached,),) = pair.first.ask(NEWEST)
     pair.first.kill()
@@ -131,31 +133,15 @@ async def test_lost_commits_are_reported_and_cursors_beyond_them_refused(
     nodes[0].start()
     await logged(nodes[0], f'"reached": {reached}, "newest": {newest}')
     assert metrics(nodes[0])["storenode_database_events_total", "commits_lost"] == 1
-    async with publishing([Publisher(node.listen, after, rng) for node in nodes]):
-        await after.more(300)
+    async with publishing([publisher(node.listen, after, rng) for node in nodes]):
+        await acknowledged(after, 300)
     for node in nodes:
         assert await is_refused(node, beyond.cursor)
-        resumed = Follower(node.listen, reader.cursor)
+        resumed = follower(node.listen, reader.cursor)
         async with following(resumed):
-            await resumed.has_all(after.sent)
-        assert set(resumed.hashes) == after.sent
-    async with connect(nodes[0].listen) as client:
-        again = [message_of(rng)]
-        await client.publish(again)
-        # By content topic alone: this needs the names of topics, which were lost too.
-        wanted = content_filter(content_topics=[again[0].message.content_topic])
-        found = [digest async for page in client.scan(filter=wanted) for digest in hashes_of(page)]
-        assert len(found) == 1
+            await receives(resumed, after.published)
+        assert resumed.stored == after.published.keys()
+    assert await rare(after).attempt() is None
+    # By content topic alone: this needs the names of topics, which were lost too.
+    assert len(await scanned(nodes[0].listen, RARE)) == 1
     Command().ok("db", "check", "--database-url", pair.second.url)
-
-
-async def publish_everywhere(node: NodeProcess) -> None:
-    async with connect(node.listen) as client:
-        await client.publish(
-            new_message(node.listen.encode(), topic, PUBSUB, time.time_ns()) for topic in TOPICS
-        )
-
-
-def message_of(rng: Random) -> WakuMessageAndTopic:
-    """Return a message on a topic of its own."""
-    return new_message(rng.randbytes(20), "/faults/1/rare/proto", PUBSUB, time.time_ns())

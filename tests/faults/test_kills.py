@@ -7,21 +7,22 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
+import grpc
 import psutil
 
+from chaos.checker.history import History
 from chaos.soak.postgres import kill_machine
-from storenode.client.types import PublishResult
 from tests.faults.processes import log_size, logged, postmaster_of, until
-from tests.support.command import Command
-from tests.support.ledger import (
-    Follower,
-    Ledger,
-    Publisher,
-    attempted,
-    check_node,
+from tests.support.clients import (
+    acknowledged,
+    check_nodes,
+    follower,
     following,
+    publisher,
     publishing,
+    receives,
 )
+from tests.support.command import Command
 from tests.support.node import NodeProcess
 
 PUBLISHERS = 3
@@ -73,38 +74,37 @@ async def kill_when(node: NodeProcess, step: str) -> None:
 async def test_a_node_outlives_its_postgres_and_starts_again_where_it_was_killed(
     node: NodeProcess, rng: Random
 ) -> None:
-    ledger = Ledger()
+    history = History()
     node.start()
     server = psutil.Process(node.process.pid)
-    publishers = [Publisher(node.listen, ledger, Random(rng.random())) for _ in range(PUBLISHERS)]
-    follower = Follower(node.listen)
-    async with following(follower):
+    publishers = [publisher(node.listen, history, Random(rng.random())) for _ in range(PUBLISHERS)]
+    reader = follower(node.listen)
+    async with following(reader):
         async with publishing(publishers):
             for kill in (kill_postmaster, kill_all, kill_backend):
-                await ledger.more(rng.randint(200, 2_000))
+                await acknowledged(history, rng.randint(200, 2_000))
                 await until(lambda: bool(backends_of(node)))
                 logged_bytes = log_size(node)
                 # Backends seen before may have ended with the server that was killed.
                 await until(partial(kill, node, rng))
                 if kill is not kill_backend:
                     await logged(node, "postgres_restarted", logged_bytes)
-            await ledger.more(500)
-        stored = await check_node(node.listen, ledger)
-        await follower.has_all(stored)
-        assert set(follower.hashes) == stored == ledger.sent
-    assert ledger.outcomes.keys() <= {PublishResult.STORED, PublishResult.DUPLICATE}
+            await acknowledged(history, 500)
+        stored = await check_nodes(history, node.listen)
+        await receives(reader, stored)
+        assert reader.stored == stored == history.published.keys()
     # A client that does not retry: after an error the message may be stored or not.
     for _ in range(2):
-        calls = [asyncio.create_task(attempted(publishers[0])) for _ in range(8)]
+        calls = [asyncio.create_task(publishers[0].attempt()) for _ in range(8)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         kill_all(node, rng)
         for error in await asyncio.gather(*calls):
-            assert error is None or error.code == "UNAVAILABLE", error
-        await check_node(node.listen, ledger)
+            assert error is None or error.code() is grpc.StatusCode.UNAVAILABLE, error
+        await check_nodes(history, node.listen)
     assert server.is_running()
     for _ in range(STARTS):
         node.kill()
         await kill_when(node, rng.choice(["", *STEPS]))
     await asyncio.to_thread(node.start)
-    assert await check_node(node.listen, ledger) >= stored
+    assert await check_nodes(history, node.listen) >= stored
     Command().ok("db", "check", "--data-dir", str(node.data_dir))

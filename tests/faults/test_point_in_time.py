@@ -18,9 +18,9 @@ from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from tests.faults.processes import is_refused, until
 from tests.faults.two_nodes import Maker
+from tests.support.clients import scanned
 from tests.support.command import Command
 from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
-from tests.support.ledger import scanned
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
 from tests.support.places import keep_logs
@@ -127,14 +127,6 @@ async def cursor_at_head(node: NodeProcess) -> bytes:
     raise AssertionError
 
 
-async def read_stored(node: NodeProcess) -> set[bytes]:
-    """Return the hashes of a scan, each compared with its message."""
-    async with connect(node.listen) as client:
-        found = await scanned(client)
-    assert len(found) == len(set(found))
-    return set(found)
-
-
 async def test_back_to_a_point_in_time(
     backups: Backups,
     servers: tuple[ClusterServer, ClusterServer],
@@ -169,13 +161,13 @@ async def test_back_to_a_point_in_time(
     )
     backups.run("storenode db current", STORENODE_DATABASE_URL=restored.url)
     node = fleet.start(database_url=restored.url, peers=[peer])
-    assert await read_stored(node) == kept
+    assert await scanned(node.listen) == kept
     assert not await is_refused(node, before)
     assert await is_refused(node, beyond)
 
     ended, report = synchronize(node, *EVERYTHING)
     assert (ended.code, report["messages_received"]) == (0, len(maker.made - kept)), ended
-    assert await read_stored(node) == maker.made
+    assert await scanned(node.listen) == maker.made
     # The same messages are in other commits, unknown to this follower.
     assert await is_refused(node, beyond)
     assert not await is_refused(node, before)

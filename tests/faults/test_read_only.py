@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.checker.clients import PUBSUB, TOPICS
 from chaos.soak.postgres import ClusterServer, Pair
 from store.db.errors import READ_ONLY
 from storenode.client.messages import new_message
@@ -20,7 +21,6 @@ from storenode.connection.errors import NodeError
 from tests.faults.processes import until
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.ledger import PUBSUB, TOPICS
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import running_pair
 

@@ -10,21 +10,20 @@ from random import Random
 
 import psycopg
 
+from chaos.checker.clients import new_messages
+from chaos.checker.history import History
 from chaos.soak.postgres import ClusterServer
-from storenode.client.messages import hash_of, new_message
-from storenode.client.node import NodeClient, connect
-from tests.support.command import Command
-from tests.support.ledger import (
-    PUBSUB,
-    TOPICS,
-    Follower,
-    Ledger,
-    Publisher,
+from tests.support.clients import (
+    acknowledged,
+    follower,
     following,
-    found_by_hash,
-    hashes_of,
+    found,
+    publisher,
     publishing,
+    receives,
+    scanned,
 )
+from tests.support.command import Command
 from tests.support.node import NodeProcess
 
 DAYS = 18
@@ -39,17 +38,18 @@ WAITED = "still waiting for"
 """Postgres's log of a wait that is longer than its `deadlock_timeout`."""
 
 
-async def fill(client: NodeClient, rng: Random) -> dict[int, list[bytes]]:
+async def fill(node: NodeProcess, rng: Random) -> dict[int, set[bytes]]:
     """Publish messages of the last days, and return their hashes by age in days."""
-    stored: dict[int, list[bytes]] = {}
+    stored: dict[int, set[bytes]] = {}
     now_ns = time.time_ns()
     for age in range(DAYS):
-        messages = [
-            new_message(rng.randbytes(500), rng.choice(TOPICS), PUBSUB, at)
-            for at in range(now_ns - age * DAY_NS, now_ns - age * DAY_NS + PER_DAY)
-        ]
-        await client.publish(messages)
-        stored[age] = [hash_of(message) for message in messages]
+        newest_ns = now_ns - age * DAY_NS
+        history = History()
+        client = publisher(node.listen, history, rng)
+        await client.publish(
+            new_messages(rng, PER_DAY, range(newest_ns, newest_ns + PER_DAY), max_bytes=1_000)
+        )
+        stored[age] = set(history.acks)
     return stored
 
 
@@ -80,36 +80,34 @@ async def test_dropping_disturbs_no_client(
     node.database_url = server.url
     node.args = ("--max-clock-drift", "off")
     node.start()
-    stop, ledger = asyncio.Event(), Ledger()
-    async with connect(node.listen) as client, asyncio.TaskGroup() as group:
-        stored = await fill(client, rng)
+    stop, history = asyncio.Event(), History()
+    async with asyncio.TaskGroup() as group:
+        stored = await fill(node, rng)
         kept = {digest for age in range(KEPT_DAYS - 1) for digest in stored[age]}
         everything = {digest for day in stored.values() for digest in day}
 
         async def scan() -> None:
-            found = [digest async for page in client.scan() for digest in hashes_of(page)]
-            assert len(found) == len(set(found))
-            assert kept <= set(found) <= everything | ledger.sent
+            seen = await scanned(node.listen)
+            assert kept <= seen <= everything | history.published.keys()
 
         async def query() -> None:
             some = rng.sample(sorted(everything), 500)
-            found = await found_by_hash(client, some)
-            assert kept.intersection(some) <= found <= set(some)
+            assert kept.intersection(some) <= await found(node.listen, some) <= set(some)
 
         work = [group.create_task(repeat(each, stop)) for each in (scan, scan, query, query)]
-        follower = Follower(node.listen)
-        async with following(follower):
-            async with publishing([Publisher(node.listen, ledger, rng)]):
+        reader = follower(node.listen)
+        async with following(reader):
+            async with publishing([publisher(node.listen, history, rng)]):
                 await hold_one_and_prune(server, KEPT_DAYS + 10)
                 for days in range(DAYS - 1, KEPT_DAYS - 1, -STEP_DAYS):
                     await prune(server, f"{days}d")
-                    await ledger.more(50)
-            await follower.has_all(ledger.sent)
+                    await acknowledged(history, 50)
+            await receives(reader, history.published)
         stop.set()
         assert all([await each for each in work])
-        assert await found_by_hash(client, everything) >= kept
+        assert await found(node.listen, everything) >= kept
         gone = {digest for age in range(KEPT_DAYS + 2, DAYS) for digest in stored[age]}
-        assert await found_by_hash(client, gone) == set()
+        assert await found(node.listen, gone) == set()
     assert WAITED not in server.data.log.read_text()
     Command().ok("db", "check", "--database-url", server.url)
 

@@ -17,6 +17,7 @@ from itertools import count
 import grpc
 import pytest
 
+from chaos.checker.clients import PUBSUB, TOPICS
 from chaos.soak.postgres import ClusterServer, Pair
 from reconcile.ids import SyncIds
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
@@ -35,8 +36,8 @@ from tests.faults.processes import metrics, until
 from tests.integration.run.helpers import get
 from tests.support.admission import encoded
 from tests.support.command import Command
-from tests.support.ledger import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.node import NodeProcess
+from tests.support.polling import PATIENCE_S
 from tests.support.postgres import COMMITTING, running_server
 
 COMMIT_PATIENCE_S = 2.0

@@ -9,15 +9,16 @@ import subprocess
 from pathlib import Path
 from random import Random
 
+import grpc
 import pytest
 
+from chaos.checker.history import History
 from chaos.soak.postgres import ClusterServer, Pair
 from store.runtime.health import Obstacle
-from storenode.client.node import connect
 from tests.faults.processes import logged, metrics, until
 from tests.integration.run.helpers import get
+from tests.support.clients import acknowledged, publisher, publishing, scanned
 from tests.support.command import Command
-from tests.support.ledger import Ledger, Publisher, attempted, publishing, scanned
 from tests.support.node import NodeProcess
 from tests.support.postgres import COMMITTING
 
@@ -27,12 +28,12 @@ END_ALL = "select pg_terminate_backend(pid) from pg_stat_activity where usename 
 REFUSED = ("storenode_database_hosts_refused",)
 
 
-async def published(node: NodeProcess, rng: Random, count: int = 100) -> Ledger:
+async def published(node: NodeProcess, rng: Random, count: int = 100) -> History:
     """Publish messages until the node has acknowledged enough, and return them."""
-    ledger = Ledger()
-    async with publishing([Publisher(node.listen, ledger, rng)]):
-        await ledger.more(count)
-    return ledger
+    history = History()
+    async with publishing([publisher(node.listen, history, rng)]):
+        await acknowledged(history, count)
+    return history
 
 
 def writes(server: ClusterServer) -> tuple[int, int]:
@@ -59,10 +60,8 @@ async def test_of_two_hosts_that_take_writes_nodes_serve_the_newer_alone(
     pair.second.ask(END_ALL)
     fresh.start()
     for each in nodes:
-        ledger = await published(each, rng)
-        async with connect(each.listen) as client:
-            stored = set(await scanned(client))
-        assert ledger.acknowledged | since.acknowledged <= stored
+        history = await published(each, rng)
+        assert history.acks.keys() | since.acks.keys() <= await scanned(each.listen)
     assert writes(pair.first) == before
     expected = (f"127.0.0.1:{pair.second.port}", False, 2, 1)
     for each in nodes:
@@ -74,9 +73,9 @@ async def test_of_two_hosts_that_take_writes_nodes_serve_the_newer_alone(
     pair.second.kill()
     for each in nodes:
         await until(lambda each=each: get(each.metrics, "/readyz") == (503, NOT_THE_NEWEST))  # type: ignore[misc]
-        error = await attempted(Publisher(each.listen, Ledger(), rng))
+        error = await publisher(each.listen, History(), rng).attempt()
         assert error is not None
-        assert error.code == "UNAVAILABLE"
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
     node.terminate()
     assert f"127.0.0.1:{pair.first.port} is on timeline 1" in ended(node)
     # The refused host is not recorded as the newest: the newer one is served when it is back.
@@ -92,21 +91,21 @@ async def test_a_commit_that_a_replaced_primary_waits_for_is_stored_at_the_new_o
 ) -> None:
     """Check an old primary that still runs, with a commit that waits for its standby."""
     node, _ = nodes
-    ledger = Ledger()
+    history = History()
     pair.synchronous()
     node.database_url = pair.url
     node.start()
     await published(node, rng)
     pair.cut()
-    publishing_one = asyncio.create_task(attempted(Publisher(node.listen, ledger, rng)))
+    publishing_one = asyncio.create_task(publisher(node.listen, history, rng).attempt())
     await until(lambda: bool(pair.first.ask(COMMITTING)))
     await asyncio.to_thread(pair.promote)
     assert await publishing_one is None
-    assert ledger.acknowledged == ledger.sent
+    assert history.acks.keys() == history.published.keys()
     found = pair.second.ask(
-        "select count(*) from storenode.messages where hash = any(%s)", [*ledger.sent]
+        "select count(*) from storenode.messages where hash = any(%s)", [*history.published]
     )
-    assert found == [(len(ledger.sent),)]
+    assert found == [(len(history.published),)]
     before = writes(pair.first)
     await published(node, rng)
     assert writes(pair.first) == before

@@ -16,6 +16,8 @@ import pytest_asyncio
 from reconcile.limits import CodecLimits, SessionLimits
 from store.domain.ports import PeerAddress
 from store.rpc.identity import PeerRules
+from store.rpc.peer_calls import PeerCallError, PeerConnector
+from store.serving.context import NodeIdentity
 from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport, SyncEnding
@@ -290,6 +292,17 @@ async def test_a_callee_that_does_not_name_itself_or_is_another(node: PeerNode) 
     assert outcome.ending is SyncEnding.FAILED
     assert "is hostile.example instead of c.example" in outcome.error
     assert (outcome.missing_here, outcome.missing_there) == (0, 0)
+
+
+async def test_a_callee_that_never_names_itself_is_given_up() -> None:
+    connector = PeerConnector(NodeIdentity("a.example", "store-a", "1.0"))
+    async with (
+        hostile_server(Scripts(reconcile=silent, late=True)) as peer,
+        connector.call(peer, RECONCILE, patience_s=0.1) as call,
+    ):
+        with pytest.raises(PeerCallError, match="did not answer within"):
+            await within(call.identify())
+    await connector.close()
 
 
 async def moved(node: PeerNode, transfer: Script, **scripts: Any) -> SessionReport:  # noqa: ANN401

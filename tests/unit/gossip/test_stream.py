@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 from unittest.mock import MagicMock
 
 import pytest
 
 from store.domain.places import Caller
-from store.gossip.driver.driver import GossipDriver
-from store.gossip.driver.streams import NodeStoppingError, PeerStream
+from store.gossip.driver.driver import PLACES, GossipDriver
+from store.gossip.driver.streams import NodeStoppingError, PeerStream, TurnedAwayError
 from store.gossip.events import FrameIn
-from store.gossip.limits import LARGE_FRAME_IDS
+from store.gossip.limits import LARGE_FRAME_IDS, LEAST_WAIT_NS
 from store.gossip.machine import Gossip
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from tests.support.polling import settle
 from tests.unit.gossip.gossip_world import inv
 
 STOPPING = NodeStoppingError("the node is stopping")
@@ -98,9 +100,10 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
     await stream.ended()
 
 
-async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
+def make_driver(steady_ns: Callable[[], int] = lambda: 0) -> GossipDriver:
     parts = MagicMock()
-    driver = GossipDriver(
+    parts.steady_ns = steady_ns
+    return GossipDriver(
         lambda _count: Gossip("s"),
         "n",
         (),
@@ -109,6 +112,30 @@ async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
         environment=parts,
         count=parts,
     )
+
+
+async def test_a_stream_that_brought_nothing_gives_its_place_to_a_newcomer() -> None:
+    now_ns = 0
+    driver = make_driver(lambda: now_ns)
+
+    def open_stream(name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(driver.serve(Silent(), Caller(name, f"store of {name}")))
+
+    silent = [open_stream(f"invented-{number}") for number in range(PLACES.limit - PLACES.reserved)]
+    await settle()
+    with pytest.raises(TurnedAwayError, match="is reached: try again later"):
+        await open_stream("early")
+    now_ns = LEAST_WAIT_NS
+    late = open_stream("late")
+    with pytest.raises(TurnedAwayError, match="its place went to another"):
+        await silent[0]
+    driver.close()
+    ended = await asyncio.gather(late, *silent[1:], return_exceptions=True)
+    assert all(isinstance(each, NodeStoppingError) for each in ended)
+
+
+async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
+    driver = make_driver()
     driver.close()
     with pytest.raises(NodeStoppingError):
         await driver.serve(Silent(), Caller("p", "s"))

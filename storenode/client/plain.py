@@ -70,29 +70,21 @@ def message_from_plain(plain: object) -> WakuMessageAndTopic:
 
 def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
     try:
-        found = hash_of(item).hex()
+        found = hash_of(item)
     except ValueError as error:
         raise ArgumentError(str(error)) from error
-    if _bytes("message_hash", claimed).hex() != found:
+    if _bytes("message_hash", claimed) != found:
         raise ArgumentError(
             '"message_hash" is not the hash of the message: leave it out if it changed'
         )
 
 
-_Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
-
-
 @cache
-def _plan(kind: Descriptor) -> _Plan:
+def _plan(kind: Descriptor) -> tuple[tuple[str, str, bool, Callable[[Any], str]], ...]:
     """Return the fields of a schema message, each with the writer of its value."""
     return tuple(
-        (
-            field.name,
-            f"{encode_basestring_ascii(field.name)}: ",
-            field.has_presence,
-            _writer(field),
-        )
-        for field in kind.fields
+        (each.name, f"{encode_basestring_ascii(each.name)}: ", each.has_presence, _writer(each))
+        for each in kind.fields
     )
 
 

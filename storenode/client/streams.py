@@ -79,6 +79,8 @@ class AsyncMessageStream(AsyncIterator[Message]):
         """
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._turn_page())
+            # Nobody may wait for it any more: a stream can be dropped, and its client closed.
+            self._coming.add_done_callback(lambda page: page.cancelled() or page.exception())
         coming = self._coming
         await asyncio.wait({coming})
         if self._coming is coming:
@@ -116,9 +118,6 @@ class AsyncMessageStream(AsyncIterator[Message]):
         if coming is not None:
             coming.cancel()
             await asyncio.wait({coming})
-            if not coming.cancelled():
-                # Nobody waits for the page, or for the reason why there is none.
-                coming.exception()
         await self._pages.aclose()
 
     async def _opened(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import cache, partial, wraps
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -35,8 +35,25 @@ def _loop() -> asyncio.AbstractEventLoop:
     # in the program's thread, and Python swallows an interruption that comes in a callback. The
     # list is not needed: each generator is closed with its stream.
     loop.call_soon(partial(sys.set_asyncgen_hooks, firstiter=None))
+    loop.set_task_factory(_unlisted_task)
     threading.Thread(target=loop.run_forever, name="storenode-client", daemon=True).start()
     return loop
+
+
+def _unlisted_task(
+    loop: asyncio.AbstractEventLoop,
+    work: Any,  # noqa: ANN401 - of any result
+    /,
+    **options: Any,  # noqa: ANN401
+) -> asyncio.Task[Any]:
+    """Create a task that asyncio does not list.
+
+    For the same reason: the program's thread may collect it as garbage, which runs a callback of
+    the list. Source: Python's documentation, "Extending", "Task lifetime support".
+    """
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+    asyncio.tasks._unregister_task(task)
+    return task
 
 
 class _Call(Generic[_T]):
@@ -53,7 +70,9 @@ class _Call(Generic[_T]):
         self._cancel: Callable[[], object] | None = None
         self._ended = threading.Lock()
         self._ended.acquire()
-        self._outcome: Callable[[], _T] | None = None
+        self._has_ended = False
+        self._value: _T | None = None
+        self._fault: BaseException | None = None
 
     def start(self) -> None:
         """Begin; called on the loop."""
@@ -66,44 +85,32 @@ class _Call(Generic[_T]):
         if self._cancel is not None:
             self._cancel()
         else:
-            self._finish(_raising(CancelledError()))
+            self._finish(CancelledError())
 
     def wait(self) -> None:
         """Wait for the end; more than once does no harm.
 
         A signal that comes just before the thread sleeps does not wake it, so it sleeps in parts.
         """
-        while self._outcome is None:
+        while not self._has_ended:
             self._ended.acquire(timeout=MAX_SIGNAL_DELAY_S)
 
     def result(self) -> _T:
         """Return the result, or raise the error."""
-        assert self._outcome is not None
-        return self._outcome()
+        if self._fault is not None:
+            raise self._fault
+        return cast("_T", self._value)
 
-    async def _run(self) -> _T:
-        return await self._function()
+    async def _run(self) -> None:
+        self._value = await self._function()
 
-    def _end(self, task: asyncio.Task[_T]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         self._cancel = bool  # a call that has ended cannot be cancelled
-        if task.cancelled():
-            self._finish(_raising(CancelledError()))
-        elif (fault := task.exception()) is not None:
-            self._finish(_raising(fault))
-        else:
-            result = task.result()
-            self._finish(lambda: result)
+        self._finish(CancelledError() if task.cancelled() else task.exception())
 
-    def _finish(self, outcome: Callable[[], _T]) -> None:
-        self._outcome = outcome
+    def _finish(self, fault: BaseException | None) -> None:
+        self._fault, self._has_ended = fault, True
         self._ended.release()
-
-
-def _raising(fault: BaseException) -> Callable[[], Any]:
-    def outcome() -> None:
-        raise fault
-
-    return outcome
 
 
 def run_blocking(

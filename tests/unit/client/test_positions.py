@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -271,6 +272,27 @@ async def test_a_refused_position_is_named(tmp_path: Path, kind: type[NodeError]
     position.save(b"cut in the middle")
     with pytest.raises(kind, match=r"The position is kept in .*kept"):
         await anext(AsyncMessageStream(refused, b"", position=position))
+
+
+async def test_a_stream_that_is_dropped_reports_nothing_about_its_page() -> None:
+    """Cancel a call, let its page fail, and forget the stream."""
+    fails, complaints = asyncio.Event(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: complaints.append(found))
+
+    async def pages(_cursor: bytes) -> AsyncGenerator[Page]:
+        await fails.wait()
+        none: list[Page] = []
+        yield none[0]
+
+    stream = AsyncMessageStream(pages, b"")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await stream.next_page()
+    fails.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    del stream
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 import grpc
@@ -197,6 +200,28 @@ def test_a_signal_that_does_not_wake_the_waiting_thread_ends_its_call() -> None:
     with interrupted_by(signal.SIGUSR1), pytest.raises(KeyboardInterrupt):
         run_blocking(interrupt_and_wait)
     assert ends == ["cancelled"]
+
+
+def test_a_collection_of_garbage_runs_no_callback_of_a_call() -> None:
+    # Python swallows an interruption that comes in one.
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    async def refer_to_itself() -> None:
+        own: list[object] = [asyncio.current_task()]
+        own.append(own)
+
+    gc.collect()
+    gc.disable()
+    run_blocking(refer_to_itself)
+    sys.setprofile(note)
+    gc.collect()
+    sys.setprofile(None)
+    gc.enable()
+    assert "_remove" not in called  # of `asyncio.all_tasks`; other tests have callbacks too
 
 
 # Calls of peers

@@ -19,13 +19,14 @@ from store.runtime.node import system_environment
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
-from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS, TransferLimits
+from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import TOO_LONG, Reconciliation, in_time
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport, SyncEnding, SyncRole
 from store.sync.transfer.transfer import TransferReads
+from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 from tests.support.virtual_time import virtual_time
 
@@ -41,7 +42,6 @@ class Observer:
 
     def __init__(self) -> None:
         self.reports: list[SessionReport] = []
-        self.reported = asyncio.Event()
 
     def session_began(self, peer: PeerAddress) -> None:
         raise AssertionError(peer)
@@ -52,13 +52,12 @@ class Observer:
     def session_ended(self, report: SessionReport) -> None:
         assert (report.role, report.node_id, report.store_id) == (SyncRole.RESPONDER, "b", "sb")
         self.reports.append(report)
-        self.reported.set()
 
 
 class World:
     """An exchange that no call of a database can reach."""
 
-    def __init__(self, silence_ns: int = SILENCE_NS) -> None:
+    def __init__(self) -> None:
         self.observer = Observer()
         work = ExchangeWork(
             node_id="m",
@@ -71,7 +70,6 @@ class World:
             policy=lambda: Policy(max_drift_ns=None),
             observer=self.observer,
             environment=system_environment("test", Metrics("1")),
-            transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
         self.exchange = Exchange(work)
         self.sessions = self.exchange.sessions
@@ -91,18 +89,15 @@ class World:
         return session
 
 
-def give_way(world: World, session: PeerSession) -> None:
-    """Let a session give way to another one."""
-    session.stopped = Fault.GAVE_WAY
-    world.exchange.stop(session)
-
-
 @pytest.fixture
 async def world() -> World:
     return World()
 
 
-async def test_a_driver_that_gives_way_ends(world: World) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_driver_that_gives_way_ends_and_its_own_cancellation_counts_for_more(
+    world: World, is_cancelled: bool
+) -> None:
     session, begun = world.accept(), asyncio.Event()
 
     async def drive() -> str:
@@ -118,9 +113,13 @@ async def test_a_driver_that_gives_way_ends(world: World) -> None:
 
     task = asyncio.create_task(drive())
     await begun.wait()
-    give_way(world, session)
-    assert await task == "gave way"
-    assert not task.cancelling()
+    session.stopped = Fault.GAVE_WAY
+    world.exchange.stop(session)
+    if is_cancelled:
+        task.cancel()
+    (end,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(end, asyncio.CancelledError) if is_cancelled else end == "gave way"
+    assert task.cancelling() == is_cancelled
     assert not len(world.sessions)
 
 
@@ -132,43 +131,14 @@ async def test_a_reconciliation_and_a_silent_peer_have_limits_of_time() -> None:
         await in_time(asyncio.Event().wait(), 5.0)
 
 
-async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:
-    session, begun = world.accept(), asyncio.Event()
-
-    async def drive() -> None:
-        with world.exchange.driving(session):
-            begun.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(drive())
-    await begun.wait()
-    give_way(world, session)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not len(world.sessions)
-
-
-async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
-    session = world.waiting()
-    assert len(world.sessions) == 1
-    for node_id, session_id in (("c", "x"), ("b", "y")):
-        with pytest.raises(SessionFaultError, match="waits for a transfer"):
-            world.exchange.claim(node_id, session_id)
-    assert world.exchange.claim("b", "x") is session
-    with pytest.raises(SessionFaultError, match="waits for a transfer"):
-        world.exchange.claim("b", "x")
-    world.exchange.close()
-    assert world.observer.reports == [], "it was claimed"
-
-
+@virtual_time
 async def test_a_session_that_waits_in_vain_is_reported() -> None:
-    world = World(silence_ns=10_000_000)
+    world = World()
     world.waiting()
-    await asyncio.wait_for(world.observer.reported.wait(), 60)
+    await asyncio.sleep(SILENCE_NS / NS_PER_S + 1)
     [report] = world.observer.reports
     assert report.ending is SyncEnding.FAILED
-    assert "did not transfer" in report.error
+    assert "did not transfer within 60 s" in report.error
     assert not len(world.sessions)
 
 

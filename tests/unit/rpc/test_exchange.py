@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.places import Caller
-from store.domain.ports import PeerAddress, Writer
+from store.domain.ports import PeerAddress, StoreUnavailableError, Writer
 from store.observe.metrics import Metrics
 from store.runtime.node import system_environment
-from store.sync.errors import Fault, SessionFaultError
+from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS
@@ -129,6 +129,30 @@ async def test_a_reconciliation_and_a_silent_peer_have_limits_of_time() -> None:
         await in_time(asyncio.Event().wait(), 600.0, TOO_LONG)
     with pytest.raises(SessionFaultError, match=r"said nothing for 5 s: .*--peer-silence"):
         await in_time(asyncio.Event().wait(), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "sentence"),
+    [
+        (StoreUnavailableError("away"), SyncEnding.UNAVAILABLE, "does not serve: away"),
+        (ProtocolBrokenError("broken"), SyncEnding.FAILED, "broken"),
+        (SessionFaultError(Fault.GAVE_WAY, "later"), SyncEnding.ABORTED, ""),
+        (RuntimeError("a fault"), SyncEnding.FAILED, "its log says where"),
+    ],
+)
+async def test_a_session_that_fails_is_freed_and_reported(
+    world: World, error: Exception, ending: SyncEnding, sentence: str
+) -> None:
+    session = world.accept()
+    with (
+        pytest.raises(type(error)),
+        world.exchange._reported(session.report, lambda: session),
+    ):
+        raise error
+    [report] = world.observer.reports
+    assert (report.ending, report.error.endswith(sentence)) == (ending, True)
+    assert bool(report.error) == bool(sentence)
+    assert not len(world.sessions)
 
 
 @virtual_time

@@ -119,6 +119,13 @@ Proven = Annotated[
 ]
 
 
+class Flag(int):
+    """A truth value of a request; unlike msgspec, protobuf's JSON has no number or text as one."""
+
+
+_FLAG_TEXTS: Final = {"true": True, "1": True, "false": False, "0": False}
+"""Truth values of parameters of a URL."""
+
 ITEMS: Final = frozenset({"messages", "steps"})
 """Fields of a page whose entries are lines by themselves."""
 
@@ -181,7 +188,7 @@ _BY_NAME: Final = {
     "timestamp": _FieldForm(MessageTime, Digits, _same, str),
 }
 _BY_TYPE: Final = {
-    FieldDescriptor.TYPE_BOOL: _FieldForm(bool, bool, _same, _same),
+    FieldDescriptor.TYPE_BOOL: _FieldForm(Flag, bool, bool, _same),
     FieldDescriptor.TYPE_BYTES: _FieldForm(Base64, Base64, _same, _same),
     FieldDescriptor.TYPE_SINT64: _FieldForm(Nanoseconds, Digits, _same, str),
     FieldDescriptor.TYPE_STRING: _FieldForm(str, str, _same, _same),
@@ -264,13 +271,21 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
 
 
 def decode(kind: type[Message] | None, body: bytes) -> Struct:
-    """Read a body, whose numbers and truth values may be texts.
+    """Read a body, whose integers may be texts.
 
     Raises:
         msgspec.ValidationError: it is not of this type.
         msgspec.DecodeError: it is no JSON.
     """
-    return msgspec.json.decode(body, type=request_type(kind), strict=False)
+    flag = partial(_read_flag, {})
+    return msgspec.json.decode(body, type=request_type(kind), strict=False, dec_hook=flag)
+
+
+def _read_flag(texts: Mapping[str, bool], _kind: type[Flag], given: object) -> Flag:
+    found = texts.get(given.lower()) if isinstance(given, str) else given
+    if not isinstance(found, bool):
+        raise ValueError("Expected `true` or `false`")  # noqa: TRY004 - msgspec names the place
+    return Flag(found)
 
 
 def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struct:
@@ -288,7 +303,7 @@ def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struc
         if name not in lists and len(values) > 1:
             raise malformed(f"the parameter `{name[:64]}` is given twice: send it once")
         found[name] = values if name in lists else values[0]
-    return msgspec.convert(found, kind, strict=False)
+    return msgspec.convert(found, kind, strict=False, dec_hook=partial(_read_flag, _FLAG_TEXTS))
 
 
 def to_message(kind: type[Message], asked: Struct) -> bytes:

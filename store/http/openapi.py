@@ -38,7 +38,9 @@ def description(operations: Sequence[Operation], version: str) -> dict[str, Any]
     kinds: dict[type[Struct], None] = dict.fromkeys(
         [Error, *requests, *chain.from_iterable(answers.values())]
     )
-    described, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCES)
+    described, components = msgspec.json.schema_components(
+        kinds, schema_hook=lambda _flag: {"type": "boolean"}, ref_template=_REFERENCES
+    )
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:

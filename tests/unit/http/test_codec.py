@@ -138,13 +138,13 @@ def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
         (
             StoreQueryRequest,
             "POST",
-            b'{"includeData": 2}',
-            "Expected `bool`, got `int` - at `$.includeData`",
+            b'{"includeData": 0}',
+            "Expected `true` or `false` - at `$.includeData`",
         ),
         (
             PublishRequest,
             "POST",
-            b'{"messages": [{"ephemeral": "yes"}]}',
+            b'{"messages": [{"ephemeral": "true"}]}',
             "$.messages[0].ephemeral",
         ),
     ],

@@ -31,7 +31,6 @@ from tests.integration.database.rows import (
 from tests.support.postgres import PostgresServer
 
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
-LOCK_TIMEOUT_MS = 40
 STORED_DAYS = 9
 
 
@@ -115,22 +114,10 @@ async def test_by_size_the_oldest_go_and_never_the_current(connection: Connectio
     assert "raise the limit" in everything.problems[0]
 
 
-async def test_a_lock_that_is_kept_puts_the_drop_off(
+async def test_queries_wait_for_a_drop_no_longer_than_its_limit_and_it_is_put_off(
     database_url: str, connection: Connection
 ) -> None:
     before = await read_catalog(connection, with_sizes=True)
-    async with await AsyncConnection.connect(database_url) as reader:
-        await reader.execute("select * from storenode.messages where ts = 1")
-        report = await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=LOCK_TIMEOUT_MS)
-        assert report.dropped == ()
-        assert "messages_20261115" in report.problems[0]
-        assert await read_catalog(connection, with_sizes=True) == before
-    assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
-
-
-async def test_queries_wait_for_a_drop_no_longer_than_its_limit(
-    database_url: str, connection: Connection
-) -> None:
     async with (
         await AsyncConnection.connect(database_url) as holder,
         await opened(database_url) as other,
@@ -138,15 +125,15 @@ async def test_queries_wait_for_a_drop_no_longer_than_its_limit(
     ):
         # The last table that is locked is the one that is kept: all others are held meanwhile.
         await holder.execute("lock table storenode.topics in access share mode")
-        drop = asyncio.create_task(
-            prune(connection, RetentionPolicy(age_ns=1), NOW, lock_timeout_ms=1_000)
-        )
+        drop = asyncio.create_task(prune(connection, TWO_DAYS, NOW, lock_timeout_ms=1_000))
         await wait_for_lock(watcher, "topics")
         # The holder does not let go: what ends the wait is the limit.
         await other.execute("select count(*) from storenode.messages")
         report = await drop
-    assert report.problems != ()
-    assert report.dropped == ()
+        assert "messages_20261115" in report.problems[0]
+        assert report.dropped == ()
+        assert await read_catalog(connection, with_sizes=True) == before
+    assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
 
 
 async def wait_for_lock(watcher: AsyncConnection[Any], table: str) -> None:

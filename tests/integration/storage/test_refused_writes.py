@@ -160,10 +160,7 @@ async def test_scans_without_a_connection_fail_and_delay_no_other_call(
             with node.impatient(), pytest.raises(StoreUnavailableError, match="became free"):
                 await anext(node.reader.scan(wanted, WideOutlet()))
             assert all(await node.store(batch))
-            request = PageRequest(
-                TopicFilter(), None, 0, NOW + 1, None, forward=True, limit=100, include_data=True
-            )
-            assert (await node.reader.query(request)).count == len(batch)
+            assert (await node.reader.query(REQUEST)).count == len(batch)
         assert len((await anext(node.reader.scan(wanted, WideOutlet()))).timestamps) == len(batch)
 
 

@@ -179,17 +179,6 @@ async def test_waits_are_bounded_and_end_when_a_client_leaves_or_the_node_stops(
         assert "the node is stopping" in (await ended)[0].reason
 
 
-async def test_what_is_not_tracked_is_never_taken_for_confirmed(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 0)
-    messages = batch()
-    stored = await publisher.store(messages, 1)
-    limit_s = 3 * confirmations.POLL_S
-    found = await publisher.confirmed(messages, stored, 1, limit_s)
-    assert [each.confirms for each in found] == [0, 0, 0]
-
-
 # Unread events
 
 
@@ -212,12 +201,16 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     assert len(await publisher.state()) == 3
 
 
-async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
+async def test_beyond_the_limit_messages_are_stored_and_never_taken_for_confirmed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("store.db.gossip.MAX_UNREAD_EVENTS", 5)
     assert all(await publisher.store(batch(4), 1))
-    assert all(await publisher.store(batch(4, seed=2), 1))
+    untracked = batch(4, seed=2)
+    stored = await publisher.store(untracked, 1)
+    assert stored == [True] * 4
+    found = await publisher.confirmed(untracked, stored, 1, 3 * confirmations.POLL_S)
+    assert [each.confirms for each in found] == [0] * 4
     assert len(await publisher.state()) == 4
     assert (await publisher.table.summary()).count == publisher.table.count == 4
 

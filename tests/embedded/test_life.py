@@ -522,13 +522,6 @@ def test_programs_on_the_path_are_the_second_choice(no_wheel: Callable[[str], No
     assert (found.bin_dir, wheel.movable, found.movable) == (wheel.bin_dir, True, False)
 
 
-def test_a_place_that_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    said = _refusal(tmp_path / "file")
-    assert f"{tmp_path / 'file'} cannot be used" in said
-    assert "--data-dir" in said
-
-
 def test_a_directory_that_this_user_cannot_write() -> None:
     with open_directory() as directory:
         directory.chmod(0o555)
@@ -537,24 +530,26 @@ def test_a_directory_that_this_user_cannot_write() -> None:
         directory.chmod(0o755)
 
 
-def test_a_foreign_cluster_is_not_touched(made_once: Path) -> None:
-    said = _refusal(made_once / "postgres")
-    assert "itself a Postgres cluster" in said
-    assert not (made_once / "postgres" / "storenode.lock").exists()
-
-
-@pytest.mark.parametrize("content", ["directory", "file"])
-def test_foreign_content_in_the_place_of_the_cluster_is_not_touched(
-    tmp_path: Path, content: str
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (".", "cannot be used (File exists)"),
+        ("PG_VERSION", "is itself a Postgres cluster"),
+        ("postgres", "is not a Postgres cluster: move it away"),
+        ("postgres/letter.txt", "is not a Postgres cluster: move it away"),
+    ],
+)
+def test_what_others_have_in_the_place_of_the_database_is_refused_and_not_touched(
+    tmp_path: Path, place: str, words: str
 ) -> None:
-    place = tmp_path / "postgres"
-    if content == "directory":
-        place.mkdir()
-        (place / "letter.txt").write_text("dear")
-    else:
-        place.write_text("dear")
-    assert "is not a Postgres cluster: move it away" in _refusal(tmp_path)
-    assert place.exists()
+    data = tmp_path / "data"
+    theirs = data / place
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text("dear")
+    said = _refusal(data)
+    assert (words in said, "--data-dir" in said) == (True, True), said
+    assert theirs.read_text() == "dear"
+    assert (data / "storenode.lock").exists() is place.startswith("postgres")
 
 
 def test_the_password_is_not_for_others_to_ask() -> None:

@@ -24,41 +24,26 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_each_layer_wins_over_the_one_below(command_line: CommandLine, config_file: Path) -> None:
     config_file.write_text('drain-timeout = "1ms"\n')
-    in_file = ("--config", str(config_file))
+    in_file, named = ("--config", str(config_file)), {"STORENODE_CONFIG": str(config_file)}
     env = {"STORENODE_DRAIN_TIMEOUT": "2ms"}
     assert command_line.run().drain_timeout == 30_000 * MS
     assert command_line.run(*in_file).drain_timeout == 1 * MS
+    assert command_line.run(env=named).drain_timeout == 1 * MS
+    assert command_line.run(*in_file, env={"STORENODE_DRAIN_TIMEOUT": ""}).drain_timeout == 1 * MS
     assert command_line.run(*in_file, env=env).drain_timeout == 2 * MS
     assert command_line.run(*in_file, "--drain-timeout=3ms", env=env).drain_timeout == 3 * MS
 
 
-def test_the_file_itself_can_be_named_by_the_environment(
-    command_line: CommandLine, config_file: Path
-) -> None:
-    config_file.write_text("cluster = 7\n")
-    assert command_line.run(env={"STORENODE_CONFIG": str(config_file)}).cluster == 7
-
-
-def test_an_empty_variable_is_unset(command_line: CommandLine) -> None:
-    assert command_line.run(env={"STORENODE_CLUSTER": ""}).cluster == 1
-
-
 @pytest.mark.parametrize("value", ["3,5", "3 5", " 3, 5 ", "3\n5"])
-def test_lists_in_the_environment_and_in_texts_of_the_file(
+def test_lists_come_from_each_layer_and_replace_those_of_lower_ones(
     command_line: CommandLine, config_file: Path, value: str
 ) -> None:
     assert command_line.run(env={"STORENODE_SHARD": value}).shard == {3, 5}
-    config_file.write_text(f'shard = """{value}"""\n')
-    assert command_line.run("--config", str(config_file)).shard == {3, 5}
-
-
-def test_lists_of_flags_replace_those_of_lower_layers(
-    command_line: CommandLine, config_file: Path
-) -> None:
-    config_file.write_text("shard = [1, 2]\n")
-    arguments = ("--config", str(config_file))
-    assert command_line.run(*arguments).shard == {1, 2}
-    assert command_line.run(*arguments, "--shard=9").shard == {9}
+    for text in (f'"""{value}"""', "[3, 5]"):
+        config_file.write_text(f"shard = {text}\n")
+        arguments = ("--config", str(config_file))
+        assert command_line.run(*arguments).shard == {3, 5}
+        assert command_line.run(*arguments, "--shard=9").shard == {9}
 
 
 def test_the_file_takes_dashes_underscores_numbers_and_truth_values(
@@ -76,22 +61,18 @@ def test_the_file_takes_dashes_underscores_numbers_and_truth_values(
     assert config.shard == {4}
 
 
-def test_a_table_is_for_its_command_alone(command_line: CommandLine, config_file: Path) -> None:
-    config_file.write_text(
-        'retention = "10d"\n[run]\nretention = "20d"\n[db.prune]\nretention = "off"\n'
-        'dry-run = true\nfrom = "1"\n'
-    )
-    arguments = ("--config", str(config_file))
-    assert command_line.run(*arguments).retention == 20 * 86_400_000 * MS
-    prune = command_line("db", "prune", *arguments)
-    assert prune.other == {"retention": "off", "dry_run": True, "start": "1"}
-
-
-def test_a_key_at_the_top_may_be_of_another_command(
+def test_a_table_is_for_its_command_alone_and_the_top_is_for_all(
     command_line: CommandLine, config_file: Path
 ) -> None:
-    config_file.write_text("dry-run = true\ncluster = 3\n")
-    assert command_line.run("--config", str(config_file)).cluster == 3
+    config_file.write_text(
+        'retention = "10d"\ncluster = 3\ndry-run = true\n'
+        '[run]\nretention = "20d"\n[db.prune]\nretention = "off"\nfrom = "1"\n'
+    )
+    arguments = ("--config", str(config_file))
+    config = command_line.run(*arguments)
+    assert (config.retention, config.cluster) == (20 * 86_400_000 * MS, 3)
+    prune = command_line("db", "prune", *arguments)
+    assert prune.other == {"retention": "off", "dry_run": True, "start": "1"}
 
 
 @pytest.mark.parametrize(
@@ -121,12 +102,9 @@ def test_a_file_with_faults_is_refused_with_the_place(
     assert str(config_file) in refusal
 
 
-def test_a_file_that_is_not_there(command_line: CommandLine, tmp_path: Path) -> None:
-    refusal = command_line.refusal("--config", str(tmp_path / "absent.toml"))
-    assert "absent.toml cannot be read (No such file or directory)" in refusal
-
-
 def test_a_bad_value_is_named_by_where_it_came_from(command_line: CommandLine) -> None:
+    absent = command_line.refusal("--config", "absent.toml")
+    assert "absent.toml cannot be read (No such file or directory)" in absent
     by_flag = command_line.refusal("--listen", "nowhere")
     by_variable = command_line.refusal(env={"STORENODE_LISTEN": "nowhere"})
     assert by_flag.startswith("Invalid value for --listen: 'nowhere' is not HOST:PORT")
@@ -181,12 +159,9 @@ def test_the_list_of_commands_is_shown_with_code_2_when_none_is_given(
     assert all(f"  {name} " in listed for name in COMMANDS)
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_and_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--version") == 0
     assert capsys.readouterr().out == f"storenode {importlib.metadata.version('storenode')}\n"
-
-
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("rum") == 2
     assert "No such command 'rum'" in capsys.readouterr().err
 

@@ -15,7 +15,6 @@ from store.domain.admission import Verdict
 from store.messages import frames, transfer
 from store.messages.fields import ADMISSION_CHUNK_BYTES, ADMISSION_CHUNK_MESSAGES, chunk_messages
 from store.messages.record import RecordBatch
-from store.messages.shapes import TIME_BYTES, read_lead, read_names, read_times
 from store.messages.transfer import transferred
 from storenode.message.rules import Policy, Reason
 from storenode.message.varint import delimited, varint
@@ -35,6 +34,7 @@ from tests.support.admission import Decoding, admit
 from tests.unit.builders import NOW_NS, entries, entry, hashes, utf8_text
 
 POLICY = Policy(max_drift_ns=10**10)
+TRANSFERRED = Policy(max_drift_ns=10**10, publisher=False)
 
 
 @given(entries)
@@ -225,6 +225,7 @@ def test_an_sds_page_is_what_protobuf_writes(
 
 USUAL = entry(b"x" * 200).SerializeToString()
 SMALL = entry(b"x", version=1).SerializeToString()
+NOW = varint(2 * NOW_NS)
 
 
 def refuse_to_decode(_: bytes) -> None:
@@ -266,27 +267,72 @@ def encode(message: WakuMessageAndTopic) -> bytes:
     return message.SerializeToString()
 
 
-@given(st.lists(damaged(), max_size=6))
-@example([USUAL, USUAL])
-@example([USUAL, SMALL, USUAL])
-@example([USUAL[:-1], USUAL])
-@example([USUAL + b"\x12\x00"])
-@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * NOW_NS + 1))])
-@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * (NOW_NS + 10**11)))])
-@example([USUAL.replace(varint(2 * NOW_NS), varint(2 * NOW_NS)[:-1] + b"\xbf\x00")])
-def test_the_verdict_is_that_on_the_decoded_message(encoded: list[bytes]) -> None:
+def assert_judged_as_decoded(encoded: list[bytes], policy: Policy = POLICY) -> None:
     messages = list[WakuMessageAndTopic]()
     readable = list[bytes]()
     for each in encoded:
         with suppress(DecodeError):
             messages.append(WakuMessageAndTopic.FromString(each))
             readable.append(each)
-    found = admit(encoded, NOW_NS, POLICY)
+    found = admit(encoded, NOW_NS, policy)
     assert len(found.verdicts) == len(encoded)
     malformed = [each.label for each in found.refusals.values()].count(Reason.MALFORMED)
     assert malformed == len(encoded) - len(readable)
-    assert found.batch == admit(readable, NOW_NS, POLICY).batch
-    assert admit(readable, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY, Decoding)
+    assert found.batch == admit(readable, NOW_NS, policy).batch
+    assert admit(readable, NOW_NS, policy) == admit(messages, NOW_NS, policy, Decoding)
+
+
+@given(st.lists(damaged(), max_size=6))
+@example([USUAL, USUAL])
+@example([USUAL, SMALL, USUAL])
+@example([USUAL[:-1], USUAL])
+@example([USUAL + b"\x12\x00"])
+@example([USUAL.replace(NOW, varint(2 * (NOW_NS + 10**11)))])
+def test_the_verdict_is_that_on_the_decoded_message(encoded: list[bytes]) -> None:
+    assert_judged_as_decoded(encoded)
+
+
+PAYLOAD = delimited(b"\x0a", b"x" * 200)
+TOPIC = delimited(b"\x12", b"topic")
+
+
+@pytest.mark.parametrize(
+    ("before", "time", "after"),
+    [
+        (TOPIC + b"\x50", NOW, TOPIC),
+        (b"\x50", NOW, TOPIC),
+        (TOPIC, NOW, TOPIC),
+        (TOPIC + b"\x50\x50", NOW, TOPIC),
+        (TOPIC + b"\x18\x80\x50", NOW, TOPIC),
+        (TOPIC + b"\x18\x01", NOW, TOPIC),
+        (TOPIC + b"\x20\x01\x50", NOW, TOPIC),
+        (TOPIC + b"\x50", NOW, b""),
+        (TOPIC + b"\x50", NOW, TOPIC[:-1]),
+        (TOPIC + b"\x50", NOW, TOPIC + b"\x12\x01a"),
+        (TOPIC + b"\x50", NOW, b"\x12\x85\x00topic"),
+        (TOPIC + b"\x50", NOW, delimited(b"\x12", b"\xff")),
+        (b"\x12\x00\x50", NOW, TOPIC),
+        (b"\x12\x85\x00topic\x50", NOW, TOPIC),
+        (delimited(b"\x12", b"\xed\xa0\x80") + b"\x50", NOW, TOPIC),
+        (delimited(b"\x12", b"c" * 3_000) + b"\x50", NOW, TOPIC),
+        (TOPIC + b"\x50", varint(2 * NOW_NS + 1), TOPIC),
+        (TOPIC + b"\x50", varint(2 * 5), TOPIC),
+        (TOPIC + b"\x50", NOW[:-1] + b"\x00", TOPIC),
+        (TOPIC + b"\x50", NOW[:-1] + b"\x81", TOPIC),
+        (TOPIC + b"\x50", NOW[:-1] + b"\xbf\x00", TOPIC),
+        (TOPIC + b"\x50", b"\x02" + NOW[1:], TOPIC),
+    ],
+)
+@pytest.mark.parametrize(
+    "payload", [PAYLOAD, b"\x0a\x00", b"\x0a\x81\x00x", b"\x0a\xa0\x80\x01", b""]
+)
+def test_every_odd_form_is_judged_as_if_it_was_decoded(
+    payload: bytes, before: bytes, time: bytes, after: bytes
+) -> None:
+    odd = delimited(b"\x0a", payload + before + time) + after
+    assert_judged_as_decoded(
+        [odd, USUAL, b"\x12" + odd[1:], odd[:3] + b"\x12" + odd[4:]], TRANSFERRED
+    )
 
 
 def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> None:
@@ -300,73 +346,7 @@ def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> 
     assert len(admission.batch) == 1
 
 
-@pytest.mark.parametrize(
-    "lead",
-    [
-        b"",
-        b"\x0a",
-        b"\x0a\x20\x0a",
-        b"\x12\x20\x0a\x05xx",
-        b"\x0a\x20\x12\x05xx",
-        b"\x0a\xa0\x80\x01\x0a\x05",
-        b"\x0a\xa0\x00\x0a\x05x",
-        b"\x0a\x20\x0a\x00\x12\x01",
-        b"\x0a\x20\x0a\x15xx",
-    ],
-)
-def test_other_leads_are_not_read(lead: bytes) -> None:
-    assert read_lead(lead) is None
-
-
-TOPIC = delimited(b"\x12", b"topic")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b"\x50", TOPIC),
-        (TOPIC, TOPIC),
-        (TOPIC + b"\x50\x50", TOPIC),
-        (TOPIC + b"\x18\x80\x50", TOPIC),
-        (TOPIC + b"\x18\x01", TOPIC),
-        (TOPIC + b"\x50", b""),
-        (TOPIC + b"\x50", TOPIC[:-1]),
-        (TOPIC + b"\x50", TOPIC + b"\x12\x01a"),
-        (TOPIC + b"\x50", delimited(b"\x12", b"\xff")),
-        (delimited(b"\x12", b"\xed\xa0\x80") + b"\x50", TOPIC),
-        (delimited(b"\x12", b"c" * 3_000) + b"\x50", TOPIC),
-    ],
-)
-def test_what_surrounds_a_time_otherwise_is_not_read(before: bytes, after: bytes) -> None:
-    assert read_names(TOPIC + b"\x50", TOPIC) == ("topic", "topic")
-    assert read_names(before, after) is None
-
-
-@given(st.lists(st.integers(2**55, 2**62 - 1), min_size=1))
-def test_times_are_read_as_they_were_written(timestamps: list[int]) -> None:
-    found, valid = read_times([varint(2 * timestamp) for timestamp in timestamps])
-    assert found.tolist() == timestamps
-    assert valid.all()
-
-
-def test_times_of_another_form_are_not_valid() -> None:
-    right = varint(2 * NOW_NS)
-    wrong = [
-        bytes(TIME_BYTES),
-        varint(2 * NOW_NS + 1),
-        right[:-1] + b"\x00",
-        right[:-1] + b"\x81",
-        b"\x01" + right[1:],
-    ]
-    for repeats in (1, 10):
-        _, valid = read_times([right, *wrong] * repeats)
-        assert valid.tolist() == [True, *[False] * len(wrong)] * repeats
-    assert read_times([])[1].tolist() == []
-
-
 # Transfers
-
-TRANSFERRED = Policy(max_drift_ns=10**10, publisher=False)
 
 
 def stored_frame(item: WakuMessageAndTopic) -> bytes:

@@ -83,6 +83,7 @@ class World:
     begun: list[Begun] = field(default_factory=list)
     running: list[PeerAddress] = field(default_factory=list)
     done: list[SessionReport] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -122,9 +123,14 @@ class World:
     async def _run(self, _connector: object, report: SessionReport) -> None:
         peer, window = report.peer, report.window
         assert peer is not None
-        assert peer not in self.running, "two sessions with one peer"
+        # A session that raises has failed, and the schedule goes on.
+        if peer in self.running:
+            self.broken.append("two sessions with one peer")
         self.running.append(peer)
-        self.synchronizer.check()
+        try:
+            self.synchronizer.check()
+        except AssertionError as error:
+            self.broken.append(str(error))
         begun = Begun(self.passed_s, peer, window)
         self.begun.append(begun)
         try:
@@ -140,6 +146,7 @@ class World:
         """Run the schedule for a time; return what has begun since the start."""
         self.synchronizer.start()
         await asyncio.sleep(seconds)
+        assert not self.broken
         return self.begun
 
     def ask(
@@ -295,22 +302,23 @@ async def test_what_a_session_left_over_is_fetched_at_once(kind: bool) -> None:
 @virtual_time
 async def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
     def end(session: Begun) -> SessionReport:
-        middle_ns = (session.window.time_start_ns + session.window.time_end_ns) // 2
-        if len(each.begun) > MAX_PARTS:
-            return FAILED if len(each.begun) == MAX_PARTS + 9 else WELL
-        return replace(WELL, left_over=True, middle_ns=middle_ns)
+        if len(each.begun) > most:
+            return FAILED if len(each.begun) == most + 9 else WELL
+        return replace(WELL, left_over=True, middle_ns=_late_cut(session.window))
 
+    most = MAX_PARTS + 5
     each = world(end, peers=PEERS[:2])
     begun = await each.pass_time(10 * MINUTE)
     assert begun[1].peer == begun[0].peer
-    assert begun[1].window == halves(begun[0].window, _middle(begun[0]))[0]
-    failed, after = begun[MAX_PARTS + 8], begun[MAX_PARTS + 9 :]
+    assert begun[1].window == halves(begun[0].window, _late_cut(begun[0].window))[0]
+    failed, after = begun[most + 8], begun[most + 9 :]
     assert [each.peer for each in after if each.window == failed.window] == [failed.peer]
     assert after[0].peer != failed.peer, "the others do not wait for one"
 
 
-def _middle(begun: Begun) -> int:
-    return (begun.window.time_start_ns + begun.window.time_end_ns) // 2
+def _late_cut(window: Window) -> int:
+    """Return a time after which a small part of a window lies, so that it has many parts."""
+    return window.time_end_ns - (window.time_end_ns - window.time_start_ns) // 50
 
 
 # Operators
@@ -339,6 +347,11 @@ async def test_never_two_sessions_with_one_peer_and_few_in_all() -> None:
     assert len(each.running) == MAX_SESSIONS
     each.gate.set()
     assert {done.peer for done in await asyncio.gather(*asked)} == set(PEERS)
+    assert not each.broken
+    for seed in range(8):
+        slow = world(seed=seed, peers=PEERS[:2], wide_interval_ns=RANGE_NS)
+        slow.lasts_s = 3 * HOUR
+        assert len(await slow.pass_time(2 * HOUR)) == 2
 
 
 @virtual_time
@@ -374,21 +387,3 @@ async def test_a_node_that_stops_answers_all_requests() -> None:
     each.synchronizer.start()
     await settle()
     assert not each.running, "nothing begins after the end"
-
-
-@pytest.mark.parametrize("seed", range(10))
-@virtual_time
-async def test_any_course_keeps_the_invariants(seed: int) -> None:
-    rng = random.Random(seed)
-    outcomes = WELL, FAILED, ABORTED, LEFT_OVER, replace(WELL, left_over=True, middle_ns=NOW_NS - 9)
-    each = world(lambda _: rng.choice(outcomes), seed, peers=PEERS, wide_interval_ns=420 * NS_PER_S)
-    each.lasts_s = MINUTE
-    each.synchronizer.start()
-    asked: list[asyncio.Task[SessionReport]] = []
-    for _ in range(200):
-        await asyncio.sleep(rng.random() * MINUTE)
-        if rng.random() < 0.3 and len(asked) < MAX_WAITING:
-            asked.append(each.ask(rng.choice(["", *map(str, PEERS)])))
-        each.synchronizer.check()
-    await asyncio.sleep(HOUR)
-    assert all(task.done() for task in asked)

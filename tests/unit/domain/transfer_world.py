@@ -147,7 +147,6 @@ class Side:
         self.limits = limits
         self.memory = PolicyMemory() if memory is None else memory
         self.sent: list[TransferFrame] = []
-        self.sizes: list[int] = []
         self.reads = self.writes = self.unsent_bytes = 0
         self.inbox: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.peer: Side | None = None
@@ -244,7 +243,6 @@ class Side:
         assert len(sent.stored) + len(sent.refused) <= self.limits.frame_answers
         assert len(frame) <= 4 * 1024 * 1024
         self.sent.append(sent)
-        self.sizes.append(len(frame))
         self.unsent_bytes -= sum(each.ByteSize() for each in sent.messages)
         if self.peer is not None:
             self.peer.inbox.put_nowait(frame)

@@ -283,8 +283,13 @@ def test_a_reconciliation_that_drips_gives_way_too() -> None:
     stored = [strange(sessions, node) for node in ("b", "c", "d")]
     for each in stored:
         each.awaits_ns = now_ns
+    for each in stored[1:]:  # a transfer may take as long as it works
+        sessions.reconciled(NOW, each, IDS, NONE)
+        sessions.claim(NOW, each.node_id, each.node_id)
     assert refused(lambda: strange(sessions, "e", now_ns=now_ns - 1)) == BUSY
     strange(sessions, "e", now_ns=now_ns)
+    assert sessions.stopped == stored[:1]
+    assert refused(lambda: strange(sessions, "f", now_ns=now_ns)) == BUSY
 
 
 def test_a_peer_that_was_useful_may_wait_for_a_while() -> None:

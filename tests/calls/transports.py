@@ -30,6 +30,7 @@ from storenode.cli.main import cli
 from storenode.client.node import NodeClient, connect
 from storenode.client.plain import to_json
 from storenode.client.retry import Retry
+from storenode.connection.call_status import Ending
 from storenode.connection.errors import NodeError
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import store_pb2
@@ -137,20 +138,23 @@ class Grpc(Transport):
         channel: Any = grpc.aio.insecure_channel(
             self.grpc_address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
         )
-        page, metadata = METHODS[method][1], self.authorization
+        page, metadata, ending = METHODS[method][1], self.authorization, None
         try:
             if method in UNARY:
                 call = channel.unary_unary(f"{STORE}/{method}")
                 yield check_query(page.FromString(await call(request, metadata=metadata)))
             else:
-                call = channel.unary_stream(f"{STORE}/{method}")
+                kind: Any = channel.unary_stream
                 asked: Any = request
                 if method == "PublishStream":
-                    call, asked = channel.stream_stream(f"{STORE}/{method}"), iter([request])
-                async for each in call(asked, metadata=metadata):
+                    kind, asked = channel.stream_stream, iter([request])
+                call = kind(f"{STORE}/{method}")(asked, metadata=metadata)
+                ending = Ending(call)
+                async for each in call:
                     yield page.FromString(each)
         except grpc.aio.AioRpcError as error:
-            raise RefusedError(error.code().name, error.details() or "") from None
+            failure = (ending and await ending.failure(error)) or error
+            raise RefusedError(failure.code().name, failure.details() or "") from None
         finally:
             await channel.close(None)
 

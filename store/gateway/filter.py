@@ -18,9 +18,9 @@ from store.gateway.feed import FollowedMessage, NodeFeed
 from store.gateway.limits import (
     MAX_CLIENT_CRITERIA,
     MAX_CRITERIA,
-    MAX_FILTER_REQUEST_BYTES,
     MAX_PUSH_AGE_NS,
     MAX_QUEUED_PUSHES,
+    MAX_REQUEST_BYTES,
     MAX_REQUEST_ID_BYTES,
     MAX_REQUESTED_TOPICS,
     MAX_SUBSCRIBER_CRITERIA,
@@ -107,7 +107,7 @@ class Filter:
 
     async def serve(self, stream: Stream) -> None:
         """Read one request and send the response."""
-        data = await stream.request(MAX_FILTER_REQUEST_BYTES)
+        data = await stream.request(MAX_REQUEST_BYTES)
         await stream.send_delimited(await self._answer(data, stream.connection))
 
     def deliver(self, message: FollowedMessage) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from store.gateway.clients import ClientAddress
 from store.gateway.faults import RefusalError, StatusError
-from store.gateway.limits import MAX_PUSH_REQUEST_BYTES, MAX_RELAYED_BYTES, MAX_REQUEST_ID_BYTES
+from store.gateway.limits import MAX_RELAYED_BYTES, MAX_REQUEST_BYTES, MAX_REQUEST_ID_BYTES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
 from store.gateway.relay import Relay
@@ -104,7 +104,7 @@ class LightPush:
     async def serve(self, version: PushVersion, stream: Stream) -> None:
         """Serve one request of a version, which is its parser and its encoder."""
         parse, encode = version
-        data = await stream.request(MAX_PUSH_REQUEST_BYTES)
+        data = await stream.request(MAX_REQUEST_BYTES)
         request_id, status_code, sentence = UNREADABLE_ID, SUCCESS, ""
         try:
             request_id, topic, message = parse(data)

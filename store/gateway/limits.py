@@ -86,11 +86,9 @@ MAX_RELAYED_BYTES: Final = 150 * 1024 - 24
 """A message and its pubsub topic: with its frame, an RPC of gossipsub has at most 150 KiB
 (64/WAKU2-NETWORK)."""
 
-MAX_PUSH_REQUEST_BYTES: Final = 256 * 1024
-"""A request of light push: a message that is too large by less is refused by its status."""
-
-MAX_FILTER_REQUEST_BYTES: Final = 128 * 1024
-"""A request of filter: 100 content topics."""
+MAX_REQUEST_BYTES: Final = 256 * 1024
+"""A request of light push, filter or metadata; one with a message that is too large by less is
+refused by its status."""
 
 MAX_REQUESTED_TOPICS: Final = 100
 """Content topics in a request of filter, as nwaku has it."""
@@ -171,9 +169,6 @@ MAX_PENALTIES: Final = 10_000
 
 MAX_BACKOFFS: Final = 20_000
 """Pairs of a topic and a peer, also one that has left, for which a back-off is remembered."""
-
-MAX_METADATA_BYTES: Final = 64 * 1024
-"""A request for metadata: a cluster and shards."""
 
 MAX_HANDSHAKE_PAYLOAD_BYTES: Final = 4096
 """What a client says of itself in the handshake of Noise: a key and a signature."""

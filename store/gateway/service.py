@@ -21,7 +21,7 @@ from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
 from store.gateway.identity import Identity, kept_identity
 from store.gateway.light_push import VERSIONS, LightPush
-from store.gateway.limits import DRAIN_TIMEOUT_S, MAX_METADATA_BYTES
+from store.gateway.limits import DRAIN_TIMEOUT_S, MAX_REQUEST_BYTES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
 from store.gateway.noise import StaticKey
@@ -78,7 +78,7 @@ class _Services:
         metadata = encode_metadata(config.cluster, config.shard)
         self.handlers: dict[str, Handler] = {
             STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: fixed_response(metadata, MAX_METADATA_BYTES),
+            METADATA: fixed_response(metadata, MAX_REQUEST_BYTES),
             PING: serve_pings,
         }
         if not config.no_light_push and config.relay != LEAF:

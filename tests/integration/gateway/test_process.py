@@ -6,18 +6,28 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from chaos.ports import ReservedPort
+from store.gateway.addresses import parse_listen_address
+from store.gateway.clients import Clients
+from store.gateway.connection import Surroundings
 from store.gateway.filter import FILTER_SUBSCRIBE
+from store.gateway.identity import Identity
 from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import UpstreamNode
+from store.gateway.noise import StaticKey
+from store.gateway.protocols import StoreQuery
+from store.gateway.server import Server, bind
 from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
@@ -25,7 +35,7 @@ from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.integration.gateway.messages import CLUSTER, NETWORK, NODE_PAGE, PUBSUB, SHARD, TOPICS
 from tests.support.command import Command
 from tests.support.gateway import GatewayProcess, running_gateway
@@ -48,6 +58,8 @@ TOPIC: Final = "/push/1/a/proto"
 HOUR_NS: Final = 3_600 * 10**9
 METADATA = "/vac/waku/metadata/1.0.0"
 ANY = "/ip4/127.0.0.1/tcp/0"
+ANY_ADDRESS: Final = parse_listen_address(ANY)
+OK: Final = StoreQueryResponse(request_id="honest", status_code=200)
 ASKED = StoreQueryRequest(request_id="r-1", pagination_limit=1)
 
 
@@ -473,47 +485,61 @@ async def test_connections_one_after_the_other_leave_nothing_behind(
     await until_open(gateway, 0)
 
 
-async def test_one_address_has_its_share(tmp_path: Path, node: NodeProcess) -> None:
-    limits = (
-        *("--max-connections-per-address", "3", "--max-new-connections-per-s", "1000"),
-        *("--max-requests-per-s", "5"),
-    )
-    with running_gateway(tmp_path, node.listen, *limits) as gateway:
-        address = gateway.address("tcp")
+@asynccontextmanager
+async def serving(
+    clients: Clients, max_connections: int = 100
+) -> AsyncIterator[tuple[str, GatewayMetrics]]:
+    """Serve queries in this process; yield the address, and what is counted."""
+    metrics = GatewayMetrics("0")
+    node = cast("UpstreamNode", AsyncMock())
+    cast("AsyncMock", node).query.return_value = OK.SerializeToString()
+    handlers = {STORE_QUERY: StoreQuery(node, metrics, 1_000).serve}
+    around = Surroundings(StaticKey(Identity.generate()), handlers, metrics, 8)
+    server, listening = Server(around, clients, None, max_connections), bind(ANY_ADDRESS)
+    accepting = asyncio.create_task(server.accept(listening))
+    try:
+        yield str(listening.address), metrics
+    finally:
+        accepting.cancel()
+        await server.drain(0)
+        listening.socket.close()
+
+
+def refusals(metrics: GatewayMetrics, reason: str) -> float:
+    return cast("float", metrics.refusals.labels(reason)._value.get())
+
+
+async def test_one_address_has_its_share() -> None:
+    async with serving(Clients(3, 1_000, 5)) as (address, metrics):
         clients = [await WakuClient.connect(address) for _ in range(3)]
         with pytest.raises(GONE):
             await WakuClient.connect(address)
         codes = {(await clients[0].query(honest_query(1))).status_code for _ in range(50)}
         assert codes == {200, 429}
         clients.pop().close()
-        await until_open(gateway, 2)
+        while metrics.open_connections._value.get() > 2:  # noqa: ASYNC110
+            await asyncio.sleep(PAUSE_S)
         clients.append(await WakuClient.connect(address))
-        assert gateway.counted('refusals_total{reason="connections_of_address"}') == 1
-        assert gateway.counted('refusals_total{reason="request_rate"}') > 0
+        assert refusals(metrics, "connections_of_address") == 1
+        assert refusals(metrics, "request_rate") > 0
         for each in clients:
             each.close()
 
 
-async def test_new_connections_have_a_rate(tmp_path: Path, node: NodeProcess) -> None:
-    with running_gateway(tmp_path, node.listen, "--max-new-connections-per-s", "1") as gateway:
-        address = gateway.address("tcp")
-        async with WakuClient.connected(address):
-            refused = 0
-            for _ in range(20):
-                try:
-                    (await WakuClient.connect(address)).close()
-                except GONE:
-                    refused += 1
-            assert refused
-            assert gateway.counted('refusals_total{reason="connection_rate"}') == refused
+async def test_new_connections_have_a_rate() -> None:
+    async with serving(Clients(64, 1, 5)) as (address, metrics), WakuClient.connected(address):
+        refused = 0
+        for _ in range(20):
+            try:
+                (await WakuClient.connect(address)).close()
+            except GONE:
+                refused += 1
+        assert refused
+        assert refusals(metrics, "connection_rate") == refused
 
 
-async def test_when_full_those_without_a_handshake_make_room(
-    tmp_path: Path, node: NodeProcess
-) -> None:
-    limits = ("--max-connections", "2", "--max-new-connections-per-s", "1000")
-    with running_gateway(tmp_path, node.listen, *limits) as gateway:
-        address = gateway.address("tcp")
+async def test_when_full_those_without_a_handshake_make_room() -> None:
+    async with serving(Clients(64, 1_000, 100), max_connections=2) as (address, _):
         silent = await RawClient.connect(address)
         async with WakuClient.connected(address), WakuClient.connected(address) as client:
             await until_closed(silent)

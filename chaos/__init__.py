@@ -3,5 +3,6 @@
 ``world`` has the nodes, the wires between them, the clients and the SDS participants of a run;
 ``checker`` records its history and compares it with what stores and logs hold. ``demo`` and
 ``soak`` are scenarios of it. ``demo`` ships with the node as ``storenode demo``. ``soak``,
-``attacks`` and ``fuzz`` are run from the repository, and need the helpers of the tests.
+``attacks`` and ``fuzz`` are run from the repository. ``node`` and ``soak.postgres`` drive the
+processes of the tests too, whose fault tests use the clients and rules of ``checker``.
 """

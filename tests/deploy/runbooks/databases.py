@@ -237,7 +237,6 @@ def _table_in_the_way(world: World, node: NodeProcess) -> None:
     failing.do("storenode db check")
     failing.do("storenode db resummarize")
     failing.do("ALTER ROLE")
-    failing.do("SELECT pid, xact_start")
     for incident in (failing, missing):
         incident.resolved()
 

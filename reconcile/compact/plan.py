@@ -152,13 +152,6 @@ _SAFETY: Final = 3.0
 _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
-_CREDIBLE: Final = 1.5
-"""Where no slice shows how counts vary, gaps have at most so many times the differences that a
-balance says which is one larger."""
-
-_ENOUGH: Final = 5
-"""Slices without a gap that show how counts vary."""
-
 _TRIPLES: Final = 1e-3
 """How often three differences in a slice may be taken for one."""
 
@@ -175,11 +168,6 @@ class CountRange(NamedTuple):
     slices: int
     few: int
     many: int
-
-    @property
-    def is_enough(self) -> bool:
-        """True if they show how counts vary."""
-        return self.slices >= _ENOUGH
 
 
 class SliceSums(NamedTuple):
@@ -209,17 +197,6 @@ class SliceSums(NamedTuple):
     def at_least(self) -> float:
         """The least number of differences: two where they balance each other, else one or more."""
         return self.size + 2.0 * self.silent
-
-    def credible(self, apart: Ints) -> SliceSums:
-        """Return the sums with no more in gaps than balances leave room for.
-
-        ``apart``: the balances of all that is summed up.
-
-        Counts alone say too much where slices of the other side are not of equal counts after all.
-        """
-        inside = float(np.square(apart.astype(np.float64)).sum()) - self.squares
-        most = int(_CREDIBLE * (sqrt(max(inside, 0.0)) + 1.0) ** 2)
-        return self._replace(in_gaps=min(self.in_gaps, most))
 
 
 def left_over(net: int, single: int, *, sifted: bool) -> int:

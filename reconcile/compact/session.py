@@ -409,8 +409,6 @@ class CompactResponder(_Side):
         chosen, slices = compared.chosen, len(compared.differs)
         single, usual = np.abs(chosen.balances) <= 1, self._claim.count // slices
         sums = self._window.survey(compared, single, usual, NO_REGION).sums
-        if not compared.equal.is_enough:
-            sums = sums.credible(chosen.balances)
         about, most = plan.estimate(sums, slices, self._least, certain=True)
         return slicing(about, most, chosen.items, len(chosen))
 

@@ -117,31 +117,6 @@ def test_a_large_index_has_a_bounded_number_of_chunks() -> None:
     index.check()
 
 
-# Changes
-
-
-@pytest.mark.parametrize("shared_time", [False, True])
-def test_any_order_of_input_gives_the_same_index(shared_time: bool) -> None:
-    ids = random_ids(9, 70_000, length_ns=5 if shared_time else HOUR_NS)
-    sorted_pairs = sorted(ids.pairs())
-    doubled = SyncIds.join([ids, ids[::7]])
-    shuffled = doubled[np.random.default_rng(1).permutation(len(doubled))]
-    by_load = loaded(shuffled)
-    by_insert = Index()
-    half = len(shuffled) // 2
-    added = by_insert.insert(shuffled[:half]) + by_insert.insert(shuffled[half:])
-    assert added == len(ids)
-    for index in (by_load, by_insert):
-        index.check()
-        assert everything(index.view()).pairs() == sorted_pairs
-
-
-def test_times_too_far_apart_for_one_sorting_key() -> None:
-    pairs = [(2**63 - 1, b"\x01" * 32), (0, b"\x02" * 32), (2**62, b"\x03" * 32), (0, NO_HASH)]
-    view = loaded(SyncIds.of(pairs)).view()
-    assert view.between(0, 4).pairs() == sorted(pairs)
-
-
 # Views
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.view import Spans
-from tests.support.naive_view import NaiveView, steps_to
+from tests.support.naive_view import NaiveView
 from tests.unit.reconcile.answers import check_parts
 
 START_NS = 1_700_000_000_000_000_000
@@ -88,12 +88,6 @@ def check_split(ids: list[SyncId], spans: Spans, wanted: list[int], *, chunk: in
 
 
 @worlds
-@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 16, 64, 1_000, 10_000])
-def test_everything_is_split(draw: Draw, wanted: int) -> None:
-    check_split(some_ids(draw, 1_500), whole(), [wanted])
-
-
-@worlds
 @pytest.mark.parametrize("fan_out", [2, 7, 64])
 def test_splitting_again_and_again_ends_with_single_ids(draw: Draw, fan_out: int) -> None:
     ids = some_ids(draw, 700)
@@ -144,41 +138,11 @@ def test_a_cut_moves_to_the_edge_of_a_second_that_is_near() -> None:
     assert set(parts.counts.tolist()) <= {20, 30}
 
 
-def test_deep_bounds_are_reached_by_the_fewest_steps() -> None:
-    first = (START_NS, b"\x01\x02\x03" + bytes(29))
-    second = (START_NS, b"\x01\x02\x07" + bytes(29))
-    parts = view_of([first, second]).split(whole(), np.array([2]))
-    assert parts.upper.pairs() == [*steps_to(LOWEST, second), END]
-    assert parts.counts.tolist() == [0, 0, 0, 1, 1]
-
-
-def test_no_step_is_made_where_the_lower_bound_leads_already() -> None:
-    first = (START_NS, b"\x01\x02\x03" + bytes(29))
-    second = (START_NS, b"\x01\x02\x07" + bytes(29))
-    lower = (START_NS, b"\x01\x02" + bytes(30))
-    parts = view_of([first, second]).split(Spans.of([(lower, END)]), np.array([2]))
-    assert parts.upper.pairs() == [second, END]
-
-
 def test_zeros_in_a_hash_need_no_steps() -> None:
     ids = [(START_NS, number.to_bytes(32, "big")) for number in range(256)]
     parts = view_of(ids).split(whole(), np.array([256]))
     assert parts.counts.tolist() == [0, *[1] * 256]
     assert parts.upper[:-1] == SyncIds.of(ids)
-
-
-def test_empty_spans_and_no_spans() -> None:
-    ids = some_ids(in_seconds, 50)
-    before = Spans.of([(LOWEST, (5, bytes(32))), ((5, bytes(32)), (6, bytes(32)))])
-    parts = view_of(ids).split(before, np.array([4, 9]))
-    assert parts.offsets.tolist() == [0, 1, 2]
-    assert parts.upper == before.upper
-    assert not parts.counts.any()
-    assert not parts.fingerprints.any()
-    for view in (view_of(ids), view_of([])):
-        none = view.split(Spans.empty(), np.empty(0, np.int64))
-        assert none.offsets.tolist() == [0]
-        assert len(none.upper) == len(none.counts) == len(none.fingerprints) == 0
 
 
 bytes_ = st.sampled_from([0, 1, 2, 255])

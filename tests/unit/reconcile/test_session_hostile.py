@@ -128,24 +128,21 @@ def test_sets_that_contradict_each_other_are_each_reported_once() -> None:
     assert node.result.to_receive.pairs() == [C]
 
 
-def test_a_set_that_is_never_reconciled_ends_by_the_limit_on_rounds() -> None:
-    node = begun(A, B)
-    frame = payload(Range(END, ITEM_SET, items=[C]))
-    for _ in range(63):
-        node.give(Received(frame))
-    with pytest.raises(SessionLimitError, match="64 rounds"):
-        node.give(Received(frame))
-
-
 @pytest.mark.parametrize("side", ["initiator", "responder"])
-def test_fingerprints_that_never_agree_end_by_the_limit_on_rounds(side: str) -> None:
+@pytest.mark.parametrize("kind", [ITEM_SET, FINGERPRINT])
+def test_what_never_agrees_ends_by_the_limit_on_rounds(side: str, kind: int) -> None:
     rng = random.Random(1)
     stored = some_ids(rng, 2_000, 10**6)
     node = begun(*stored) if side == "initiator" else responder(NaiveView(stored))
+
+    def frame() -> Received:
+        content = Range(END, FINGERPRINT, rng.randbytes(32))
+        return Received(payload(Range(END, kind, items=[C]) if kind == ITEM_SET else content))
+
     for _ in range(63 if side == "initiator" else 64):
-        node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
+        node.give(frame())
     with pytest.raises(SessionLimitError, match="64 rounds"):
-        node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
+        node.give(frame())
 
 
 def test_a_fingerprint_of_zero_over_what_is_stored() -> None:

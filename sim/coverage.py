@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncId
-from sim.index import JudgedIndex, JudgedView, SimIds
 from sim.marks import Mark
 from sim.process import Process
 from sim.rng import happens
+from sim.store import JudgedIndex, JudgedView, SimIds, SimStatements
 from store.domain.coverage import (
     BLOCK_NS,
     Coverage,
-    Statement,
     aligned,
-    overlapping,
-    replaced,
 )
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
@@ -38,48 +34,6 @@ _STEPS_NS: Final = (BLOCK_NS, HOUR_NS, DAY_NS)
 _STATED: Final = 0.8
 _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
 """How long a client takes for its messages."""
-
-
-class SimStatements:
-    """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
-
-    def ended(self, session_id: str) -> None:
-        """Note that a session of this task has ended, about which it may state something."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._ended[task] = session_id
-
-    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
-        """Keep statements, ascending, in place of older ones about the same time."""
-        if not statements:
-            return
-        process = self._process
-        task = asyncio.current_task()
-        assert task is not None
-        session = self._ended.get(task, "")
-        process.judge.stated(session, process.database, store_id, statements)
-        process.mark(Mark.STATED)
-        await process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
-
-    def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
-        stated, horizon_ns = self._process.database.stated, self._process.database.horizon_ns
-        for store, found in stated.items():
-            stated[store] = [each for each in found if each.end_ns > horizon_ns]
-        stated[store_id] = replaced(stated.get(store_id, ()), statements, now_ns)
-
-    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
-        """Return by store the statements that overlap a range, ascending."""
-
-        def read() -> dict[str, list[Statement]]:
-            stated = self._process.database.stated
-            about = ((each, overlapping(stated[each], (start_ns, end_ns))) for each in stated)
-            return {store: found for store, found in about if found}
-
-        return await self._process.database.look(read)
 
 
 async def read_coverage(world: World) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.database import Database
 from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
-from sim.service import selected
+from sim.rng import happens
+from sim.store import SimSds
 from store.domain.ports import HistoryEntry, PeerAddress, SdsLookup
 from store.sync.fetch import FetchDone, Fetcher, FetchWork
 from storenode.sds.codec import encode, sds_key
@@ -50,13 +50,17 @@ class Channel:
         self._world = world
 
     def parents(self) -> tuple[HistoryEntry, ...]:
-        """Draw some of the last messages, with and without hints."""
+        """Draw some of the last messages, with and without hints, and perhaps one of no store."""
         rng = self._world.rng
         last = list(self.spoken.values())[-_PARENTS:]
-        return tuple(
+        found = [
             HistoryEntry(each.message_id, each.digest if rng.random() < 0.5 else None)
             for each in last
-        )
+        ]
+        gossip = self._world.scenario.gossip
+        if gossip is not None and happens(rng, gossip.strange):
+            found.append(HistoryEntry(b"unknown", rng.randbytes(32)))
+        return tuple(found)
 
     @staticmethod
     def payload(message_id: bytes, parents: Sequence[HistoryEntry], content: bytes) -> bytes:
@@ -69,21 +73,6 @@ class Channel:
         last = list(self.spoken.values())[-_RECENT:]
         some = self._world.rng.sample(last, min(_HEADS, len(last)))
         return tuple(HistoryEntry(each.message_id, each.digest) for each in some)
-
-
-class SimSds:
-    """The SDS messages of a node: a `store.domain.ports.SdsLookups`."""
-
-    def __init__(self, process: Process) -> None:
-        self._database = process.database
-
-    async def doubtful(
-        self, request: SdsLookup
-    ) -> tuple[Sequence[HistoryEntry], Sequence[HistoryEntry]]:
-        """Return the entries that are missing or not proven; proven claims are preferred."""
-        assert request.prefer_proven
-        found = await self._database.look(partial(selected, self._database, request))
-        return found.missing, found.unproven
 
 
 _StoredEntries = dict[HistoryEntry, tuple[int, bytes]]

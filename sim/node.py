@@ -17,10 +17,11 @@ from sim.network import Host
 from sim.peering import Peering
 from sim.process import Process
 from sim.service import PUBLISH, Service
+from sim.store import FEED, SimFeed, SimStore
 from sim.streams import served
 from sim.timeline import Clock
 from store.domain.partitioning import Bounds
-from store.domain.ports import PeerAddress
+from store.domain.ports import PeerAddress, Source
 from store.domain.retention import (
     FINE_TABLE,
     Partition,
@@ -29,6 +30,7 @@ from store.domain.retention import (
     plan_prune,
 )
 from store.messages.record import RecordBatch
+from store.sync.index.hot import HotIndex
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Node(Host):
 
     service: Service
     gossiping: Gossiping
+    _store: SimStore
 
     def __init__(self, world: World, number: int, database: Database) -> None:
         scenario = world.scenario
@@ -93,20 +96,21 @@ class Node(Host):
 
     def begin(self, process: Process) -> None:
         """Begin everything that a life does."""
-        scenario = self.world.scenario
-        self.service = Service(process)
+        scenario, listeners = self.world.scenario, list[Gossiping | HotIndex]()
+        self.service, self._store = Service(process), SimStore(process)
         if scenario.gossip is not None:
-            self.gossiping = Gossiping(self, process)
-            self.gossiping.start()
-        if not scenario.reconciles:
-            return
-        if self.retention_ns is not None:
-            process.begin_task("retention", keep(process, self.retention_ns))
-        self.peering = Peering(process, self.peers)
-        self.peering.start()
+            self.gossiping = Gossiping(self, process, self._store)
+            listeners.append(self.gossiping)
+        if scenario.reconciles:
+            if self.retention_ns is not None:
+                process.begin_task("retention", keep(process, self.retention_ns))
+            self.peering = Peering(process, self.peers, self._store)
+            listeners.append(self.peering.index)
+            self.peering.start()
+        process.begin_task(FEED, SimFeed(process, listeners).run())
 
     async def store(self, process: Process, batch: RecordBatch) -> None:
-        """Store what a client publishes.
+        """Store what a client of a life publishes.
 
         Raises:
             DatabaseUnavailableError: it is stored or not.
@@ -114,7 +118,7 @@ class Node(Host):
         if self.world.scenario.gossip is not None:
             await self.gossiping.store(process, batch)
         else:
-            await self.database.write(process, batch)
+            await self._store.store(batch, Source.CLIENT)
 
     async def stop_gossip(self) -> None:
         """Shut down as a node does; nothing may be left of it."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from sim.index import JudgedIndex, SimFeed, SimIds
 from sim.lookups import CHANNEL, JudgedFetcher
-from sim.peers import JudgedExchange, SimCaller, SimStore
+from sim.peers import JudgedExchange, SimCaller
 from sim.process import Process
+from sim.store import FEED, JudgedIndex, SimIds, SimStore
 from sim.streams import EndStream, Handler
 from store.domain.places import Caller
 from store.domain.ports import (
@@ -26,7 +26,7 @@ from store.sync.schedule import ScheduleConfig, Synchronizer
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport
 
-_ENDLESS: Final = ("resume", "online", "feed", "retention")
+_ENDLESS: Final = (FEED, "resume", "online", "retention")
 _RETRY_S: Final = 1.0
 _QUIET_S: Final = 30.0
 """So long after everything was stopped nothing of it may be left."""
@@ -35,13 +35,13 @@ _QUIET_S: Final = 30.0
 class Peering:
     """The exchange of one process with its peers."""
 
-    def __init__(self, process: Process, peers: tuple[PeerAddress, ...]) -> None:
+    def __init__(self, process: Process, peers: tuple[PeerAddress, ...], store: SimStore) -> None:
         scenario = process.scenario
         self._process = process
         self.stopped = False
         self._ids = SimIds(process)
         self.index = JudgedIndex(process, self._ids)
-        self._store = SimStore(process)
+        self._store = store
         self.exchange = JudgedExchange(process, self._store, self.index)
         caller = SimCaller(process, self._store)
         work = FetchWork(caller, self._store, process.policy, process.world_env)
@@ -76,8 +76,7 @@ class Peering:
         return {RECONCILE: self._reconcile, TRANSFER: self._transfer}
 
     def start(self) -> None:
-        """Begin with the index and the resume, which begins the schedule."""
-        self._process.begin_task("feed", SimFeed(self._process, self.index).run())
+        """Begin with the resume, which begins the schedule."""
         self._store.resuming = True
         self._recorder.begin()
         self._process.begin_task("online", self._recorder.run())

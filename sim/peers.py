@@ -8,20 +8,18 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId
 from reconcile.session import Result, Role, SessionStep
 from sim.calls import Status
-from sim.coverage import SimStatements
-from sim.index import JudgedIndex, JudgedView
 from sim.judge import Side
 from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
 from sim.service import LOOKUP, NO_HASH, SCAN, Entry, ScanRequest
+from sim.store import JudgedIndex, JudgedView, SimStatements, SimStore
 from sim.streams import SimConnector, StatusReceivedError
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
-from store.domain.coverage import Interval
 from store.domain.ports import (
     CursorOutOfRangeError,
     HistoryEntry,
@@ -30,9 +28,7 @@ from store.domain.ports import (
     Source,
     TopicFilter,
 )
-from store.messages.conflicts import StoreResult
 from store.messages.cursor import ScanCursor
-from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError, decode_message
 from store.sync.errors import Fault, ProtocolBrokenError
 from store.sync.peers import ScannedPage
@@ -50,55 +46,6 @@ SHARDS: Final = ()
 
 _SLACK_NS: Final = 1_000_000_000
 _TIMER_NS: Final = 1_000_000
-
-
-class SimStore:
-    """The database of a node, as its drivers use it: writes, reads by ID, one row."""
-
-    def __init__(self, process: Process) -> None:
-        self.refused: set[bytes] = set()
-        self.expected: list[SyncId] = []
-        self.scanned: list[SyncId] | None = None  # what a scan that came to its end has shown
-        self.resuming = False
-        self._process = process
-        self._database = process.database
-
-    async def store(
-        self,
-        batch: RecordBatch,
-        source: Source,
-        min_confirms: int = 0,
-    ) -> StoreResult:
-        """Store a batch durably; per record True if it is new."""
-        self._database.admit_write()
-        if not len(batch):
-            return StoreResult()
-        return StoreResult(await self._database.write(self._process, batch, source, min_confirms))
-
-    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
-        """Return encoded messages of the first IDs, as many as fit, at least one."""
-        return await self._database.look(
-            lambda: self._database.read(self._database.stored_at(ids.pairs()), max_bytes)
-        )
-
-    async def are_stored(self, ids: SyncIds) -> list[bool]:
-        """Return for each ID whether the message is stored."""
-        stored_at = self._database.stored_at
-        return await self._database.look(
-            lambda: [each is not None for each in stored_at(ids.pairs())]
-        )
-
-    async def last(self) -> int:
-        """Return when the store was last online."""
-        return await self._database.look(lambda: self._database.last_online_ns)
-
-    async def note(self, online_ns: int, now_ns: int, interval: Interval | None = None) -> None:
-        """Persist that nothing up to ``online_ns`` was missed; the judge sees the interval."""
-        del interval
-        database = self._database
-        if self.resuming and online_ns:
-            self._process.judge.advanced(database, self.expected, online_ns, self.refused)
-        await database.look(lambda: database.note_online(online_ns, now_ns))
 
 
 def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as its class

@@ -32,7 +32,7 @@ class Process:
         self.scenario, self.rng, self.timeline = world.scenario, world.rng, world.timeline
         self.network, self.judge = world.network, world.judge
         self.alive = True
-        self.at_end: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], object]] = []
         self.life = Life()
         gossip = self.scenario.gossip
         self.own = OwnCommits(gossip.kept_bytes if gossip else self.scenario.own_bytes)

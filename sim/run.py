@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.relay import RelayWorld, drawn_relay, without_pushes
 from sim.rng import Rng
-from sim.scenario import draw_with_gossip, drawn
+from sim.scenario import Scenario, draw_with_gossip, drawn
 from sim.stage import Stage, Summary
 from sim.world import World
 from sim.year import YEAR_DAYS, YearWorld
@@ -21,32 +22,26 @@ class SimulationError(AssertionError):
     """A run failed; says how to repeat it."""
 
 
-SMALLEST_GROUP: Final = 3
-
-KINDS: Final[Mapping[str, Callable[[Rng, int | None, Sink | None], Stage]]] = {
-    "nodes": lambda rng, size, sink: World(drawn(rng, size), rng, sink),
-    "gossip": lambda rng, size, sink: World(
-        draw_with_gossip(rng, beside=False, nodes=size), rng, sink
-    ),
-    "gossip-and-sync": lambda rng, size, sink: World(
-        draw_with_gossip(rng, beside=True, nodes=size), rng, sink
-    ),
-    "group": lambda rng, size, sink: World(
-        drawn_group(rng, size or SMALLEST_GROUP, with_store=False), rng, sink
-    ),
-    "group-with-store": lambda rng, size, sink: World(
-        drawn_group(rng, size or SMALLEST_GROUP, with_store=True), rng, sink
-    ),
-    "fixed-group": lambda rng, size, sink: World(
-        fixed_group(rng, size or SMALLEST_GROUP), rng, sink
-    ),
-    "relay": lambda rng, _, sink: RelayWorld(drawn_relay(rng), rng, sink),
-    "relay-without-pushes": lambda rng, _, sink: RelayWorld(
-        without_pushes(drawn_relay(rng)), rng, sink
-    ),
-    "year": lambda rng, size, sink: YearWorld(rng, size or YEAR_DAYS, sink),
+_SCENARIOS: Final[Mapping[str, Callable[[Rng, int | None], Scenario]]] = {
+    "nodes": drawn,
+    "gossip": partial(draw_with_gossip, beside=False),
+    "gossip-and-sync": partial(draw_with_gossip, beside=True),
+    "group": partial(drawn_group, with_store=False),
+    "group-with-store": partial(drawn_group, with_store=True),
+    "fixed-group": fixed_group,
 }
-"""The kinds of runs; each takes the number of its nodes, participants or days, if it has any."""
+
+KINDS: Final = (*_SCENARIOS, "relay", "relay-without-pushes", "year")
+"""The kinds of runs; each but relay takes the number of its nodes, participants or days."""
+
+
+def _stage(kind: str, rng: Rng, size: int | None, sink: Sink | None) -> Stage:
+    if kind == "year":
+        return YearWorld(rng, size or YEAR_DAYS, sink)
+    if kind in _SCENARIOS:
+        return World(_SCENARIOS[kind](rng, size), rng, sink)
+    scenario = drawn_relay(rng)
+    return RelayWorld(scenario if kind == "relay" else without_pushes(scenario), rng, sink)
 
 
 def simulate(kind: str, seed: int, size: int | None = None, *, sink: Sink | None = None) -> Summary:
@@ -55,7 +50,7 @@ def simulate(kind: str, seed: int, size: int | None = None, *, sink: Sink | None
     Raises:
         SimulationError: A rule is broken.
     """
-    world = KINDS[kind](random.Random(seed), size, sink)
+    world = _stage(kind, random.Random(seed), size, sink)
     try:
         return world.run()
     except Exception as error:

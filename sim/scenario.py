@@ -6,10 +6,10 @@ kinds of fault out, and has more of the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
@@ -102,17 +102,15 @@ class GossipScenario:
     """The gossip of a run.
 
     ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
-    time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that no store
-    holds. ``retold``: of commits, those that are reported again. ``kept_bytes``: of its own
-    commits, that a node keeps in memory. ``tricks``: of the peers that lie, each of which
-    connects to ``victims`` honest nodes.
+    time. ``strange``: the share of SDS messages with a parent that no store holds. ``retold``: of
+    commits, those that are reported again. ``kept_bytes``: of its own commits, that a node keeps in
+    memory. ``tricks``: of the peers that lie, each of which connects to ``victims`` honest nodes.
     """
 
     beside: bool
     limits: GossipLimits
     max_confirms: int
     min_confirms: tuple[int, ...]
-    events: float = 0.0
     strange: float = 0.0
     retold: float = 0.0
     kept_bytes: int = 1_000_000
@@ -220,7 +218,8 @@ def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
     history_ns = rng.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
     history = rng.choice((0, 10, 40, 100, 200))
     interval_ns = rng.randint(6, 25) * NS_PER_S
-    limits = _session_limits(rng)
+    codec = _limits(rng, CodecLimits)
+    limits = SessionLimits(payload=codec, max_differences=rng.choice((5, 20, 80, 1_000)))
     moments = max(1, history // rng.choice((1, 1, 2, 10, 1000)))
     # Differences that policy refuses come back in every session. What is hidden by them is found in
     # parts of the window, unless so many are in one moment.
@@ -263,17 +262,22 @@ def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
         lengths_ns=rng.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index=_index_limits(rng, (1_000,) if in_memory else (8, 40, 1_000)),
+        index=_limits(
+            rng,
+            IndexLimits,
+            entries=rng.choice((1_000,) if in_memory else (8, 40, 1_000)),
+            chunk_ids=16,
+        ),
         own_bytes=rng.choice((0, 3_000, 1_000_000)),
         limits=limits,
-        tuning=_tuning(rng),
-        transfer=_transfer_limits(rng, silence_ns),
-        summary=_summary_limits(rng),
+        tuning=Tuning() if happens(rng, 0.3) else _limits(rng, Tuning),
+        transfer=_limits(rng, TransferLimits, unsolicited_messages=10, silence_ns=silence_ns),
+        summary=SummaryLimits() if happens(rng, 0.5) else _limits(rng, SummaryLimits),
         faults=_faults(rng),
     )
 
 
-def draw_with_gossip(rng: Rng, *, beside: bool, nodes: int | None = None) -> Scenario:
+def draw_with_gossip(rng: Rng, nodes: int | None = None, *, beside: bool) -> Scenario:
     """Draw a scenario in which nodes gossip; ``beside``: they reconcile too.
 
     Every message is for every store: runs without gossip have policy and retention.
@@ -285,6 +289,7 @@ def draw_with_gossip(rng: Rng, *, beside: bool, nodes: int | None = None) -> Sce
         retention_ns=(None,) * len(base.retention_ns),
         history=min(base.history, _GOSSIP_HISTORY) if beside else 0,
         large_share=0.0,
+        sds_share=rng.choice((0.0, 0.5, 1.0)),
         small_nodes=frozenset(),
         publish_every_ns=rng.choice((1, 1, 2, 5)) * NS_PER_S,
         faults=_gossip_faults(rng, base.faults),
@@ -351,65 +356,63 @@ def _some_nodes(rng: Rng, nodes: int) -> list[int]:
     return rng.sample(range(nodes), rng.randint(1, nodes - 1))
 
 
-def _session_limits(rng: Rng) -> SessionLimits:
-    codec = CodecLimits(
-        max_payload_bytes=rng.choice((8_192, 16_384)),
-        max_ranges=rng.choice((64, 128, 1_000)),
-        max_elements=rng.choice((16, 64, 1_000)),
-    )
-    return SessionLimits(payload=codec, max_differences=rng.choice((5, 20, 80, 1_000)))
+_CHOICES: Final[Mapping[type, Mapping[str, Sequence[Any]]]] = {
+    CodecLimits: {
+        "max_payload_bytes": (8_192, 16_384),
+        "max_ranges": (64, 128, 1_000),
+        "max_elements": (16, 64, 1_000),
+    },
+    Tuning: {
+        "first_parts": (2, 4, 16),
+        "last_fingerprints": (1, 3, 5, 9),
+        "min_parts": (1, 4, 16),
+        "largest_late_set": (2, 8, 64),
+        "gauges": (0, 2, 8),
+    },
+    TransferLimits: {
+        "frame_messages": (1, 3, 20),
+        "frame_bytes": (200, 1_000, 20_000),
+        "frame_answers": (1, 4, 50),
+        "unsent_bytes": (300, 2_000, 50_000),
+        "unstored_bytes": (200, 2_000, 50_000),
+        "load_ids": (2, 8, 100),
+        "find_ids": (2, 8, 100),
+    },
+    IndexLimits: {
+        "waiting_commits": (8, 64),
+        "ids_at_once": (1, 8, 100),
+        "inline_ids": (0, 2, 1_000),
+        "warm_up_ids": (2, 16, 1_000),
+        "settle_s": (5.0, 60.0),
+    },
+    SummaryLimits: {
+        "kept_ids": (1, 16, 1_000),
+        "ids_at_once": (8, 32, 1_000),
+        "kept_buckets": (1, 16, 1_000),
+        "parents_at_once": (1, 4, 100),
+        "spans_at_once": (4, 32, 1_000),
+        "parts_at_once": (4, 32, 1_000),
+        "probes": (1, 8, 1_000),
+    },
+    GossipLimits: {
+        "unread_interval_ns": (NS_PER_S, 5 * NS_PER_S, 10 * NS_PER_S),
+        "pushed_ids": (0, 2, 2_048),
+        "frame_ids": (1, 7, 64),
+        "frame_bytes": (200, 2_000, 100_000),
+        "round_ids": (1, 5, 64),
+        "unstored_bytes": (300, 2_000, 1_000_000),
+        "leaf_ids": (1, 3, 64),
+        "cut_off_ns": (10 * NS_PER_S, 60 * NS_PER_S),
+    },
+}
+"""Values of limits: small ones, by which a few hundred messages are a large set, and large ones."""
+
+_T = TypeVar("_T")
 
 
-def _tuning(rng: Rng) -> Tuning:
-    if happens(rng, 0.3):
-        return Tuning()
-    return Tuning(
-        first_parts=rng.choice((2, 4, 16)),
-        last_fingerprints=rng.choice((1, 3, 5, 9)),
-        min_parts=rng.choice((1, 4, 16)),
-        largest_late_set=rng.choice((2, 8, 64)),
-        gauges=rng.choice((0, 2, 8)),
-    )
-
-
-def _transfer_limits(rng: Rng, silence_ns: int) -> TransferLimits:
-    return TransferLimits(
-        frame_messages=rng.choice((1, 3, 20)),
-        frame_bytes=rng.choice((200, 1_000, 20_000)),
-        frame_answers=rng.choice((1, 4, 50)),
-        unsent_bytes=rng.choice((300, 2_000, 50_000)),
-        unstored_bytes=rng.choice((200, 2_000, 50_000)),
-        load_ids=rng.choice((2, 8, 100)),
-        find_ids=rng.choice((2, 8, 100)),
-        unsolicited_messages=10,
-        silence_ns=silence_ns,
-    )
-
-
-def _index_limits(rng: Rng, entries: tuple[int, ...]) -> IndexLimits:
-    return IndexLimits(
-        entries=rng.choice(entries),
-        chunk_ids=16,
-        waiting_commits=rng.choice((8, 64)),
-        ids_at_once=rng.choice((1, 8, 100)),
-        inline_ids=rng.choice((0, 2, 1_000)),
-        warm_up_ids=rng.choice((2, 16, 1_000)),
-        settle_s=rng.choice((5.0, 60.0)),
-    )
-
-
-def _summary_limits(rng: Rng) -> SummaryLimits:
-    if happens(rng, 0.5):
-        return SummaryLimits()
-    return SummaryLimits(
-        kept_ids=rng.choice((1, 16, 1_000)),
-        ids_at_once=rng.choice((8, 32, 1_000)),
-        kept_buckets=rng.choice((1, 16, 1_000)),
-        parents_at_once=rng.choice((1, 4, 100)),
-        spans_at_once=rng.choice((4, 32, 1_000)),
-        parts_at_once=rng.choice((4, 32, 1_000)),
-        probes=rng.choice((1, 8, 1_000)),
-    )
+def _limits(rng: Rng, kind: type[_T], **fixed: object) -> _T:
+    """Draw limits of a kind."""
+    return kind(**{name: rng.choice(each) for name, each in _CHOICES[kind].items()}, **fixed)
 
 
 def _faults(rng: Rng) -> Faults:
@@ -453,30 +456,18 @@ def _gossip(
     return GossipScenario(
         beside=beside,
         max_confirms=rng.choice((0, 0, 1, 2)),
-        limits=_gossip_limits(rng),
+        limits=_limits(
+            rng,
+            GossipLimits,
+            announced_ids=1_024,
+            asked_ids=256,
+            queued_ids=4_096,
+            catch_up_ids=4_096,
+        ),
         min_confirms=rng.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
-        events=rng.choice((0.0, 0.5, 1.0)),
         strange=rng.choice((0.0, 0.05)),
         retold=rng.choice((0.0, 0.2)),
         kept_bytes=rng.choice((1_000_000, 1_000_000, 1_000)),
         tricks=tuple(tricks),
         victims=rng.randint(1, len(stores)),
-    )
-
-
-def _gossip_limits(rng: Rng) -> GossipLimits:
-    """Draw small limits, by which a few hundred messages are a large set."""
-    return GossipLimits(
-        unread_interval_ns=rng.choice((1, 5, 10)) * NS_PER_S,
-        pushed_ids=rng.choice((0, 2, 2_048)),
-        frame_ids=rng.choice((1, 7, 64)),
-        frame_bytes=rng.choice((200, 2_000, 100_000)),
-        round_ids=rng.choice((1, 5, 64)),
-        unstored_bytes=rng.choice((300, 2_000, 1_000_000)),
-        announced_ids=1_024,
-        asked_ids=256,
-        leaf_ids=rng.choice((1, 3, 64)),
-        queued_ids=4_096,
-        catch_up_ids=4_096,
-        cut_off_ns=rng.choice((10, 60)) * NS_PER_S,
     )

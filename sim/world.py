@@ -35,7 +35,7 @@ from sim.limits import (
     NS_PER_S,
     START_NS,
 )
-from sim.lookups import CHANNEL, Channel, Spoken, seek
+from sim.lookups import Channel, Spoken, seek
 from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import Node
 from sim.peers import described
@@ -47,7 +47,6 @@ from store.domain.ports import PeerAddress, Source
 from store.sync.session.report import SessionReport, SyncEnding
 from storenode.message.rules import Policy
 from storenode.sds.aio.transport import Fetched, Outbound
-from storenode.sds.codec import encode
 
 _UNDER_WAY_NS: Final = 25 * NS_PER_S
 """From the end of all faults: what a client had sent may still be stored, and a call that ended
@@ -55,7 +54,6 @@ unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
-_EVENT_TOPIC: Final = "/sim/1/sds/proto"
 _NOT_EQUAL: Final = "the stores do not become equal"
 _GOSSIP_PATIENCE_NS: Final = 600 * NS_PER_S
 """Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
@@ -70,8 +68,6 @@ _KNOWN: Final = 0.05
 _PATIENCE_ROUNDS: Final = 40
 """So many rounds of what participants wait for may pass until their logs are equal."""
 
-_PARENTS: Final = 3
-_RECENT: Final = 12
 _LARGEST_MESSAGE_BYTES: Final = 100_000
 _ALLOWANCE_BYTES: Final = 80
 _SDS_BYTES: Final = 240
@@ -131,7 +127,6 @@ class World(Stage):
         self._closing = False
         self._turn = 0
         self._number = 0
-        self._named: list[tuple[str, bytes]] = []
         self._actors: list[asyncio.Task[None]] = []
         self._lying: list[asyncio.Task[None]] = []
 
@@ -162,6 +157,7 @@ class World(Stage):
                 self._stop_gossip()
             if scenario.reconciles:
                 self._close()
+            self.judge.check()
             self._count()
             return settled_ns - calm_ns
         finally:
@@ -229,11 +225,9 @@ class World(Stage):
 
     def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
         """Build a message, perhaps of SDS; some are too large for some nodes."""
-        if self.scenario.gossip is not None:
-            if self.faulty and self.judge.made and happens(self.rng, _KNOWN):
-                return self.rng.choice(list(self.judge.made.values()))
-            if happens(self.rng, self.gossip.events):
-                return self._compose_event(text, time_ns, ephemeral=ephemeral)
+        is_known = self.scenario.gossip is not None and self.faulty and self.judge.made
+        if is_known and happens(self.rng, _KNOWN):
+            return self.rng.choice(list(self.judge.made.values()))
         rng, size = self.rng, self.scenario.message_bytes
         large = rng.random() < self.scenario.large_share
         payload = text + bytes(2 * self.message_limit_bytes if large else rng.randint(0, size))
@@ -244,23 +238,6 @@ class World(Stage):
         payload = self.channel.payload(text, parents, payload)
         message = message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
         self.channel.spoken[text] = Spoken(text, message.digest, parents)
-        return message
-
-    def _compose_event(self, text: bytes, time_ns: int, *, ephemeral: bool) -> Message:
-        """Build an event whose parents are among the last ones that were stored."""
-        name = f"m{len(self._named)}"
-        # Parents that no store ever holds are drawn as `strange` ones.
-        chosen = [
-            each
-            for each in self._named
-            if any(each[1] in database.digests for database in self.databases)
-        ][-_RECENT:]
-        parents = self.rng.sample(chosen, min(len(chosen), self.rng.randint(0, _PARENTS)))
-        if happens(self.rng, self.gossip.strange):
-            parents.append(("unknown", self.rng.randbytes(32)))
-        content = encode(CHANNEL, name, parents=parents, content=text)
-        message = message_of(PUBSUB, _EVENT_TOPIC, content, time_ns, ephemeral=ephemeral)
-        self._named.append((name, message.digest))
         return message
 
     def database_at(self, host: str) -> Database:
@@ -398,8 +375,7 @@ class World(Stage):
         self._actors += [self.loop.begin(None, each) for each in work]
 
     def look_around(self) -> None:
-        """Verify every node, one participant after the other, and what was acknowledged."""
-        self.judge.check()
+        """Verify every node, and one participant after the other."""
         for node in self.nodes:
             node.check()
         if self.members:

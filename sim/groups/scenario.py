@@ -17,6 +17,7 @@ from storenode.message.limits import MAX_PAGE_MESSAGES
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 
+_SMALLEST_GROUP: Final = 3
 SMALL_GROUP: Final = 10
 LARGE_GROUP: Final = 200
 
@@ -28,8 +29,9 @@ _CHANNEL: Final = "room"
 _IN_STEP_NS: Final = 3 * NS_PER_S
 
 
-def drawn_group(rng: Rng, size: int, *, with_store: bool) -> Scenario:
-    """Draw a scenario for so many participants, with store nodes or without."""
+def drawn_group(rng: Rng, size: int | None = None, *, with_store: bool) -> Scenario:
+    """Draw a scenario for so many participants, or three, with store nodes or without."""
+    size = size or _SMALLEST_GROUP
     small = size <= SMALL_GROUP
     stores = rng.choice((1, 2)) if with_store else 0
     follow = rng.choice((False, True)) and stores > 0 and small
@@ -105,12 +107,13 @@ def _nodes(rng: Rng, stores: int, group: GroupScenario, *, pull_ns: int) -> Scen
     )
 
 
-def fixed_group(rng: Rng, size: int) -> Scenario:
+def fixed_group(rng: Rng, size: int | None = None) -> Scenario:
     """Return a scenario of the same conversation for any size beside two stores.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
     other a fifth is lost; each crashes every two hours in the mean, and a tenth joins late.
     """
+    size = size or _SMALLEST_GROUP
     joins_ns = tuple(
         int(rng.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
     )

@@ -15,15 +15,19 @@ import pytest
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.view import NeedIds, Spans
-from sim.coverage import SimStatements
-from sim.gossip import Session, UnreadSession
-from sim.index import SimFeed, SimIds
-from sim.lookups import SimSds
 from sim.messages import Message, message_of
 from sim.node import drop_old
-from sim.peers import SimStore
 from sim.process import Process
 from sim.scenario import Faults, GossipScenario, draw_with_gossip
+from sim.store import (
+    SimFeed,
+    SimIds,
+    SimMessages,
+    SimSds,
+    SimStatements,
+    SimStore,
+    SimUnread,
+)
 from sim.timeline import Timeline
 from sim.world import World
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
@@ -123,16 +127,16 @@ async def simulated() -> AsyncIterator[Store]:
     world = World(scenario, rng)
     node = world.nodes[0]
     process = node.process = Process(node)
-    store, session, ids = SimStore(process), Session(world, process, node.database), SimIds(process)
+    store = SimStore(process)
     opened = Store(
         writer=store,
         transfers=store,
-        messages=session,
-        unread=UnreadSession(session, lambda _: None),
+        messages=SimMessages(process),
+        unread=SimUnread(process, lambda _: None),
         sds=SimSds(process),
         statements=SimStatements(process),
         online=store,
-        ids=ids,
+        ids=SimIds(process),
         drop_old=lambda: node.database.look(
             lambda: drop_old(process, RetentionPolicy(RETENTION), NOW)
         ),
@@ -140,7 +144,7 @@ async def simulated() -> AsyncIterator[Store]:
         timeline=world.timeline,
     )
     follower: Any = SimpleNamespace(start=lambda: None, commits=opened.commits.extend)
-    feed = asyncio.create_task(SimFeed(process, follower).run())
+    feed = asyncio.create_task(SimFeed(process, [follower]).run())
     try:
         yield opened
     finally:

@@ -1,34 +1,14 @@
 """The simulator finds faults: neither a core nor a driver with one gets through."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
-from sim.world import World
-from tests.sim.gossip_mutants import GOSSIP_MUTANTS
-from tests.sim.group_mutants import WITH_STORE, WITHOUT_STORE
-from tests.sim.mutant import Mutant
-from tests.sim.node_mutants import NODE_MUTANTS, YEAR_MUTANTS
-from tests.sim.relay_mutants import RECOVERY_MUTANTS, RELAY_MUTANTS
+from tests.sim.mutant import Mutant, read_mutants
 
-MUTANTS: Final[Mapping[str, Mapping[str, Mutant]]] = {
-    "nodes": NODE_MUTANTS,
-    "gossip": GOSSIP_MUTANTS,
-    "group": WITHOUT_STORE,
-    "group-with-store": WITH_STORE,
-    "relay": RELAY_MUTANTS,
-    "relay-without-pushes": RECOVERY_MUTANTS,
-    "year": YEAR_MUTANTS,
-}
-"""Of each kind of run, faults that it finds."""
-
-RUNS = 120
-"""A fault must show in one of so many runs; most show in the first."""
-
-EVENTS = 30_000
-"""Many times those of the first runs without a fault; what goes round in circles has no end."""
+MUTANTS: Final = list(read_mutants())
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +19,6 @@ def swept() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, mutants in MUTANTS.items() for name in mutants]
-)
-def test_a_fault_is_found(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "max_events", EVENTS)
-    MUTANTS[kind][name].find(monkeypatch, kind, RUNS)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: f"{each.kind}-{each.name}")
+def test_a_fault_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.find(monkeypatch)

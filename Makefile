@@ -17,6 +17,8 @@ BASELINE := tests/vectors/proto-0.1.0.binpb
 # All that needs no further programs, the longest first: what only computes fills the gaps at the end.
 # MORE: what is tried in the same run, such as tests/browser and tests/deploy where their programs are.
 # LONG=1: with the tests that are marked as long.
+# FOREIGN: clients in other languages, whose tools build them; left out unless MORE names them.
+FOREIGN := tests/integration/clients tests/integration/javascript tests/integration/gateway/test_javascript.py
 TESTS := tests/faults tests/install tests/integration tests/calls tests/embedded \
 	tests/ports tests/sim tests/unit tests/interop tests/layering
 # Ends what an interrupted run leaves behind.
@@ -48,7 +50,7 @@ ifdef ARGS
 	@exec $(PYTEST) $(ARGS)
 else
 	@$(PYTEST) $(IN_PROCESSES) $(if $(LONG),,-m 'not long') --processor-time tools/test_time.toml $(TIME) \
-		$(MORE) $(TESTS); code=$$?; \
+		$(addprefix --ignore=,$(filter-out $(MORE),$(FOREIGN))) $(MORE) $(TESTS); code=$$?; \
 	$(if $(LONG),,echo 'The long tests were left out: `make test-long` runs them.';) exit $$code
 endif
 

@@ -48,7 +48,7 @@ MOST_DEPTH = 5
 _PARTS_SHARE = 0.7
 """Parts are so many times what the root says: a fingerprint takes more bytes than an item."""
 
-_DENSE_ITEMS = 2
+_DENSE_ITEMS = 4
 """Items for each difference up to which the items are sent."""
 
 _PROBED_RATE = 5

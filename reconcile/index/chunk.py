@@ -180,23 +180,27 @@ class Chunk:
         shown = self.offset <= known_low and known_high <= self.offset + len(self)
         if not shown or abs(known_low - low) + abs(known_high - high) > end - start:
             known_low, known_high, total = low, low, LatticeSum()
+        sum_of = self._sum_of_blocks if part == "blocks" else self._sum_of_rows
         for first, last in ((low, known_low), (known_high, high)):
             if first < last:
-                total += self._sum(part, first, last)
+                total += sum_of(first, last)
             elif last < first:
-                total -= self._sum(part, last, first)
+                total -= sum_of(last, first)
         self.blocks.known[part] = low, high, total
         return total
 
-    def _sum(self, part: str, low: int, high: int) -> LatticeSum:
-        """Return the sum of some rows of its memory; that of each whole block is kept."""
-        if part != "blocks":
-            return LatticeSum.of(self.ids(low - self.offset, high - self.offset).elements)
-        sums = self.blocks.sums
-        for row in range(low, high, _BLOCK_IDS):
-            if row // _BLOCK_IDS not in sums:
-                sums[row // _BLOCK_IDS] = self._sum("", row, row + _BLOCK_IDS)
-        return LatticeSum.total([sums[row // _BLOCK_IDS] for row in range(low, high, _BLOCK_IDS)])
+    def _sum_of_rows(self, low: int, high: int) -> LatticeSum:
+        """Return the sum of some rows of its memory."""
+        return LatticeSum.of(self.ids(low - self.offset, high - self.offset).elements)
+
+    def _sum_of_blocks(self, low: int, high: int) -> LatticeSum:
+        """Return the sum of rows that are whole blocks; that of each block is kept."""
+        sums, blocks = self.blocks.sums, range(low // _BLOCK_IDS, high // _BLOCK_IDS)
+        for block in blocks:
+            if block not in sums:
+                start = block * _BLOCK_IDS
+                sums[block] = self._sum_of_rows(start, start + _BLOCK_IDS)
+        return LatticeSum.total([sums[block] for block in blocks])
 
     def _whole_blocks(self, start: int, end: int) -> tuple[int, int]:
         """Return the first and the last block, exclusive, that lie between two places."""

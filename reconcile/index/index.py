@@ -38,7 +38,7 @@ class Index:
         min_chunk_ids: IDs in a full chunk of a small index.
     """
 
-    __slots__ = ("_chunks", "_hidden", "_min_chunk_ids", "_view")
+    __slots__ = ("_chunks", "_count", "_hidden", "_min_chunk_ids", "_view")
 
     def __init__(self, *, min_chunk_ids: int = MIN_CHUNK_IDS) -> None:
         self._min_chunk_ids = min_chunk_ids
@@ -47,12 +47,13 @@ class Index:
     def _clear(self) -> None:
         # New IDs are written behind the last one.
         self._chunks: list[Chunk] = []
+        self._count = 0
         # At most so many IDs in the memory of chunks are not shown any more.
         self._hidden = 0
         self._view: IndexView | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._chunks))
+        return self._count
 
     @property
     def memory_bytes(self) -> int:
@@ -75,6 +76,7 @@ class Index:
         old = len(ids) - self._chunk_ids(len(ids))
         if old > 0:
             self._chunks = [chunk_of(ids[:old])]
+            self._count = old
         self._append(ids[max(old, 0) :])
 
     def insert(self, ids: SyncIds) -> int:
@@ -103,6 +105,7 @@ class Index:
             del self._chunks[0]
         if self._chunks and gone:
             self._chunks[0] = self._chunks[0].part(gone, len(self._chunks[0]))
+        self._count = sum(map(len, self._chunks))
         if len(self) < count:
             self._view = None
             self._release(count - len(self))
@@ -152,6 +155,7 @@ class Index:
                     self._chunks[-1] = last.copy()
                 self._chunks.append(chunk_of(taken, capacity))
             at += len(taken)
+        self._count = total
 
     def _chunk_ids(self, total: int) -> int:
         """Return the number of IDs in a full chunk of an index of so many IDs."""
@@ -181,6 +185,7 @@ class Index:
                 for number, chunk in enumerate(rows.chunks)
                 for piece in replaced.get(number, [chunk])
             ]
+            self._count += len(among)
             self._view = None
             self._release(sum(len(rows.chunks[number]) for number in replaced))
         return rest

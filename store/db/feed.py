@@ -40,7 +40,6 @@ from store.db.messages import (
 from store.db.pool import Database, reconnecting
 from store.db.statements import SQL
 from store.domain.hub import (
-    MAX_QUEUED_BYTES,
     START,
     Commit,
     CommitRow,
@@ -264,10 +263,9 @@ class DatabaseFeed:
         on_lost: Callable[[Place, Place], None] = lambda _reached, _left: None,
         on_failed: Callable[[Exception], None] = lambda _error: None,
         on_commits: Callable[[Sequence[CommitRow]], None] = lambda _commits: None,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
         read_only: bool = False,
     ) -> None:
-        """Follow a database, with pages of at most ``page_bytes``.
+        """Follow a database.
 
         ``read_only``: the database may be a standby, which others are ahead of. ``on_lost`` gets
         the place that was reached, and the newest that is left, when commits were lost;
@@ -275,7 +273,6 @@ class DatabaseFeed:
         """
         self._read_only = read_only
         self._database = database
-        self._page_bytes = page_bytes
         self._on_lost = on_lost
         self._on_failed = on_failed
         self._on_commits = on_commits
@@ -507,7 +504,7 @@ class DatabaseFeed:
                         yield FollowPage(delivery.frames, delivery.count, cursor, live=True)
                 continue
             encounter, before = self._encounters, cursor
-            room = await outlet.room(self._page_bytes)
+            room = await outlet.room(DEFAULT_PAGE_BYTES)
             shape = PageShape(rows, room.size_bytes, request.include_data)
             page = await self._database.read_page(
                 partial(read_feed_page, wanted=request.filter, after=before, shape=shape)
@@ -537,7 +534,6 @@ class DatabaseFeed:
             request.include_data,
             place,
             wake=ready.set,
-            most_bytes=min(self._page_bytes, MAX_QUEUED_BYTES),
         )
         is_due = False  # an idle page: one timer, since a timeout for each wait costs more
 
@@ -551,7 +547,7 @@ class DatabaseFeed:
         try:
             yield Delivery(b"", 0, place)
             while not subscriber.lagging:
-                delivery = subscriber.take(self._page_bytes)
+                delivery = subscriber.take(DEFAULT_PAGE_BYTES)
                 if delivery is not None:
                     yield delivery
                 elif not is_due:

@@ -423,10 +423,8 @@ _FEWEST_ROWS: Final = 256
 class DatabaseReader:
     """The reads by hash and by time."""
 
-    def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
-        """Read from a database; entries of a page have ``page_bytes`` at most."""
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._page_bytes = page_bytes
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
         """Return the position of a message, also for a while after it was pruned; None: unknown."""
@@ -449,7 +447,9 @@ class DatabaseReader:
 
     async def query(self, request: PageRequest) -> QueryPage:
         """Return one page of ``Query``."""
-        shape = PageShape(request.limit, self._page_bytes, request.include_data, looks_beyond=True)
+        shape = PageShape(
+            request.limit, DEFAULT_PAGE_BYTES, request.include_data, looks_beyond=True
+        )
 
         async def read(connection: Connection) -> MessagePage:
             topics, forward = await resolve(connection, request.filter), request.forward
@@ -473,7 +473,7 @@ class DatabaseReader:
 
     async def _read_hashes(self, connection: Connection, request: PageRequest) -> MessagePage:
         hashes = request.hashes or ()
-        most = largest_of(self._page_bytes, max(1, len(hashes))) if request.include_data else 0
+        most = largest_of(DEFAULT_PAGE_BYTES, max(1, len(hashes))) if request.include_data else 0
         rows, topics = await rows_of_hashes(connection, hashes, most)
         allowed = await select_topics(connection, topics, request.filter)
         forward, low_ns, high_ns = request.forward, request.time_start_ns, request.time_end_ns
@@ -486,13 +486,13 @@ class DatabaseReader:
             and (row[:2] > after if forward else row[:2] < after)
         ]
         chosen.sort(key=itemgetter(0, 1), reverse=not forward)
-        shape = PageShape(request.limit, self._page_bytes, request.include_data)
+        shape = PageShape(request.limit, DEFAULT_PAGE_BYTES, request.include_data)
         return await page_of(connection, chosen, shape)
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""
         topics = await self._database.read_page(lambda it: resolve(it, request.filter))
-        most, after = self._page_bytes, request.after or BEFORE_ALL
+        most, after = DEFAULT_PAGE_BYTES, request.after or BEFORE_ALL
         size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None

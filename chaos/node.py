@@ -204,7 +204,7 @@ class NodeProcess:
         Raises:
             NodeFailedError: It ended by itself.
         """
-        while self.running:  # noqa: ASYNC110 - it tells nobody
+        while self.running:  # noqa: ASYNC110 - a process sends no event
             await asyncio.sleep(_LOOK_EVERY_S)
         if not self._is_ended:
             raise self._failed(_ending(self.wait()))

@@ -108,8 +108,8 @@ PROBLEMS_INTERVAL_S: Final = 10.0
 FOLLOW_INTERVAL_S: Final = 30.0
 CONDITION_INTERVAL_S: Final = 60.0
 UNREAD_INTERVAL_S: Final = 600.0
-"""How often periodic work is done. The horizon and the condition of the database are read so often
-while nobody asks for them, and problems are looked for while nobody looks at the page."""
+"""How often periodic work is done; requests read the horizon, the condition of the database and the
+problems in between."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""

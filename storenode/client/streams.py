@@ -79,7 +79,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
         """
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._turn_page())
-            # Nobody may wait for it any more: a stream can be dropped, and its client closed.
+            # A stream can be dropped, and its client closed, before the page comes or fails.
             self._coming.add_done_callback(lambda page: page.cancelled() or page.exception())
         coming = self._coming
         await asyncio.wait({coming})

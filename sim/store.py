@@ -214,10 +214,6 @@ class SimUnread(_Port):
 
         await self.change(note)
 
-    async def sweep(self) -> object:
-        """Return 0: no event grows old enough in a run."""
-        return 0
-
     async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
         def read() -> list[UnreadEvent]:
             now_ns = self.process.timeline.now_ns

@@ -94,7 +94,6 @@ REFUSED_NS: Final = 3600 * NS_PER_S
 TOO_NEW_NS: Final = 60 * NS_PER_S
 """A refused message is not asked for again for so long; one that came too early is sooner."""
 
-
 PATIENCE_NS: Final = 10 * NS_PER_S
 """For a peer that sends, but does not deliver what was requested."""
 

@@ -576,16 +576,14 @@ class Gossip:
 
     def _run_timers(self) -> None:
         while self._retries and self._retries[0][0] <= self._now_ns:
-            self._retry(self._retries.popleft()[1])
+            _, request = self._retries.popleft()
+            if isinstance(request.effect, LoadBodies) and not self._is_joined(request.peer):
+                self._failing = any(each.reads for _, each in self._retries)
+            else:
+                self._request(request)
         self._fetches.expire(self._now_ns)
         self._announce_unread()
         self._exchange_leaves()
-
-    def _retry(self, request: _Request) -> None:
-        if isinstance(request.effect, LoadBodies) and not self._is_joined(request.peer):
-            self._failing = any(each.reads for _, each in self._retries)
-        else:
-            self._request(request)
 
     def _announce_unread(self) -> None:
         due_ns = self.unread.due_ns

@@ -94,13 +94,11 @@ class Stores:
 
     def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
         """Return the store of a peer; of those that are not ``joined``, one may be forgotten."""
-        store = self._stores.get(store_id)
+        store, voice = self._stores.get(store_id), self._voice(peer, store_id)
         if store is None:
             self._make_room(joined)
             bit = free_bit(known.bit for known in self._stores.values())
-            store = self._stores[store_id] = Store(store_id, bit, self._voice(peer, store_id))
-        else:
-            self._voice(peer, store_id)
+            store = self._stores[store_id] = Store(store_id, bit, voice)
         self._stores.move_to_end(store_id)
         return store
 

@@ -93,7 +93,15 @@ class ConfirmationWaits:
     def confirm(self, hashes: Sequence[bytes], counts: Sequence[int]) -> None:
         """Note how many stores have confirmed each message."""
         for digest, count in zip(hashes, counts, strict=True):
-            self._count(digest, count)
+            if count <= self._counts.get(digest, 0):
+                continue
+            self._counts[digest] = count
+            self._counts.move_to_end(digest)
+            for wait in self._waits.get(digest, ()):
+                if count >= wait.min_confirms:
+                    wait.lacking.discard(digest)
+                    if not wait.lacking:
+                        self._end(wait, "")
 
     async def confirmed(
         self,
@@ -172,7 +180,12 @@ class ConfirmationWaits:
         try:
             return await wait.ended
         finally:
-            self._forget(wait, lacking)
+            del self._open[wait]
+            for digest in lacking:
+                waits = self._waits[digest]
+                waits.remove(wait)
+                if not waits:
+                    del self._waits[digest]
 
     def _confirmation(self, digest: bytes, min_confirms: int, reason: str) -> Confirmation:
         count = self._counts.get(digest, 0)
@@ -183,30 +196,10 @@ class ConfirmationWaits:
             f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here",
         )
 
-    def _count(self, digest: bytes, count: int) -> None:
-        known = self._counts.get(digest, 0)
-        if count <= known:
-            return
-        self._counts[digest] = count
-        self._counts.move_to_end(digest)
-        for wait in self._waits.get(digest, ()):
-            if count >= wait.min_confirms:
-                wait.lacking.discard(digest)
-                if not wait.lacking:
-                    self._end(wait, "")
-
     @staticmethod
     def _end(wait: _Wait, reason: str) -> None:
         if not wait.ended.done():
             wait.ended.set_result(reason)
-
-    def _forget(self, wait: _Wait, awaited: set[bytes]) -> None:
-        self._open.pop(wait, None)
-        for digest in awaited:
-            waits = self._waits[digest]
-            waits.remove(wait)
-            if not waits:
-                del self._waits[digest]
 
     async def _keep_polling(self) -> None:
         """Poll for confirmations that other nodes on the database receive."""

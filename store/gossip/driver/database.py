@@ -151,6 +151,7 @@ class CommitReader:
         self._database.own.rest()
         self._awake = False
         self._foreign.clear()
+        self._arrived.clear()
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
         """Take commits in their order; some may be reported again."""
@@ -176,10 +177,19 @@ class CommitReader:
         """Read what other nodes write, until cancelled."""
         while True:
             await self._arrived.wait()
+            some = at_most(self._foreign, MESSAGES_AT_ONCE)
             try:
-                await self._read_foreign()
+                arrived = await self._database.messages.arrived(some)
+                unread = await self._database.unread.of(arrived.ids)
             except NotServingError:
                 await asyncio.sleep(RETRY_S)
+                continue
+            self._commit(arrived)
+            if unread:
+                self._restore(unread)
+            _remove_first(self._foreign, some)
+            if not self._foreign:
+                self._arrived.clear()
 
     def _describe(self, own: OwnBatch) -> Committed:
         batch = own.batch
@@ -187,17 +197,6 @@ class CommitReader:
         published = {digest: own.needed.get(digest, 0) for digest in ids} if is_published else {}
         events = graph_events(batch) if batch.sds else []
         return Committed(ids, events, content_digests=batch.content_digests, published=published)
-
-    async def _read_foreign(self) -> None:
-        while self._foreign:
-            some = at_most(self._foreign, MESSAGES_AT_ONCE)
-            arrived = await self._database.messages.arrived(some)
-            unread = await self._database.unread.of(arrived.ids)
-            self._commit(arrived)
-            if unread:
-                self._restore(unread)
-            _remove_first(self._foreign, some)
-        self._arrived.clear()
 
 
 def _remove_first(queue: deque[_T], some: Iterable[_T]) -> None:

@@ -5,8 +5,8 @@
     running --no peer for a while--> resting: commits are ignored, and cost nothing
     any --the machine failed--> all streams end; resting, with a new machine
 
-All inputs are taken on the event loop's thread, one after the other, also those that an effect
-causes. Nothing here decides anything about messages: the machine does.
+All inputs are taken on the event loop's thread, one after the other; no effect causes one. Nothing
+here decides anything about messages: the machine does.
 
 There is at most one stream with each peer, which either side may begin. Where both sides connect,
 the stream that the lower node ID began stays, on both sides. A stream that its peer begins anew
@@ -19,7 +19,6 @@ its place; one of a peer waits as long as it brings no message.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +43,6 @@ from store.gossip.driver.streams import (
 )
 from store.gossip.events import (
     Bodies,
-    Committed,
     Confirm,
     Conflicting,
     Count,
@@ -125,11 +123,11 @@ class GossipDriver:
         self._streams: dict[str, PeerStream] = {}
         self._is_closed = False
         self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
-        self._inputs: deque[Callable[[Gossip], list[Effect]]] = deque()
-        self._stepping = False
         self.turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self.reader = CommitReader(database, self._log, self._commit, self._restore)
+        self.reader = CommitReader(
+            database, self._log, lambda given: self._take(Gossip.commit, given), self._restore
+        )
         self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
@@ -152,12 +150,7 @@ class GossipDriver:
     async def _run(self) -> None:
         """Read and write what the machine needs, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (
-                self._load,
-                self.reader.run,
-                self._writes.run,
-                self._keep_comparing,
-            ):
+            for work in (self._load, self.reader.run, self._writes.run, self._keep_comparing):
                 tasks.create_task(work())
 
     def close(self) -> None:
@@ -171,7 +164,6 @@ class GossipDriver:
     def stop(self) -> None:
         """Take no input any more, and end what is under way."""
         self._machine = None
-        self._inputs.clear()
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._requests):
@@ -194,7 +186,7 @@ class GossipDriver:
                 self._rest()
                 continue
             self._is_awake = True
-            self._commit(replace(newest, fresh=False))
+            self._take(Gossip.commit, replace(newest, fresh=False))
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             for stream in waiting:
@@ -384,29 +376,16 @@ class GossipDriver:
         """Run a step of the machine, and its effects."""
         if self._machine is None:
             return
-        self._inputs.append(
-            lambda machine: machine.step(self._steady_ns(), take, *given, **options)
-        )
-        if self._stepping:
-            return
-        self._stepping = True
         try:
-            while self._inputs and self._machine is not None:
-                for effect in self._inputs.popleft()(self._machine):
-                    self._do(effect)
+            for effect in self._machine.step(self._steady_ns(), take, *given, **options):
+                self._do(effect)
         except Exception as error:  # noqa: BLE001 - a fault of this node, which serves on
             self._log.error("gossip_failed", exc_info=error)
             self._begin_anew()
-        finally:
-            self._stepping = False
         self._set_timer()
-
-    def _commit(self, committed: Committed) -> None:
-        self._take(Gossip.commit, committed)
 
     def _begin_anew(self) -> None:
         self._machine = self._make()
-        self._inputs.clear()
         self._rest()
         for stream in self._streams.values():
             if stream.is_joined:
@@ -493,14 +472,9 @@ class GossipDriver:
         rows = {event.message_hash: event for event in found if not event.expired}
         still = [digest for digest in asked if digest in machine.unread]
         gone = [digest for digest in still if digest not in rows and digest in hashes]
-        if gone:
-            self._take(Gossip.settle, gone)
-        left = [rows[digest] for digest in still if digest in rows]
-        if left:
-            self._take(Gossip.restore, left)
-        unknown = [event for event in newest if event.message_hash not in machine.unread]
-        if unknown:
-            self._restore(unknown)
+        self._take(Gossip.settle, gone)
+        self._take(Gossip.restore, [rows[digest] for digest in still if digest in rows])
+        self._restore([each for each in newest if each.message_hash not in machine.unread])
 
     def _restore(self, newest: Sequence[UnreadEvent]) -> None:
         hashes = (event.message_hash for event in newest)

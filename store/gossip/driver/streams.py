@@ -7,13 +7,14 @@ driver does not listen, so that flow control holds the peer back; one is written
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerError
 from store.gossip.driver.ports import GossipStream
-from store.gossip.events import Bodies, FrameIn, listed
+from store.gossip.events import Bodies, listed
 from store.gossip.limits import LARGE_FRAME_IDS
 from storenode.common.backoff import Backoff
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 WRITE_TIMEOUT_S: Final = 60.0
 """A peer that takes no frame for so long hangs."""
-
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 5.0
@@ -70,6 +70,9 @@ class DriverFailedError(StreamClosedError):
 
 class NodeStoppingError(StreamClosedError):
     """The node is stopping."""
+
+
+_REFUSALS: Final = (PeerRefusedError, TurnedAwayError, FrameRejectedError)
 
 
 class PeerStream:
@@ -167,17 +170,13 @@ class PeerStream:
                 raise
             if frame is None:
                 return
-            if isinstance(frame, Bodies) or len(listed(frame).ids) < LARGE_FRAME_IDS:
-                self._hand_over(user, frame)
-                continue
+            large = not isinstance(frame, Bodies) and len(listed(frame).ids) >= LARGE_FRAME_IDS
             # Other streams wait, so that many peers with many IDs do not delay clients.
-            async with user.turns:
-                self._hand_over(user, frame)
-                await asyncio.sleep(0)
-
-    def _hand_over(self, user: GossipDriver, frame: FrameIn) -> None:
-        if not self._closed.done():
-            user.received(self, frame)
+            async with user.turns if large else nullcontext():
+                if not self._closed.done():
+                    user.received(self, frame)
+                if large:
+                    await asyncio.sleep(0)
 
     async def _write(self, user: GossipDriver) -> None:
         while True:
@@ -236,23 +235,13 @@ class PeerConnection:
         try:
             await self._driver.connect(self._peer)
             self._is_refused = False
+            self._logged = ""
         except (PeerHasStreamError, StreamSupersededError):
             return 0.0
-        except (PeerRefusedError, TurnedAwayError, FrameRejectedError) as error:
-            self._is_refused = True
-            self._log(str(error))
-            return REFUSED_PAUSE_S
-        except (PeerError, StreamClosedError) as error:
-            self._is_refused = False
-            self._log(str(error))
-            return 0.0
-        self._logged = ""
-        return 0.0
-
-    def _log(self, sentence: str) -> None:
-        """Log why there is no stream, once for each reason."""
-        if sentence != self._logged:
-            self._logged = sentence
-            self._environment.log.warning(
-                "gossip_dial_failed", peer=str(self._peer), error=sentence
-            )
+        except (PeerError, StreamClosedError, FrameRejectedError) as error:
+            self._is_refused = isinstance(error, _REFUSALS)
+            before, self._logged = self._logged, str(error)
+            if before != self._logged:
+                log = self._environment.log
+                log.warning("gossip_dial_failed", peer=str(self._peer), error=self._logged)
+        return REFUSED_PAUSE_S if self._is_refused else 0.0

@@ -5,7 +5,8 @@ The format of the file is in ``docs/access.md``. Rules:
 1. Without a token file everybody may do everything but administer; the admin listener on loopback
    then serves everybody who reaches it.
 2. With one, every call carries ``authorization: Bearer TOKEN``. The file holds SHA-256 digests of
-   tokens, never tokens; digests are compared in constant time.
+   tokens, never tokens. A client is looked up by the digest of its token, so that the time of a
+   look-up reveals nothing of a token.
 3. A right that is missing is `PERMISSION_DENIED`, a token that is missing or unknown
    `UNAUTHENTICATED`. Messages outside a client's topics do not exist for it, and no error shows
    that something exists. Only a message that it publishes there itself is refused by name.
@@ -13,7 +14,6 @@ The format of the file is in ``docs/access.md``. Rules:
 
 from __future__ import annotations
 
-import hmac
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -33,8 +33,6 @@ MAX_CLIENT_NAME_CHARS: Final = 64
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_CLIENT_NAME_CHARS}}}")
 _BEARER: Final = "bearer "
-_INDEX_BYTES: Final = 8
-_NO_DIGEST: Final = bytes(32)
 
 
 class Right(StrEnum):
@@ -85,21 +83,13 @@ class Access:
     Made by `Access.open` (no token file) or `parse_token_file`.
     """
 
-    __slots__ = ("_entries", "_stranger_limits")
+    __slots__ = ("_clients", "_stranger_limits")
 
     def __init__(
-        self,
-        entries: Iterable[tuple[bytes, Principal]] | None,
-        stranger_limits: ClientLimits,
+        self, clients: Mapping[bytes, Principal] | None, stranger_limits: ClientLimits
     ) -> None:
+        self._clients = clients  # by the digests of their tokens
         self._stranger_limits = stranger_limits
-        self._entries: dict[bytes, list[tuple[bytes, Principal]]] | None = None
-        if entries is not None:
-            self._entries = {}
-            for digest, client in entries:
-                # Only the entry of this table depends on the digest, which cannot be chosen
-                # without a token; the comparison itself is constant-time.
-                self._entries.setdefault(digest[:_INDEX_BYTES], []).append((digest, client))
 
     @classmethod
     def open(cls, limits: ClientLimits | None = None) -> Access:
@@ -108,8 +98,7 @@ class Access:
 
     def clients(self) -> list[Principal]:
         """Return the clients of the token file."""
-        groups = (self._entries or {}).values()
-        return [client for group in groups for _, client in group]
+        return [*(self._clients or {}).values()]
 
     def authorize(
         self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
@@ -123,12 +112,16 @@ class Access:
         Raises:
             CallDeniedError: a caller that is not known, or lacks the right.
         """
-        if self._entries is None:
+        if self._clients is None:
             if right is Right.ADMIN and not open_admin:
                 raise CallDeniedError(_ADMIN_ELSEWHERE)
             rights = _OPERATOR if open_admin else _EVERYBODY
             return Principal(stranger, rights, limits=self._stranger_limits)
-        client = self._identify(authorization)
+        client = self._clients.get(_token_digest(authorization))
+        if client is None:
+            raise UnauthenticatedError(
+                "the token is not known to this node: check it, or ask the operator for a new one"
+            )
         if right not in client.rights:
             raise CallDeniedError(
                 f"client {client.name} lacks the right `{right}`: ask the operator of the node for"
@@ -136,27 +129,18 @@ class Access:
             )
         return client
 
-    def _identify(self, authorization: str | None) -> Principal:
-        if authorization is None:
-            raise UnauthenticatedError(
-                "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
-            )
-        token = authorization[len(_BEARER) :].strip()
-        if authorization[: len(_BEARER)].lower() != _BEARER or not 0 < len(token) <= (
-            MAX_TOKEN_CHARS
-        ):
-            raise UnauthenticatedError(
-                "the metadata `authorization` is not of the form `Bearer TOKEN`: correct it"
-            )
-        digest = sha256(token.encode()).digest()
-        assert self._entries is not None
-        for known, client in self._entries.get(digest[:_INDEX_BYTES], ()):
-            if hmac.compare_digest(known, digest):
-                return client
-        hmac.compare_digest(_NO_DIGEST, digest)
+
+def _token_digest(authorization: str | None) -> bytes:
+    if authorization is None:
         raise UnauthenticatedError(
-            "the token is not known to this node: check it, or ask the operator for a new one"
+            "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
         )
+    scheme, token = authorization[: len(_BEARER)], authorization[len(_BEARER) :].strip()
+    if scheme.lower() != _BEARER or not 0 < len(token) <= MAX_TOKEN_CHARS:
+        raise UnauthenticatedError(
+            "the metadata `authorization` is not of the form `Bearer TOKEN`: correct it"
+        )
+    return sha256(token.encode()).digest()
 
 
 def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:
@@ -173,17 +157,15 @@ def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:
         raise TokenFileError(f"not a TOML file: {error}") from None
     _only("the file", document, ("limits", "clients"))
     limits = _limits("[limits]", _table("[limits]", document.get("limits", {})), defaults)
-    entries: list[tuple[bytes, Principal]] = []
-    owners: dict[bytes, str] = {}
+    clients: dict[bytes, Principal] = {}
     for name, entry in _table("[clients]", document.get("clients", {})).items():
         digest, client = _client(name, entry, limits)
-        other = owners.setdefault(digest, name)
-        if other != name:
+        other = clients.setdefault(digest, client)
+        if other is not client:
             raise TokenFileError(
-                f"[clients.{name}] has the token of [clients.{other}]: give each its own"
+                f"[clients.{name}] has the token of [clients.{other.name}]: give each its own"
             )
-        entries.append((digest, client))
-    return Access(entries, limits)
+    return Access(clients, limits)
 
 
 def _client(name: str, value: object, limits: ClientLimits) -> tuple[bytes, Principal]:

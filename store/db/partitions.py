@@ -20,7 +20,7 @@ from store.db.connection import Connection, fetch_rows
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
 from store.db.statements import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
 from store.domain import partitioning as rules
-from store.domain.partitioning import Bounds, Cover, Extension
+from store.domain.partitioning import Bounds, Cover
 from store.domain.retention import Partition
 
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
@@ -40,8 +40,9 @@ _SETTINGS: Final[LiteralString] = (
     "autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1"
 )
 _UNIQUE: Final[LiteralString] = (
-    "ALTER COLUMN {} SET STATISTICS 10, ALTER COLUMN {} SET (n_distinct = -1)"
+    "ALTER COLUMN {0} SET STATISTICS 10, ALTER COLUMN {0} SET (n_distinct = -1)"
 )
+_UNCOMPARED: Final[LiteralString] = "ALTER COLUMN {} SET STATISTICS 0"
 _UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("key",), "sds": ("key", "hash")}
 _UNCOMPARED_COLUMNS: Final = {
     "messages": ("content_digest", "head", "payload", "tail"),
@@ -202,22 +203,24 @@ async def ensure_for(
         async with connection.transaction():
             await begin(connection, CREATE_LOCK_TIMEOUT_MS)
             catalog = await read_catalog(connection)
-            fine, extensions = catalog.bounds(FINE_TABLE), list[tuple[str, Extension]]()
+            fine, extensions = catalog.bounds(FINE_TABLE), list[tuple[str, Bounds, Bounds]]()
             for bounds in rules.plan_messages(fine, wanted, now_ns):
                 await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
                 fine.append(bounds)
             reached = rules.ends(fine, wanted)
             for table in COARSE_TABLES:
-                plan = rules.plan_coarse(catalog.bounds(table), reached, now_ns, retention_ns)
-                extensions += [(table, extension) for extension in plan.extensions]
-                for bounds in plan.create:
-                    await _create(connection, table, rules.coarse_name(table, bounds), bounds)
+                existing = catalog.bounds(table)
+                for old, new in rules.plan_coarse(existing, reached, now_ns, retention_ns):
+                    if old is None:
+                        await _create(connection, table, rules.coarse_name(table, new), new)
+                    else:
+                        extensions.append((table, old, new))
             for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
                 await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
         if not extensions:
             return
-        for table, extension in extensions:
-            await _extend(connection, table, extension)
+        for extension in extensions:
+            await _extend(connection, *extension)
 
 
 async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | None) -> None:
@@ -234,105 +237,63 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
 async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
     parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
-    like = sql.SQL(_LIKE).format(parent)
-    await _run(
-        connection,
-        sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, like, sql.SQL(_SETTINGS)),
-    )
-    tuned = [
-        sql.SQL(_UNIQUE).format(sql.Identifier(column), sql.Identifier(column))
-        for column in _UNIQUE_COLUMNS.get(table, ())
-    ]
-    tuned += [
-        sql.SQL("ALTER COLUMN {} SET STATISTICS 0").format(sql.Identifier(column))
-        for column in _UNCOMPARED_COLUMNS.get(table, ())
-    ]
-    if tuned:
-        await _run(
-            connection, sql.SQL("ALTER TABLE {} {}").format(partition, sql.SQL(", ").join(tuned))
-        )
+    like, settings = sql.SQL(_LIKE).format(parent), sql.SQL(_SETTINGS)
+    create = sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, like, settings)
+    await connection.execute(create, prepare=False)
+    tuned = dict.fromkeys(_UNIQUE_COLUMNS.get(table, ()), _UNIQUE)
+    tuned |= dict.fromkeys(_UNCOMPARED_COLUMNS.get(table, ()), _UNCOMPARED)
+    for column, setting in tuned.items():
+        await _alter(connection, name, setting, sql.Identifier(column))
     await attach(connection, table, name, bounds)
 
 
 async def attach(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
     """Attach a table as a partition, which scans its rows unless a CHECK vouches for them."""
-    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}")
-    await _run(
-        connection,
-        statement.format(
-            sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name), sql.SQL(bounds.clause)
-        ),
-    )
+    partition, values = sql.Identifier(SCHEMA, name), sql.SQL(bounds.clause)
+    await _alter(connection, table, "ATTACH PARTITION {} FOR VALUES {}", partition, values)
 
 
-async def _extend(connection: Connection, table: str, extension: Extension) -> None:
-    """Widen the bounds of a partition.
+async def _extend(connection: Connection, table: str, old: Bounds, new: Bounds) -> None:
+    """Widen the bounds of a partition, unless another node is faster.
 
     Attaching again would scan it while everybody waits. So a CHECK that says the same is added
     and validated first, which blocks no session for long; the change of bounds then is an entry in
-    the catalog. When another node is faster, it leaves nothing to do.
+    the catalog.
     """
-    name = await _name_before(connection, table, extension, prepare=True)
-    if name is None:
-        return
-    partition, check = sql.Identifier(SCHEMA, name), sql.Identifier(_check_name(name))
-    validate = sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}").format(partition, check)
+    async with connection.transaction():
+        found = await _find_locked(connection, table, old)
+        if found is None:
+            return
+        name, check = found.name, sql.Identifier(f"{found.name}_bounds")
+        given = (found.oid, f"{name}_bounds")
+        if not await fetch_rows(connection, SQL.partitions.find_check, given):
+            holds = sql.SQL(old.condition("ts"))
+            await _alter(connection, name, "ADD CONSTRAINT {} CHECK ({}) NOT VALID", check, holds)
     try:
-        await _run(connection, validate)
+        await _alter(connection, name, "VALIDATE CONSTRAINT {}", check)
     except errors.UndefinedObject:
         # Another node has widened it meanwhile, and needs the check no more.
         return
     async with connection.transaction():
-        name = await _name_before(connection, table, extension, prepare=False)
-        if name is None:
+        if await _find_locked(connection, table, old) is None:
             return
         await lock_exclusively(connection, (table, name), EXTEND_LOCK_TIMEOUT_MS)
-        parent = sql.Identifier(SCHEMA, table)
-        await _run(
-            connection, sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, partition)
-        )
-        await attach(connection, table, name, extension.new)
-        await _run(
-            connection, sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(partition, check)
-        )
+        await _alter(connection, table, "DETACH PARTITION {}", sql.Identifier(SCHEMA, name))
+        await attach(connection, table, name, new)
+        await _alter(connection, name, "DROP CONSTRAINT {}", check)
 
 
-async def _name_before(
-    connection: Connection, table: str, extension: Extension, *, prepare: bool
-) -> str | None:
-    """Name of the partition while it has its old bounds, else None; under the lock."""
-    async with connection.transaction():
-        await begin(connection, EXTEND_LOCK_TIMEOUT_MS)
-        found = (await read_catalog(connection)).find(table, extension.old)
-        if found is None:
-            return None
-        if prepare:
-            await _vouch(connection, found)
-        return found.name
+async def _find_locked(connection: Connection, table: str, bounds: Bounds) -> Partition | None:
+    """Take the lock for changes, and return the partition that still has these bounds."""
+    await begin(connection, EXTEND_LOCK_TIMEOUT_MS)
+    return (await read_catalog(connection)).find(table, bounds)
 
 
-async def _vouch(connection: Connection, partition: Partition) -> None:
-    name = _check_name(partition.name)
-    cursor = await connection.execute(
-        "select 1 from pg_constraint where conrelid = %s::oid and conname = %s",
-        (partition.oid, name),
+async def _alter(
+    connection: Connection, table: str, action: LiteralString, *names: sql.Composable
+) -> None:
+    statement = sql.SQL("ALTER TABLE {} {}").format(
+        sql.Identifier(SCHEMA, table), sql.SQL(action).format(*names)
     )
-    if await cursor.fetchone() is None:
-        statement = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({}) NOT VALID")
-        await _run(
-            connection,
-            statement.format(
-                sql.Identifier(SCHEMA, partition.name),
-                sql.Identifier(name),
-                sql.SQL(partition.bounds.condition("ts")),
-            ),
-        )
-
-
-def _check_name(partition: str) -> str:
-    return f"{partition}_bounds"
-
-
-async def _run(connection: Connection, statement: sql.Composed) -> None:
     # A plan of a statement that is never repeated is not worth keeping.
     await connection.execute(statement, prepare=False)

@@ -22,7 +22,6 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import itemgetter
 from typing import Final
 
 from storenode.message.limits import NS_PER_S
@@ -85,20 +84,8 @@ class Bounds:
         return " AND ".join(parts) or "true"
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """A partition that is to have wider bounds."""
-
-    old: Bounds
-    new: Bounds
-
-
-@dataclass(frozen=True, slots=True)
-class CoarsePlan:
-    """The partitions that coarse tables need; the extension, if any, is done first."""
-
-    extensions: tuple[Extension, ...] = ()
-    create: tuple[Bounds, ...] = ()
+Change = tuple[Bounds | None, Bounds]
+"""The bounds that a partition has, None for a new one, and those that it is to have."""
 
 
 class Cover:
@@ -217,15 +204,23 @@ def coarse_width_ns(retention_ns: int | None) -> int:
 
 def plan_coarse(
     existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int, retention_ns: int | None
-) -> CoarsePlan:
-    """Return the changes after which coarse partitions cover each timestamp."""
-    planner = _CoarsePlanner(existing, coarse_width_ns(retention_ns))
-    if not planner.origins:
+) -> list[Change]:
+    """Return the changes after which coarse partitions cover each timestamp, ascending."""
+    width_ns, planned = coarse_width_ns(retention_ns), dict[Bounds, Bounds | None]()
+    planned.update((each, each) for each in existing)
+    if not planned:
         low = _day(max(now_ns, 0)).low
-        planner.origins[Bounds(low, low + planner.width_ns)] = None
+        planned[Bounds(low, low + width_ns)] = None
     for ts in sorted(set(timestamps), reverse=True):
-        planner.cover(ts)
-    return planner.plan()
+        if any(ts in each for each in planned):
+            continue
+        missing, neighbour = _coarse(planned, ts, width_ns)
+        if len(planned) < MAX_COARSE:
+            planned[missing] = None
+        else:
+            low, high = min(missing.low, neighbour.low), max(missing.high, neighbour.high)
+            planned[Bounds(low, high)] = planned.pop(neighbour)
+    return [(old, new) for new, old in sorted(planned.items(), key=lambda it: it[0]) if old != new]
 
 
 def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
@@ -260,46 +255,19 @@ def commits_name(bounds: Bounds) -> str:
     return f"commits_{bounds.low // COMMITS_PER_PARTITION}"
 
 
-class _CoarsePlanner:
-    def __init__(self, bounds: Iterable[Bounds], width_ns: int) -> None:
-        self.width_ns = width_ns
-        self.origins: dict[Bounds, Bounds | None] = {each: each for each in bounds}
-        """The bounds that partitions are to have, and that they have now; None: they are new."""
-
-    def cover(self, ts: int) -> None:
-        if any(ts in each for each in self.origins):
-            return
-        lower = max((each for each in self.origins if each.high <= ts), default=None)
-        higher = min((each for each in self.origins if each.low > ts), default=None)
-        if lower is None:
-            assert higher is not None
-            self._fill(UNBOUNDED_LOW, higher.low, neighbour=higher)
-        elif higher is not None:
-            self._fill(lower.high, higher.low, neighbour=lower)
-        else:
-            top, step = lower.high, self._step_ns()
-            high = top + -(-(ts + 1 - top) // step) * step
-            self._fill(top, min(high, UNBOUNDED_HIGH), neighbour=lower)
-
-    def plan(self) -> CoarsePlan:
-        extensions, new = [], []
-        for each, origin in sorted(self.origins.items(), key=itemgetter(0)):
-            if origin is None:
-                new.append(each)
-            elif origin != each:
-                extensions.append(Extension(origin, each))
-        return CoarsePlan(tuple(extensions), tuple(new))
-
-    def _step_ns(self) -> int:
-        spans = [each.high - each.low for each in self.origins if each.low != UNBOUNDED_LOW]
-        return max(self.width_ns, sum(spans)) if len(spans) >= WIDEN_AT else self.width_ns
-
-    def _fill(self, low: int, high: int, neighbour: Bounds) -> None:
-        if len(self.origins) < MAX_COARSE:
-            self.origins[Bounds(low, high)] = None
-        else:
-            wider = Bounds(min(low, neighbour.low), max(high, neighbour.high))
-            self.origins[wider] = self.origins.pop(neighbour)
+def _coarse(planned: Iterable[Bounds], ts: int, width_ns: int) -> tuple[Bounds, Bounds]:
+    """Return the bounds of a new coarse partition for a timestamp, and its neighbour."""
+    lower = max((each for each in planned if each.high <= ts), default=None)
+    higher = min((each for each in planned if each.low > ts), default=None)
+    if lower is None:
+        assert higher is not None
+        return Bounds(UNBOUNDED_LOW, higher.low), higher
+    if higher is not None:
+        return Bounds(lower.high, higher.low), lower
+    spans = [each.high - each.low for each in planned if each.low != UNBOUNDED_LOW]
+    step = max(width_ns, sum(spans)) if len(spans) >= WIDEN_AT else width_ns
+    high = lower.high + -(-(ts + 1 - lower.high) // step) * step
+    return Bounds(lower.high, min(high, UNBOUNDED_HIGH)), lower
 
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -321,17 +321,19 @@ async def test_a_node_that_another_overtakes_while_it_extends_goes_on(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = await coarse_ones(connection)
-    run, overtaken = partitions._run, False
+    alter, overtaken = partitions._alter, False
 
-    async def slowly(slow: Connection, statement: sql.Composed) -> None:
+    async def slowly(
+        slow: Connection, table: str, action: LiteralString, *parts: sql.Composable
+    ) -> None:
         nonlocal overtaken
-        if not overtaken and "VALIDATE CONSTRAINT" in statement.as_string():
+        if not overtaken and "VALIDATE CONSTRAINT" in action:
             overtaken = True
             async with await opened(database_url) as other:
                 await ensure_for(other, [end], NOW, DAY_NS)
-        await run(slow, statement)
+        await alter(slow, table, action, *parts)
 
-    monkeypatch.setattr(partitions, "_run", slowly)
+    monkeypatch.setattr(partitions, "_alter", slowly)
     await ensure_for(connection, [end], NOW, DAY_NS)
     assert overtaken
     for table in COARSE_TABLES:

@@ -20,7 +20,7 @@ from store.domain.partitioning import (
     UNBOUNDED_LOW,
     WIDEN_AT,
     Bounds,
-    CoarsePlan,
+    Change,
     Cover,
     ahead,
     coarse_name,
@@ -200,20 +200,22 @@ def test_commits_have_the_partition_of_a_position_and_the_next(
     ]
 
 
-def applied(stored: list[Bounds], plan: CoarsePlan) -> list[Bounds]:
-    for extension in plan.extensions:
-        assert extension.old in stored
-        assert extension.new.low <= extension.old.low
-        assert extension.new.high >= extension.old.high
-        stored = [extension.new if each == extension.old else each for each in stored]
-    return sorted([*stored, *plan.create])
+def applied(stored: list[Bounds], changes: list[Change]) -> list[Bounds]:
+    for old, new in changes:
+        if old is not None:
+            assert old in stored
+            assert new.low <= old.low
+            assert new.high >= old.high
+    changed = {old for old, _ in changes}
+    return sorted([*(each for each in stored if each not in changed), *(new for _, new in changes)])
 
 
 def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bound() -> None:
     today = ns(2026, 11, 20)
     plan = plan_coarse([], [NOW - 500 * DAY_NS, NOW], NOW, 30 * DAY_NS)
-    assert plan.create == (Bounds(UNBOUNDED_LOW, today), Bounds(today, today + 8 * DAY_NS))
-    assert [coarse_name("sds", each) for each in plan.create] == [
+    made = [Bounds(UNBOUNDED_LOW, today), Bounds(today, today + 8 * DAY_NS)]
+    assert plan == [(None, each) for each in made]
+    assert [coarse_name("sds", each) for each in made] == [
         "sds_before_20261120",
         "sds_20261120",
     ]
@@ -226,11 +228,9 @@ def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> N
     assert stored[-1] == Bounds(16 * day, 22 * day)
     stored = applied(stored, plan_coarse(stored, [stored[-1].high], NOW, day))
     assert (len(stored), stored[-1]) == (MAX_COARSE, Bounds(22 * day, 34 * day))
-    plan = plan_coarse(stored, [1, stored[-1].high], NOW, day)
-    assert plan.create == ()
-    assert [each.new for each in plan.extensions] == [
-        Bounds(UNBOUNDED_LOW, 11 * day),
-        Bounds(22 * day, 58 * day),
+    assert plan_coarse(stored, [1, stored[-1].high], NOW, day) == [
+        (stored[0], Bounds(UNBOUNDED_LOW, 11 * day)),
+        (stored[-1], Bounds(22 * day, 58 * day)),
     ]
 
 
@@ -253,5 +253,5 @@ def test_coarse_partitions_cover_everything_and_stay_few(
         assert len(stored) <= MAX_COARSE
         assert cover.spans(stored[0].low, stored[-1].high - 1)
         assert all(cover.find(ts) is not None for ts in wanted)
-        assert plan_coarse(stored, wanted, now, retention) == CoarsePlan()
+        assert plan_coarse(stored, wanted, now, retention) == []
         assert len({coarse_name("x", each) for each in stored}) == len(stored)

@@ -118,10 +118,9 @@ class World:
         wanted = [*ahead(now_ns), *(ts for ts in late if ts >= oldest)]
         self.fine = sorted([*self.fine, *plan_messages(self.fine, wanted, now_ns)])
         plan = plan_coarse(self.coarse, ends(self.fine, wanted), now_ns, age)
-        for extension in plan.extensions:
-            self.coarse.remove(extension.old)
-            self.coarse.append(extension.new)
-        self.coarse = sorted([*self.coarse, *plan.create])
+        changed = {old for old, _ in plan}
+        kept = (each for each in self.coarse if each not in changed)
+        self.coarse = sorted([*kept, *(new for _, new in plan)])
         self.check(now_ns, policy)
 
     def partitions(self, table: str) -> list[Partition]:

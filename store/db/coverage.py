@@ -15,7 +15,7 @@ from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.locks import COVERAGE
 from store.db.pool import Database
 from store.db.statements import SQL
-from store.domain.coverage import Interval, Statement, updated
+from store.domain.coverage import Interval, Statement, replaced
 
 MAX_INTERVALS: Final = 10_000
 """Intervals that are kept: the newest ones."""
@@ -94,12 +94,10 @@ async def _note(
     given = store_id, statements[0].start_ns, statements[-1].end_ns
     rows = await fetch_rows(connection, SQL.stores.read_coverage_of, given)
     old = [Statement(*row) for row in rows]
-    gone, made = updated(old, statements, now_ns)
-    starts, ends = [each.start_ns for each in gone], [each.end_ns for each in gone]
+    starts, ends = [each.start_ns for each in old], [each.end_ns for each in old]
     await connection.execute(SQL.stores.delete_coverage, (starts, ends, store_id))
-    if made:
-        names = SQL.stores.coverage_columns.split(", ")
-        columns = [[getattr(each, name) for each in made] for name in names]
-        await connection.execute(SQL.stores.insert_coverage, (store_id, *columns))
+    made, names = replaced(old, statements, now_ns), SQL.stores.coverage_columns.split(", ")
+    columns = [[getattr(each, name) for each in made] for name in names]
+    await connection.execute(SQL.stores.insert_coverage, (store_id, *columns))
     await connection.execute(SQL.stores.prune_coverage, {"store": store_id, "rows": MAX_ROWS})
     await connection.execute(SQL.stores.forget_stores, (MAX_STORES,))

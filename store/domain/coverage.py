@@ -207,10 +207,8 @@ def stated(measured: Sums, found: Comparison) -> list[Statement]:
     return made
 
 
-def updated(
-    old: Sequence[Statement], new: Sequence[Statement], now_ns: int
-) -> tuple[list[Statement], list[Statement]]:
-    """Return which of the overlapping statements go, and which of a session's are stored.
+def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) -> list[Statement]:
+    """Return the statements about a store after a session, ascending by their starts.
 
     ``new`` ascends and touches. It replaces statements within it, and those that a difference
     contradicts; one that it overlaps only in part stays as true as it was. A comparison never
@@ -220,28 +218,19 @@ def updated(
     if later:
         start_ns, end_ns = min(each.start_ns for each in later), max(each.end_ns for each in later)
         new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
-    if not new:
-        return [], []
-    start_ns, end_ns = new[0].start_ns, new[-1].end_ns
-    differing = [each for each in new if not each.equal]
-    gone = [
-        each
-        for each in old
-        if each not in later
-        and (
-            (start_ns <= each.start_ns and each.end_ns <= end_ns)
-            or overlapping(differing, each.span)
-        )
-    ]
-    return gone, list(new)
-
-
-def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) -> list[Statement]:
-    """Return the statements that are there after `updated`, ascending by their starts."""
-    gone, made = updated(old, new, now_ns)
-    gone_ids = set(map(id, gone))
-    left = [each for each in old if id(each) not in gone_ids]
-    return sorted([*left, *made], key=lambda each: (each.start_ns, -each.end_ns))
+    if new:
+        start_ns, end_ns = new[0].start_ns, new[-1].end_ns
+        differing = [each for each in new if not each.equal]
+        old = [
+            each
+            for each in old
+            if each in later
+            or not (
+                (start_ns <= each.start_ns and each.end_ns <= end_ns)
+                or overlapping(differing, each.span)
+            )
+        ]
+    return sorted([*old, *new], key=lambda each: (each.start_ns, -each.end_ns))
 
 
 def overlapping(statements: Iterable[Statement], span: Span) -> list[Statement]:

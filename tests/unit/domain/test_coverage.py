@@ -25,7 +25,6 @@ from store.domain.coverage import (
     replaced,
     spans,
     stated,
-    updated,
 )
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span
@@ -132,10 +131,8 @@ def test_an_earlier_comparison_replaces_no_later_one() -> None:
     early = replace(EQUAL, compared_ns=NOW - 1)
     old = statements([], TODAY, TODAY + HOUR_NS, EQUAL)
     new = statements([], TODAY, TODAY + 2 * HOUR_NS, early)
-    gone, made = updated(old, new, NOW + 1)
-    assert not gone
-    assert [each.start_ns for each in made] == [TODAY + HOUR_NS]
-    assert updated(old, new[:1], NOW - 1) == (old, new[:1])
+    assert replaced(old, new, NOW + 1) == [*old, new[1]]
+    assert replaced(old, new[:1], NOW - 1) == new[:1], "it lies ahead of the clock"
 
 
 def test_sessions_of_the_last_hour_cover_every_hour() -> None:
@@ -156,10 +153,10 @@ def test_a_statement_of_which_a_session_covers_a_part_stays_until_it_differs() -
     day = statements([], TODAY - 4 * DAY_NS, TODAY - 3 * DAY_NS, EQUAL)
     later = replace(EQUAL, compared_ns=NOW + 1)
     part = statements([], TODAY - 4 * DAY_NS, TODAY - 4 * DAY_NS + HOUR_NS, later)
-    assert updated(day, part, NOW + 1) == ([], part)
+    assert replaced(day, part, NOW + 1) == [*day, *part]
     lacks = replace(later, to_send=SyncIds.of([message(TODAY - 4 * DAY_NS, 1)]), resolved=False)
     differs = statements([], TODAY - 4 * DAY_NS, TODAY - 4 * DAY_NS + HOUR_NS, lacks)
-    assert updated(day, differs, NOW + 1) == (day, differs)
+    assert replaced(day, differs, NOW + 1) == differs
 
 
 def test_a_long_time_without_messages_is_a_few_spans() -> None:

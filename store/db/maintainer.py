@@ -38,7 +38,6 @@ from store.domain.retention import (
 from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
-DEFAULT_INTERVAL_S: Final = 60.0
 FOLD_INTERVAL_S: Final = 2.0
 """How often new deltas of the summaries are looked for."""
 
@@ -56,14 +55,12 @@ class Maintainer:
     ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
     one while an index is rebuilt, which takes long and must not delay the rest; ``policy`` returns
     the limits of retention as they are now; ``now_ns`` is a clock in nanoseconds since the epoch,
-    of which ``max_lead_ns`` says how far ahead of the database's it may be (None: it is not
-    compared). ``steady_ns`` is a clock that is never set, by which leaps of the other are noticed
-    (None: they are not). ``last_online_ns``: when the store was last online before this start (0:
-    never). ``commits`` is set when there may be new ones (None: they are looked for every
-    `FOLD_INTERVAL_S`). Events: ``maintenance_taken``,
-    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
-    ``clock_ahead``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
-    ``maintenance_failed``, ``maintenance_disconnected``.
+    of which ``max_lead_ns`` says how far ahead of the database's it may be. ``steady_ns`` is a
+    clock that is never set, by which leaps of the other are noticed. ``last_online_ns``: when the
+    store was last online before this start (0: never). ``commits`` is set when there may be new
+    ones. Events: ``maintenance_taken``, ``partition_dropped``, ``retention_problem``,
+    ``partitions_analyzed``, ``index_rebuilt``, ``clock_ahead``, ``clock_doubted``,
+    ``retention_waits``, ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -72,12 +69,12 @@ class Maintainer:
         policy: Callable[[], RetentionPolicy],
         *,
         now_ns: Callable[[], int],
+        steady_ns: Callable[[], int],
         on_event: Callable[..., None],
-        interval_s: float = DEFAULT_INTERVAL_S,
-        max_lead_ns: int | None = None,
-        steady_ns: Callable[[], int] | None = None,
-        last_online_ns: int = 0,
-        commits: asyncio.Event | None = None,
+        interval_s: float,
+        max_lead_ns: int,
+        last_online_ns: int,
+        commits: asyncio.Event,
     ) -> None:
         self._connect = connect
         self._policy = policy
@@ -88,13 +85,12 @@ class Maintainer:
         self._steady_ns = steady_ns
         self._last_online_ns = last_online_ns
         self._commits = commits
-        self._made_at_ns = steady_ns() if steady_ns is not None else 0
+        self._made_at_ns = steady_ns()
         self._rebuilt: set[str] = set()
         self._rebuilding: asyncio.Task[None] | None = None
         self._clock: RetentionClock | None = None
         self._doubted = False
         self._is_waiting = False
-        self._wake = asyncio.Event()
         self._in_charge = False
         self._is_leading = False
         self._failing: set[str] = set()
@@ -116,10 +112,6 @@ class Maintainer:
         """True while a clock keeps this node from its maintenance, or retention from its time."""
         return self._is_leading or (self._in_charge and self._doubted and not self._is_waiting)
 
-    def wake(self) -> None:
-        """Ask for a round, or another try for the lock, without waiting for the interval."""
-        self._wake.set()
-
     async def run(self) -> None:
         """Run until cancelled; errors of the database are events, and end nothing."""
         backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
@@ -134,7 +126,7 @@ class Maintainer:
                 )
             finally:
                 await self._yield_charge()
-            await self._pause(backoff.take())
+            await asyncio.sleep(backoff.take())
 
     async def _serve(self, connection: Connection) -> None:
         while True:
@@ -154,10 +146,10 @@ class Maintainer:
                 await self.round(connection)
                 await self._fold_meanwhile(connection)
             else:
-                await self._pause(self._interval_s)
+                await asyncio.sleep(self._interval_s)
 
     async def _fold_meanwhile(self, connection: Connection) -> None:
-        """Fold what comes, until the next round is due or requested."""
+        """Fold what comes, until the next round is due."""
         clock = asyncio.get_running_loop().time
         next_round = clock() + self._interval_s
 
@@ -166,27 +158,16 @@ class Maintainer:
                 while await fold(connection) is not None and clock() < next_round:
                     pass
 
-        while True:
-            if self._commits is not None:
-                self._commits.clear()
+        while clock() < next_round:
+            self._commits.clear()
             await self._attempt(connection, "fold", fold_all())
             if not self._failing:
-                await self._await_commits(next_round - clock() - FOLD_INTERVAL_S)
-            left_s = next_round - clock()
-            if await self._pause(min(left_s, FOLD_INTERVAL_S)) or left_s <= FOLD_INTERVAL_S:
-                return
-
-    async def _await_commits(self, seconds: float) -> None:
-        """Wait for commits, or for a request of a round."""
-        if self._commits is not None:
-            waits = [asyncio.create_task(each.wait()) for each in (self._commits, self._wake)]
-            await asyncio.wait(waits, timeout=max(0, seconds), return_when="FIRST_COMPLETED")
-            for each in waits:
-                each.cancel()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_round - FOLD_INTERVAL_S):
+                        await self._commits.wait()
+            await asyncio.sleep(min(next_round - clock(), FOLD_INTERVAL_S))
 
     async def _is_ahead(self, connection: Connection) -> bool:
-        if self._max_lead_ns is None:
-            return False
         theirs_ns = await database_ns(connection)
         lead_ns = self._now_ns() - theirs_ns
         self._is_leading = lead_ns > self._max_lead_ns
@@ -226,10 +207,7 @@ class Maintainer:
         self._on_event("maintenance_failed", task=task, error=error)
 
     async def _time(self, connection: Connection) -> int:
-        clock_ns = self._now_ns()
-        if self._steady_ns is None:
-            return clock_ns
-        steady_ns = self._steady_ns()
+        clock_ns, steady_ns = self._now_ns(), self._steady_ns()
         starts = self._clock is None
         if self._clock is None:
             self._clock = RetentionClock(await newest_commit_ns(connection), steady_ns)
@@ -301,15 +279,6 @@ class Maintainer:
             self._rebuilding.cancel()
             await asyncio.gather(self._rebuilding, return_exceptions=True)
             self._rebuilding = None
-
-    async def _pause(self, seconds: float) -> bool:
-        """Wait; True when a round was requested."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        woken = self._wake.is_set()
-        self._wake.clear()
-        return woken
 
 
 def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:

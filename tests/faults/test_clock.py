@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,18 +14,16 @@ import pytest
 from chaos.checker.clients import PUBSUB, TOPICS
 from store.db.maintainer import Maintainer
 from store.db.partitions import read_catalog
-from store.domain.ports import FollowRequest, TopicFilter
 from store.domain.retention import MAX_DOUBT_NS, RetentionPolicy
 from storenode.client.messages import hash_of, new_message
 from storenode.client.types import PublishResult
 from storenode.message.rules import Policy
-from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
+from tests.integration.storage.followers import following, from_beginning
 from tests.integration.storage.node import running
 from tests.support.admission import admit
 from tests.support.fleet import made, publish
 from tests.support.node import running_node
-from tests.support.outlet import WideOutlet
 
 DAY_NS = 86_400 * 10**9
 HOUR_NS = 3_600 * 10**9
@@ -55,7 +54,10 @@ class Node:
                 now_ns=self.now,
                 on_event=lambda name, /, **_: self.events.append(name),
                 steady_ns=lambda: time.monotonic_ns() + self.passed_ns,
+                interval_s=60.0,
+                max_lead_ns=3_600 * 10**9,
                 last_online_ns=0,
+                commits=asyncio.Event(),
             )
             yield self
 
@@ -81,14 +83,8 @@ class Node:
 
     async def fed(self) -> list[bytes]:
         """Return all hashes, as a follower gets them."""
-        request = FollowRequest(TopicFilter(), None, from_beginning=True, include_data=False)
-        found: list[bytes] = []
-        async for page in self.storage.feed.follow(request, WideOutlet()):
-            messages = FollowPage.FromString(page.frames).messages
-            found += [message.message_hash for message in messages]
-            if page.live:
-                break
-        return found
+        async with following(self.storage.feed, from_beginning()) as [follower]:
+            return (await follower.until_live()).hashes
 
 
 async def test_a_clock_set_back_changes_neither_messages_nor_their_order(

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
+from store.db import maintainer as maintainer_module
 from store.db import partitions
 from store.db.condition import analyze_stale, read_condition
 from store.db.maintainer import Maintainer
@@ -71,36 +72,34 @@ def maintainer(
     policy: RetentionPolicy | None = None,
     now_ns: Callable[[], int] = lambda: NOW,
     interval_s: float = NEVER_S,
+    *,
+    max_lead_ns: int = 36_600 * DAY_NS,
 ) -> Maintainer:
+    """Make a maintainer, whose clock is not compared with the database's by default."""
     return Maintainer(
         connect,
         lambda: policy or RetentionPolicy(),
         now_ns=now_ns,
+        steady_ns=now_ns,
         on_event=events,
         interval_s=interval_s,
+        max_lead_ns=max_lead_ns,
+        last_online_ns=0,
+        commits=asyncio.Event(),
     )
 
 
 async def test_it_makes_partitions_ahead_and_drops_old_ones(database_url: str) -> None:
     events, now = Events(), [NOW]
     policy = RetentionPolicy(age_ns=DAY_NS)
-    node = maintainer(lambda: opened(database_url), events, policy, lambda: now[0])
+    node = maintainer(lambda: opened(database_url), events, policy, lambda: now[0], 0.01)
     async with await opened(database_url) as watcher, running(node):
-
-        async def rounds(count: int) -> None:
-            async def reached() -> bool:
-                await values(watcher, "select 1")
-                return node.rounds >= count
-
-            await until(reached)
-
         await events.wait_for("maintenance_taken")
-        await rounds(1)
+        await rounds(watcher, node, 1)
         assert node.in_charge
         assert "messages_20261122" in await names(watcher, "messages")
         now[0] += 3 * DAY_NS
-        node.wake()
-        await rounds(2)
+        await rounds(watcher, node, 2)
         reported = [
             fields["partition"] for name, fields in events.seen if name == "partition_dropped"
         ]
@@ -119,37 +118,37 @@ async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database
     policy = RetentionPolicy(age_ns=30 * DAY_NS)
 
     def made(events: Events, clock: Callable[[], int]) -> Maintainer:
-        return Maintainer(
-            lambda: opened(database_url),
-            lambda: policy,
-            now_ns=clock,
-            on_event=events,
-            interval_s=0.01,
-            max_lead_ns=DAY_NS,
+        return maintainer(
+            lambda: opened(database_url), events, policy, clock, 0.01, max_lead_ns=DAY_NS
         )
 
     jumping = made(wrong, lambda: now[0])
     other = made(right, time.time_ns)
     async with await opened(database_url) as watcher, running(jumping):
         await wrong.wait_for("maintenance_taken")
-        await until(lambda: done(watcher, jumping))
+        await rounds(watcher, jumping, 1)
         stored = await names(watcher, "messages")
         async with running(other):
             now[0] += 400 * DAY_NS
             assert "ahead of the database's" in str(await wrong.wait_for("clock_ahead"))
             await right.wait_for("maintenance_taken")
             assert not jumping.in_charge
-            await until(lambda: done(watcher, other))
+            await rounds(watcher, other, 1)
             assert other.in_charge
         assert stored != []
         assert await names(watcher, "messages") == stored
     assert "partition_dropped" not in wrong.names()
 
 
-async def done(watcher: Connection, node: Maintainer) -> bool:
-    """Return True if a maintainer has done a round; gives it time to."""
-    await values(watcher, "select 1")
-    return node.rounds > 0
+async def rounds(watcher: Connection, node: Maintainer, count: int) -> None:
+    """Wait for so many further rounds of a maintainer."""
+    most = node.rounds + count
+
+    async def reached() -> bool:
+        await values(watcher, "select 1")  # gives it time
+        return node.rounds >= most
+
+    await until(reached)
 
 
 async def test_one_node_at_a_time_and_then_the_other(database_url: str) -> None:
@@ -185,13 +184,15 @@ async def stop_in_charge(url: str) -> None:
         )
 
 
-async def test_it_goes_on_when_the_database_cannot_be_reached(database_url: str) -> None:
+async def test_it_goes_on_when_the_database_cannot_be_reached(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintainer_module, "FIRST_BACKOFF_S", 0.01)
     events, failures = Events(), [2]
 
     async def connect() -> Connection:
         if failures[0]:
             failures[0] -= 1
-            node.wake()
             return await psycopg.AsyncConnection.connect("postgresql://127.0.0.1:1/none")
         return await opened(database_url)
 
@@ -201,7 +202,7 @@ async def test_it_goes_on_when_the_database_cannot_be_reached(database_url: str)
     pauses = [
         fields["retry_in_s"] for name, fields in events.seen if name == "maintenance_disconnected"
     ]
-    assert pauses == [0.5, 1.0]
+    assert pauses == [0.01, 0.02]
 
 
 async def test_what_fails_keeps_nothing_else_from_being_done(

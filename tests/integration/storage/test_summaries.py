@@ -402,6 +402,7 @@ async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
     monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
     monkeypatch.setattr(maintainer_module, "FOLD_INTERVAL_S", 0.01)
     failures: list[str] = []
+    commits = asyncio.Event()
 
     async def folded() -> bool:
         return not await is_pending(connection)
@@ -417,12 +418,16 @@ async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
             RetentionPolicy,
             on_event=lambda _, /, **fields: failures.append(str(fields.get("error", ""))),
             now_ns=lambda: NOW,
+            steady_ns=lambda: 0,
             interval_s=3_600.0,
             max_lead_ns=lead_ns,
+            last_online_ns=0,
+            commits=commits,
         )
         task = asyncio.create_task(made.run())
         for _ in range(2):
             await node.store(random_batch(rng, 20, SPREAD))
+            commits.set()
             await until(folded)
             await assert_folded(connection)
         assert (made.rounds, made.in_charge) == (rounds, bool(rounds))
@@ -434,6 +439,7 @@ async def test_a_maintainer_folds_between_its_rounds_and_after_a_failure(
                 " source, summary, claims) values (nextval('storenode.position_seq'), 0, 0, 1, 1,"
                 " 1, 'client', '\\x00', '')"
             )
+            commits.set()
             await until(has_failed)
             assert "multiple of 48 bytes" in failures[-1]
             await node.rows("update storenode.commits set summary = '' where batch = 0")

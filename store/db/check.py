@@ -125,18 +125,13 @@ _RECOUNT: Final = (
 )
 
 ADVICE: Final[dict[str, str]] = {
-    RowFault.FRAME: _RESTORE,
-    RowFault.HASH: _RESTORE,
-    RowFault.CONTENT_DIGEST: _RESTORE,
-    RowFault.TIMESTAMP: _RESTORE,
-    RowFault.TOPIC: _RESTORE,
+    **dict.fromkeys(RowFault, _RESTORE),
     RowFault.NO_HASH_ROW: _REINDEX,
     RowFault.NO_TOPIC_ROW: _REINDEX,
     RowFault.WRONG_TOPIC_ROW: _REINDEX,
     RowFault.NO_SDS_ROW: _REINDEX,
     RowFault.WRONG_SDS_ROW: _REINDEX,
     RowFault.STRANGE_SDS_ROW: _REINDEX,
-    RowFault.LOST_MESSAGE: _RESTORE,
     RowFault.LOST_SDS_MESSAGE: "it finds nothing and harms nothing; it goes with its partition",
     "wrong schema": "undo what was changed by hand, or restore the database from a backup",
     "wrong store": "restore the database from a backup",
@@ -348,13 +343,12 @@ class _DatabaseCheck:
         return done
 
     async def _compare_messages(self, rows: Sequence[Any]) -> None:
-        indexed: dict[tuple[int, bytes], SdsRow] = {}
+        wanted: dict[tuple[int, bytes], SdsRow] = {}
         for row in rows:
             ts, digest, topic, content_digest, head, payload, tail, has_hash, low, *names = row
             name = _name(ts, digest)
-            faults, topics = audit(
-                StoredMessage(ts, digest, topic.bytes, content_digest, head, payload, tail)
-            )
+            stored = ts, digest, topic.bytes, content_digest, head, payload, tail
+            faults, topics = audit(StoredMessage(*stored))
             for fault in faults:
                 self._add(fault, FINE_TABLE, name)
             if not has_hash:
@@ -366,10 +360,7 @@ class _DatabaseCheck:
                 self._add(fault, "topics", name)
             sds = sds_row(payload)
             if sds is not None:
-                indexed[ts, digest] = sds
-        await self._compare_sds(indexed)
-
-    async def _compare_sds(self, wanted: dict[tuple[int, bytes], SdsRow]) -> None:
+                wanted[ts, digest] = sds
         if not wanted:
             return
         keys = [row[0].hex() for row in wanted.values()]

@@ -16,11 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import Notify
 
 from store.db.arrays import bigints, split_uuids
 from store.db.connection import Connection, fetch_row, fetch_rows
@@ -62,7 +60,6 @@ from store.domain.ports import (
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
-from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import MAX_MESSAGE_BYTES, MAX_TIMESTAMP_NS
 
 if TYPE_CHECKING:
@@ -229,9 +226,6 @@ REPLICA_POLL_S: Final = 0.1
 IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
 
-MAX_EXPECTED_NOTICES: Final = 4_096
-"""Transactions of this node whose notifications are awaited; those beyond are read needlessly."""
-
 _PACE_S: Final = 0.005
 """Commits that follow each other quicker are read together: a read costs as much as publishing a
 message does."""
@@ -244,6 +238,11 @@ _UNSETTLED_S: Final = 0.2
 _FEWEST_ROWS: Final = 8
 _FIRST_ROWS: Final = 1_000
 """Rows of the first page of a backlog; those of each next one go by how many were shown."""
+
+
+def new_notice() -> str:
+    """Draw the payload of a node's notifications."""
+    return secrets.token_hex(8)
 
 
 def follow_cursors(database: Database) -> FollowCursors:
@@ -281,7 +280,8 @@ class DatabaseFeed:
         self._tails_well = False
         self._news = asyncio.Event()
         self._waiting: Connection | None = None  # of the tail, which has read everything so far
-        self._own_notices = BoundedDict[str, None](MAX_EXPECTED_NOTICES)
+        self.notice = new_notice()
+        """The payload of notifications of this node, which `take_own` or `look_for_own` follow."""
         self._tail: asyncio.Task[None] | None = None
 
     @property
@@ -311,13 +311,9 @@ class DatabaseFeed:
 
     # The writer of this node
 
-    def expect_own(self, notice: str) -> None:
-        """Ignore the notification of a transaction, which `take_own` or `look_for_own` follows."""
-        self._own_notices[notice] = None
-
-    def look_for_own(self, notice: str) -> None:
-        """Look for commits of a transaction that has failed, or seems to have."""
-        self._own_notices.pop(notice, None)
+    def look_for_own(self) -> None:
+        """Look for commits of a transaction that has failed, or seems to have, now or later."""
+        self.notice = new_notice()
         self._news.set()
 
     def take_own(self, connection: Connection, committed: Sequence[CommitPart]) -> None:
@@ -326,7 +322,7 @@ class DatabaseFeed:
         They are read from the database, like those of others, unless nothing can lie between the
         head and them: positions have no gap, and the server is the one that the head was read from.
         """
-        for each in sorted(committed, key=attrgetter("position")):
+        for each in sorted(committed, key=lambda part: part.position):
             waiting = self._waiting
             if (
                 waiting is None
@@ -368,7 +364,7 @@ class DatabaseFeed:
                 async with await self._database.connect() as connection:
                     await connection.execute("select pg_advisory_lock_shared(%s)", (NODES,))
                     if not self._read_only:
-                        connection.add_notify_handler(self._note)
+                        connection.add_notify_handler(lambda notice: self._note(notice.payload))
                         await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
                     await self._tail_on(connection)
@@ -439,13 +435,13 @@ class DatabaseFeed:
         try:
             connection.pgconn.consume_input()
             while (notice := connection.pgconn.notifies()) is not None:
-                self._note(Notify(notice.relname.decode(), notice.extra.decode(), notice.be_pid))
+                self._note(notice.extra.decode())
         except psycopg.Error:
             self._news.set()
 
-    def _note(self, notice: Notify) -> None:
+    def _note(self, notice: str) -> None:
         """Look for commits, unless a transaction of this node is known to bring them."""
-        if notice.payload not in self._own_notices:
+        if notice != self.notice:
             self._news.set()
 
     async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:

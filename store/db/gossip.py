@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from reconcile.ids import SyncId, SyncIds
+from reconcile.ids import SyncId, SyncIds, ordered
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.connection import Connection
 from store.db.locks import NODES
@@ -33,7 +33,6 @@ from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
-from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.message.rules import Policy
@@ -171,9 +170,11 @@ class UnreadRows:
         needed: dict[bytes, Wanted] = {}
         for part in parts:
             new = set(part.new.hashes) if usual else ()
-            for batch, asked in part.confirmable():
+            for batch, asked in part.shares:
                 columns = zip(batch.timestamps, batch.hashes, batch.content_digests, strict=True)
                 for ts, digest, content in columns:
+                    if digest in part.conflicts:
+                        continue
                     most = min(max(asked, usual if digest in new else 0), MAX_PEERS)
                     if most > (needed[digest][2] if digest in needed else 0):
                         needed[digest] = digest, ts, most, content
@@ -228,15 +229,26 @@ class GossipReads:
 
         None stands for a message that is not held.
         """
-        wanted = hashes[:MAX_LOADED_IDS]
-        bodies = ((digest, self._body(digest)) for digest in wanted)
-        found: dict[bytes, bytes | None] = {
-            digest: body for digest, body in bodies if body is not None
-        }
-        absent = [digest for digest in wanted if digest not in found]
+        found = {digest: self._body(digest) for digest in hashes[:MAX_LOADED_IDS]}
+        absent = [digest for digest, body in found.items() if body is None]
         if absent:
-            found |= await self._read(absent, max_bytes)
-        return _prefix(wanted, found, max_bytes)
+            times = {digest: ts for ts, digest in await self._locate(absent)}
+            ids = SyncIds.of((times[digest], digest) for digest in absent if digest in times)
+            bodies = await self._reader.load(ids, max_bytes)
+            for (_, digest), body in zip(ids, bodies, strict=False):
+                found[digest] = body
+            for _, digest in ids[len(bodies) :]:  # nothing is known of what did not fit
+                del found[digest]
+        answer: list[bytes | None] = []
+        for digest in hashes[:MAX_LOADED_IDS]:
+            if digest not in found:
+                break
+            body = found[digest]
+            max_bytes -= len(body or b"")
+            if answer and max_bytes < 0:
+                break
+            answer.append(body)
+        return answer
 
     async def content_digests(self, hashes: Sequence[bytes]) -> list[bytes | None]:
         """Return the content digest of each message; None: it is not held."""
@@ -247,71 +259,32 @@ class GossipReads:
 
     async def arrived(self, commits: Sequence[CommitRow]) -> Committed:
         """Return the messages of some commits that are stored still."""
-        ids = await self._database.read(ids_of, commits, pool=self._database.bulk_pool)
-        return await self._described(sorted(ids.pairs()), {}, None)
+        ids = ordered(await self._database.read(ids_of, commits, pool=self._database.bulk_pool))
+        events, left = list[GraphEvent](), ids
+        while len(left):
+            read, some = await self._events(left[:MAX_LOADED_IDS])
+            events, left = events + some, left[read:]
+        contents = [] if ids.digests is None else [each.tobytes() for each in ids.digests]
+        hashes = [digest for _, digest in ids]
+        return Committed(hashes, events, content_digests=contents)
 
     async def newest(self, limit: int) -> Committed:
         """Return the newest messages, oldest first; with metadata of `MAX_READ_BYTES` of them."""
         given = MAX_TIMESTAMP_NS, limit
         rows = await self._database.rows(SQL.messages.read_newest, given, self._database.bulk_pool)
-        ids = sorted((ts, bytes(digest)) for ts, digest, _ in rows)
-        digests = {bytes(digest): bytes(content) for _, digest, content in rows}
-        return await self._described(ids, digests, MAX_READ_BYTES)
-
-    async def _described(
-        self, ids: Sequence[SyncId], digests: dict[bytes, bytes], most_bytes: int | None
-    ) -> Committed:
-        """Look into messages, which ascend; of too many, into the newest.
-
-        ``digests``: the content digests that are known already, by hash.
-        """
-        events: list[GraphEvent] = []
-        hashes = [digest for _, digest in ids]
-        if most_bytes is not None:
-            ids = ids[-MAX_LOADED_IDS:]
-        start = 0
-        while start < len(ids):
-            portion = SyncIds.of(ids[start : start + MAX_LOADED_IDS])
-            bodies = await self._reader.load(portion, MAX_READ_BYTES)
-            start += len(bodies)
-            batch = _admitted([body for body in bodies if body is not None])
-            digests |= dict(zip(batch.hashes, batch.content_digests, strict=True))
-            events += graph_events(batch)
-            if most_bytes is not None:
-                break
-        contents = [digests.get(digest, b"") for digest in hashes]
+        rows.reverse()
+        newest = SyncIds.of((ts, digest) for ts, digest, _ in rows[-MAX_LOADED_IDS:])
+        _, events = await self._events(newest)
+        hashes, contents = [row[1] for row in rows], [row[2] for row in rows]
         return Committed(hashes, events, content_digests=contents)
 
-    async def _read(self, hashes: Sequence[bytes], max_bytes: int) -> dict[bytes, bytes | None]:
-        """Read the first messages that fit, one at least; None: not held."""
-        times = {digest: ts for ts, digest in await self._locate(hashes)}
-        found: dict[bytes, bytes | None] = {each: None for each in hashes if each not in times}
-        ids = [(times[digest], digest) for digest in hashes if digest in times]
-        bodies = await self._reader.load(SyncIds.of(ids), max_bytes) if ids else []
-        return found | {digest: body for (_, digest), body in zip(ids, bodies, strict=False)}
+    async def _events(self, ids: SyncIds) -> tuple[int, list[GraphEvent]]:
+        """Look into the first of some messages; return how many, and the events among them."""
+        bodies = await self._reader.load(ids, MAX_READ_BYTES)
+        admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
+        admission.admit([body for body in bodies if body is not None])
+        return len(bodies), graph_events(admission.admitted.batch)
 
     async def _locate(self, hashes: Sequence[bytes]) -> list[SyncId]:
         pool = self._database.bulk_pool
         return sorted(await self._database.read(locate, hashes, pool=pool))
-
-
-def _prefix(
-    wanted: Sequence[bytes], found: dict[bytes, bytes | None], max_bytes: int
-) -> list[bytes | None]:
-    answer: list[bytes | None] = []
-    size = 0
-    for digest in wanted:
-        if digest not in found:
-            break
-        body = found[digest]
-        size += len(body or b"")
-        if answer and size > max_bytes:
-            break
-        answer.append(body)
-    return answer
-
-
-def _admitted(bodies: Sequence[bytes]) -> RecordBatch:
-    admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
-    admission.admit(bodies)
-    return admission.admitted.batch

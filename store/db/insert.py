@@ -114,20 +114,6 @@ class CommitPart:
         """The topics of the new messages; None where there are more than `MAX_LISTED_TOPICS`."""
         return [*self.new.topics] if len(self.new.topics) <= MAX_LISTED_TOPICS else None
 
-    def confirmable(self) -> Sequence[Share]:
-        """Return the shares without the messages that are conflicts, for which nothing waits."""
-        if not self.conflicts:
-            return self.shares
-        return [
-            (
-                batch.select(
-                    [n for n, each in enumerate(batch.hashes) if each not in self.conflicts]
-                ),
-                asked,
-            )
-            for batch, asked in self.shares
-        ]
-
 
 class AlreadyStoredError(Exception):
     """A batch of which every message is stored already."""
@@ -234,18 +220,22 @@ async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
 
 
 async def insert_at_once(
-    connection: Connection, parts: Sequence[CommitPart], unread: dict[str, object] | None
+    connection: Connection,
+    parts: Sequence[CommitPart],
+    notice: str,
+    unread: dict[str, object] | None,
 ) -> None:
     """Insert parts, all of which are new, and commit; the caller has no transaction open.
 
-    ``unread``: the parameters of the unread events that are added with them.
+    ``notice``: the payload of the notification. ``unread``: the parameters of the unread events
+    that are added with them.
 
     Raises:
         AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
     parameters = await _lay_out([part.new for part in parts]) | (unread or {})
-    parameters["notice"] = notice_of(parts)
+    parameters["notice"] = notice
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
     if not await _insert_commits(connection, statement, parts, parameters):
         raise AlreadyStoredError
@@ -308,19 +298,16 @@ def _claims(batch: RecordBatch) -> bytes:
     )
 
 
-def notice_of(parts: Sequence[CommitPart]) -> str:
-    """Return the payload of the notification of a transaction: the token of its first part."""
-    return str(parts[0].token)
-
-
-async def assign_commit_position(connection: Connection, parts: Sequence[CommitPart]) -> None:
+async def assign_commit_position(
+    connection: Connection, parts: Sequence[CommitPart], notice: str
+) -> None:
     """Insert the commits of the parts that have something new, in commit order.
 
-    The transaction must commit right after.
+    The transaction must commit right after. ``notice``: the payload of its notification.
     """
     new = [part for part in parts if part.new.hashes]
     parameters: dict[str, object] = {
-        "notice": notice_of(parts),
+        "notice": notice,
         "batch": arrays.bigints([part.batch_id for part in new]),
         "idle": f"{MAX_IDLE_IN_PLACE_MS}ms",
     }

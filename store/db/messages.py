@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
-from store.db.arrays import BinaryArray, bigint_column, bigints, fixed_bytes, uuids
+from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database
@@ -159,8 +159,14 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     A message that is stored has one position. A stored hash that begins like a given one that is
     not stored is returned as the given one; no message is at that position.
     """
-    rows = await fetch_rows(connection, SQL.messages.locate, (_hash_keys(hashes),))
-    found = _positions(rows, dict.fromkeys(hashes))
+    words = np.frombuffer(b"".join(hashes), ">i8")[:: HASH_BYTES // HASH_KEY_BYTES]
+    rows = await fetch_rows(connection, SQL.messages.locate, (bigint_column(words),))
+    by_key: dict[int, list[bytes]] = {}
+    for digest in dict.fromkeys(hashes):
+        key = int.from_bytes(digest[:HASH_KEY_BYTES], signed=True)
+        by_key.setdefault(key, []).append(digest)
+    # A message that was pruned and stored again has two rows.
+    found = [(at_ns, digest) for key, at_ns in dict.fromkeys(rows) for digest in by_key[key]]
     if len({digest for _, digest in found}) == len(found):
         return found
     # Several hashes begin alike, and only the messages tell them apart.
@@ -178,24 +184,6 @@ async def rows_of_hashes(
     given = position_parameters(positions) | {"most": most}
     rows = await fetch_rows(connection, _TOPIC_ROWS_AT, given)
     return [row[:4] for row in rows], {row[1]: row[4] for row in rows}
-
-
-def hash_key(message_hash: bytes) -> int:
-    """Return the key of a hash in ``hashes``."""
-    return int.from_bytes(message_hash[:HASH_KEY_BYTES], signed=True)
-
-
-def _hash_keys(hashes: Sequence[bytes]) -> BinaryArray:
-    words = np.frombuffer(b"".join(hashes), ">i8")
-    return bigint_column(words[:: HASH_BYTES // HASH_KEY_BYTES])
-
-
-def _positions(rows: Iterable[tuple[int, int]], hashes: Iterable[bytes]) -> list[SyncId]:
-    by_key: dict[int, list[bytes]] = {}
-    for digest in hashes:
-        by_key.setdefault(hash_key(digest), []).append(digest)
-    # A message that was pruned and stored again has two rows.
-    return [(timestamp, digest) for key, timestamp in dict.fromkeys(rows) for digest in by_key[key]]
 
 
 def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:

@@ -76,15 +76,6 @@ async def ids_in(
     return await _fetch(connection, statement, parameters)
 
 
-async def with_contents(connection: Connection, ids: SyncIds) -> SyncIds:
-    """Return IDs, all of which are stored, with their content digests."""
-    pairs = ids.pairs()
-    found = await values_at(connection, "content_digest", pairs)
-    joined = b"".join([found[digest] for _, digest in pairs])
-    digests = np.frombuffer(joined, np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
-    return SyncIds(ids.timestamps, ids.hashes, digests)
-
-
 async def ids_with(connection: Connection, hashes: NDArray[np.uint8]) -> SyncIds:
     """Return the IDs that are stored with some hashes, ``(n, 32)``; in any order."""
     parameters = {"hashes": hash_column(hashes)}
@@ -179,7 +170,13 @@ class SnapshotView:
             StoreUnavailableError: the database does not serve, or the view's time has passed.
         """
         with self._reading():
-            return await self._load(needs)
+            match needs:
+                case NeedBuckets():
+                    return await self._buckets(needs)
+                case NeedIds(spans, limit, contents):
+                    return await ids_in(self.connection, spans, limit, contents=contents)
+                case NeedHashes(hashes):
+                    return await ids_with(self.connection, hashes)
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return what `store.domain.view.ColdView.lattices` does; raises as `load`."""
@@ -232,8 +229,12 @@ class SnapshotView:
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests; raises as `load`."""
+        pairs = ids.pairs()
         with self._reading():
-            return await with_contents(self.connection, ids)
+            found = await values_at(self.connection, "content_digest", pairs)
+        joined = b"".join([found[digest] for _, digest in pairs])
+        digests = np.frombuffer(joined, np.uint8).reshape(len(ids), CONTENT_DIGEST_BYTES)
+        return SyncIds(ids.timestamps, ids.hashes, digests)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -244,17 +245,6 @@ class SnapshotView:
             if asyncio.get_running_loop().time() >= self.deadline_s:
                 raise StoreUnavailableError(_EXPIRED) from None
             raise
-
-    async def _load(self, needs: Needs) -> Loaded:
-        match needs:
-            case NeedBuckets():
-                return await self._buckets(needs)
-            case NeedIds():
-                return await ids_in(
-                    self.connection, needs.spans, needs.limit, contents=needs.contents
-                )
-            case NeedHashes():
-                return await ids_with(self.connection, needs.hashes)
 
     async def _buckets(self, needs: NeedBuckets) -> TimeBuckets:
         # The last slice of a length ends behind the last time that there is.

@@ -249,23 +249,19 @@ class ClaimReader:
 async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Parents:
     if not places:
         return {}
-    parameters = _claim_parameters([child for child, _ in places])
-    parameters["slots"] = bigints([slot + 1 for _, slot in places])
+    timestamps = [timestamp for (_, timestamp, _), _ in places]
+    parameters = {
+        "keys": uuids([key for (key, _, _), _ in places]),
+        "ts": bigints(timestamps),
+        "hash": fixed_bytes([digest for (_, _, digest), _ in places], HASH_BYTES),
+        "slots": bigints([slot + 1 for _, slot in places]),
+        "low": min(timestamps),
+        "high": max(timestamps),
+    }
     rows = await fetch_rows(connection, SQL.sds.read_parents, parameters)
     return {
         (digest, slot - 1): HistoryEntry(message_id, hint)
         for digest, slot, message_id, hint in rows
-    }
-
-
-def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
-    timestamps = [timestamp for _, timestamp, _ in claims]
-    return {
-        "keys": uuids([key for key, _, _ in claims]),
-        "ts": bigints(timestamps),
-        "hash": fixed_bytes([digest for _, _, digest in claims], HASH_BYTES),
-        "low": min(timestamps),
-        "high": max(timestamps),
     }
 
 
@@ -347,21 +343,36 @@ class DatabaseSdsReader:
     async def _pages(
         self, wanted: Iterator[Claim], missing: AsyncIterator[HistoryEntry], *, truncated: bool
     ) -> AsyncGenerator[SdsPage, None]:
-        """Yield messages in their order, then what is missing; the last page says if truncated."""
+        """Yield messages in their order, then what is missing; the last page says if truncated.
+
+        The next messages are read while these are sent.
+        """
+        asked = list(islice(wanted, _PORTION_MESSAGES))
+        ahead: asyncio.Task[_Frames] | None = None
+
+        def read() -> asyncio.Task[_Frames]:
+            positions, pool = [(claim[1], claim[2]) for claim in asked], self._database.bulk_pool
+            work = self._database.read(frames_at, positions, self._page_bytes, pool=pool)
+            return asyncio.ensure_future(work)
+
+        try:
+            while asked:
+                frames = await (ahead or read())
+                portion, asked = asked[: len(frames)], asked[len(frames) :]
+                asked += islice(wanted, len(frames))
+                ahead = read() if asked else None
+                found, pruned = list[bytes](), list[HistoryEntry]()
+                for (_, _, digest, message_id, *_), frame in zip(portion, frames, strict=True):
+                    if frame is None:
+                        pruned.append(HistoryEntry(message_id, digest))
+                    else:
+                        found.append(sds_stored_message(message_id, digest, frame))
+                yield SdsPage(b"".join(found), len(found), tuple(pruned), truncated=False)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
         lost, size = list[HistoryEntry](), 0
-        async with aclosing(_read_portions(self._database, wanted, self._page_bytes)) as portions:
-            async for portion, frames in portions:
-                found = [
-                    sds_stored_message(claim[3], claim[2], frame)
-                    for claim, frame in zip(portion, frames, strict=True)
-                    if frame is not None
-                ]
-                pruned = tuple(
-                    HistoryEntry(claim[3], claim[2])
-                    for claim, frame in zip(portion, frames, strict=True)
-                    if frame is None
-                )
-                yield SdsPage(b"".join(found), len(found), pruned, truncated=False)
         async for entry in missing:
             added = len(entry.message_id) + len(entry.retrieval_hint or b"") + _OVERHEAD_BYTES
             if size + added > self._page_bytes and lost:
@@ -412,31 +423,6 @@ async def _read_missing(
         for child, slot in portion:
             if (child[2], slot) in parents:
                 yield parents[child[2], slot]
-
-
-async def _read_portions(
-    database: Database, wanted: Iterator[Claim], max_bytes: int
-) -> AsyncGenerator[tuple[Sequence[Claim], _Frames], None]:
-    """Yield messages in their order with their frames, read ahead; None for those not stored."""
-
-    def read() -> asyncio.Task[_Frames]:
-        positions = [(found[1], found[2]) for found in asked]
-        work = database.read(frames_at, positions, max_bytes, pool=database.bulk_pool)
-        return asyncio.ensure_future(work)
-
-    asked = list(islice(wanted, _PORTION_MESSAGES))
-    ahead: asyncio.Task[_Frames] | None = None
-    try:
-        while asked:
-            frames = await (ahead or read())
-            portion, asked = asked[: len(frames)], asked[len(frames) :]
-            asked += islice(wanted, len(frames))
-            ahead = read() if asked else None
-            yield portion, frames
-    finally:
-        if ahead is not None:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
 
 
 MAX_COUNTED: Final = 100_000

@@ -23,7 +23,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,7 +45,6 @@ from store.db.insert import (
     find_new,
     insert_at_once,
     join,
-    notice_of,
 )
 from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
 from store.db.partitions import PartitionMap
@@ -168,7 +167,7 @@ class DatabaseWriter:
             database: The connections.
             partitions: The partitions, which are made where they are missing.
             own: Receives each commit, before anybody learns that it is durable.
-            unread: Adds unread events.
+            unread: Adds unread events; without it only those that publishers ask for.
             feed: Receives each commit likewise, which it need not read then.
             is_disk_full: Returns True while the database's disk takes no more.
             on_stored: Receives the durable messages of each source, whole, and how many of them
@@ -181,7 +180,7 @@ class DatabaseWriter:
         self._on_stored = on_stored
         self._on_conflict = on_conflict
         self._own = own or OwnCommits()
-        self._unread = unread
+        self._unread = unread or UnreadRows(database)
         self._feed = feed
         self._partitions = partitions
         self._topics = KnownTopics()
@@ -211,11 +210,10 @@ class DatabaseWriter:
         for writer in tuple(self._writers):
             writer.cancel()
         await asyncio.gather(*self._writers, return_exceptions=True)
-        while self._queue:
-            waiting, _ = self._queue.popitem(last=False)
+        for waiting in tuple(self._queue):
+            self._remove(waiting)
             if not waiting.answer.done():
                 waiting.answer.set_exception(StoreBusyError(_STOPPING))
-        self._queued_bytes = self._queued_messages = 0
 
     @property
     def queued_bytes(self) -> int:
@@ -234,28 +232,6 @@ class DatabaseWriter:
             return StoreResult()
         self._require_writable()
         self._require_open()
-        return await self._enqueue(batch, source, min_confirms)
-
-    async def commit_canary(self) -> None:
-        """Commit a record that is no message, by a connection for batches.
-
-        Raises:
-            psycopg.Error: the database did not take it.
-            NotServingError: as `store`.
-        """
-        self._require_open()
-        async with self._database.connection(self._database.write_pool) as connection:
-            with waiting_for_standby(connection):
-                await commit_canary(connection)
-        self.committed_s = asyncio.get_running_loop().time()
-
-    def _require_open(self) -> None:
-        if self._stopped:
-            raise StoreBusyError(_STOPPING)
-        if self._is_disk_full():
-            raise StoreUnavailableError(DISK_FULL.sentence)
-
-    async def _enqueue(self, batch: RecordBatch, source: Source, min_confirms: int) -> StoreResult:
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -287,6 +263,25 @@ class DatabaseWriter:
             self._callers -= 1
             if waiting in self._queue:  # its caller has gone away
                 self._remove(waiting)
+
+    async def commit_canary(self) -> None:
+        """Commit a record that is no message, by a connection for batches.
+
+        Raises:
+            psycopg.Error: the database did not take it.
+            NotServingError: as `store`.
+        """
+        self._require_open()
+        async with self._database.connection(self._database.write_pool) as connection:
+            with waiting_for_standby(connection):
+                await commit_canary(connection)
+        self.committed_s = asyncio.get_running_loop().time()
+
+    def _require_open(self) -> None:
+        if self._stopped:
+            raise StoreBusyError(_STOPPING)
+        if self._is_disk_full():
+            raise StoreUnavailableError(DISK_FULL.sentence)
 
     def _remove(self, waiting: _Waiting) -> None:
         del self._queue[waiting]
@@ -470,56 +465,49 @@ class DatabaseWriter:
         if may_be_new and len(hashes) > 1 and self._careful_groups:
             self._careful_groups -= 1
             may_be_new = False
+        notice = "" if self._feed is None else self._feed.notice
         with self._handing_over(connection, group), waiting_for_standby(connection):
             for part in group.parts:
                 part.new = part.batch
             if may_be_new and len(hashes) < FEWEST_COPIED:
-                with self._tracked(group.parts) as unread:
-                    await insert_at_once(connection, group.parts, unread)
+                with self._unread.tracked(group.parts) as unread:
+                    await insert_at_once(connection, group.parts, notice, unread)
                 return
             async with connection.transaction():
                 if not may_be_new:
                     group.stored = await find_new(connection, group.parts)
                 if group.stored < len(hashes):
                     await copy(connection, group.parts)
-                await self._finish(connection, group)
+                await self._finish(connection, group, notice)
 
     @contextmanager
     def _handing_over(self, connection: Connection, group: _Group) -> Iterator[None]:
         """Pass on the commits of this block, if it does not fail."""
         for part in group.parts:
             part.position = 0
-        notice = notice_of(group.parts)
-        if self._feed is not None:
-            self._feed.expect_own(notice)
         try:
             yield
         except (AlreadyStoredError, psycopg.IntegrityError):
             raise  # and nothing was committed
         except BaseException:
             if self._feed is not None:
-                self._feed.look_for_own(notice)
+                self._feed.look_for_own()
             raise
         committed = [part for part in group.parts if part.position]
         for part in committed:
             self._own.add(part.place, OwnBatch(part.new, part.source, part.needed))
         if self._feed is not None:
             if group.uncertain:
-                self._feed.look_for_own(notice)
+                self._feed.look_for_own()
             self._feed.take_own(connection, committed)
 
-    def _tracked(
-        self, parts: Sequence[CommitPart]
-    ) -> AbstractContextManager[dict[str, object] | None]:
-        return nullcontext() if self._unread is None else self._unread.tracked(parts)
-
-    async def _finish(self, connection: Connection, group: _Group) -> None:
+    async def _finish(self, connection: Connection, group: _Group, notice: str) -> None:
         """Write what goes with the messages; the commit comes right after."""
-        with self._tracked(group.parts) as unread:
+        with self._unread.tracked(group.parts) as unread:
             if unread is not None:
                 await connection.execute(SQL.stores.track.format(stored=""), unread)
         if any(part.new.hashes for part in group.parts):
-            await assign_commit_position(connection, group.parts)
+            await assign_commit_position(connection, group.parts, notice)
             return
         await cover_what_is_visible(connection)
         if group.uncertain:

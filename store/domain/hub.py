@@ -258,8 +258,7 @@ class Hub:
                     frozenset(keys), include_data=subscriber.include_data
                 )
                 subscriber.put(Delivery(frames, count, commit.place))
-        if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
-            self._relieve()
+        self._relieve()
         self.head = max(self.head, commit.place)
         self.expect(commit.place)
 

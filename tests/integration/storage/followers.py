@@ -137,7 +137,7 @@ class LongTransaction:
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""
-        await assign_commit_position(self._connection, self._parts)
+        await assign_commit_position(self._connection, self._parts, "")
         await self._connection.execute("commit")
         await self._connection.close()
 

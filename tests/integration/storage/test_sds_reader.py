@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +11,6 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db import sds
 from store.db import sds as db_claims
 from store.db import writer as writer_module
 from store.db.connection import Connection
@@ -396,15 +394,6 @@ async def test_long_lists_of_missing_parents_come_in_pages(
     assert len(walked.ids) == 60
     assert [entry.message_id for entry in walked.missing] == ids[::-1]
     assert walked.pages >= 2
-
-
-async def test_walks_wait_for_their_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sds, "MAX_WALKS_OF_CALLER", 1)
-    reader = DatabaseSdsReader(node.database)
-    channel = chain(100)
-    await channel.store(node)
-    walks = [walk_from(reader, head_of(channel)) for _ in range(3)]
-    assert [len(each.ids) for each in await asyncio.gather(*walks)] == [100, 100, 100]
 
 
 async def test_unread_walks_take_no_place_from_others_and_give_their_connections_back(

@@ -309,7 +309,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
         part = insert_module.CommitPart(RecordBatch(), Source.CLIENT)
         part.new = random_batch(random.Random(0), 1, [NOW])
         await silent.execute("begin")
-        await insert_module.assign_commit_position(silent, [part])
+        await insert_module.assign_commit_position(silent, [part], "")
         async with asyncio.timeout(90):
             assert all(await node.store(random_batch(random.Random(SEED), 3, [NOW])))
         with pytest.raises(psycopg.Error, match="idle-in-transaction"):

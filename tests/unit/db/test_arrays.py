@@ -20,7 +20,6 @@ from store.db.arrays import (
     bigints,
     fixed_bytes,
     hash_column,
-    split_uuids,
     texts,
     uuids,
     varied_bytes,
@@ -70,11 +69,6 @@ def test_a_column_is_read_as_it_was(
 ) -> None:
     lay_out, values = column
     assert taken(lay_out(values)) == values
-
-
-@given(values=KEYS)
-def test_keys_are_read_whole(values: list[bytes]) -> None:
-    assert split_uuids(uuids(values)) == values
 
 
 LAST = 2**63 - 1

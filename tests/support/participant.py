@@ -1,16 +1,11 @@
-"""Participants of channels for tests: a program, a past that they said, a transport that loses."""
+"""Participants of channels for tests: a past that they said, a transport that loses."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import count
-from pathlib import Path
 from typing import Any, cast
 
 from storenode.message.hashing import message_hash
@@ -97,7 +92,6 @@ class Lossy:
         return [each for each in messages if not self.loses(each)]
 
 
-ROOT = Path(__file__).parents[2]
 SHAPE = FilterShape(500, 0.01)
 
 
@@ -124,27 +118,3 @@ async def until(channel: Channel, length: int) -> None:
         if found >= length:
             break
     await channel.wait_for(lambda status: status.synced)
-
-
-@contextmanager
-def sending(node: str, channel: str, name: str, state: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a participant that sends, and kill it at the end of the block."""
-    command = [sys.executable, "-m", "tests.support.participant", node, channel, name, str(state)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-async def send(node: str, channel_id: str, name: str, state: str) -> None:
-    """Send messages without end."""
-    config = config_of(channel_id, name)
-    async with Channel.join(node, channel_id, name, state=state, config=config) as channel:
-        for number in count():
-            sent_id = await channel.send(b"%d" % number)
-            print(sent_id, flush=True)  # noqa: T201 - for the test
-
-
-if __name__ == "__main__":
-    asyncio.run(send(*sys.argv[1:]))

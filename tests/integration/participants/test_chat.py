@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from storenode.sds.codec import SdsMessage, encode_message
-from storenode.sds.proofs import content_id
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
@@ -100,27 +96,6 @@ def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
         # It comes, and with it what waited.
         command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
         alice.shows("dora: a question", "carol: an answer", "up to date")
-
-
-def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path: Path) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    message_id = content_id(room, "carol", now_ms, (), b"pay alice")
-    genuine = SdsMessage(room, message_id, "carol", now_ms, content=b"pay alice")
-    command, path = Command.of(node), tmp_path / "payload"
-
-    def publish(message: SdsMessage) -> None:
-        path.write_bytes(encode_message(message))
-        command.ok("publish", "--content-topic", f"/sds/1/{room}/proto", "--file", str(path))
-
-    with chatting(node, room, "alice") as alice:
-        alice.shows("up to date")
-        publish(replace(genuine, content=b"pay mallory"))
-        alice.shows("carol: pay mallory", "(not verified)")
-        publish(genuine)
-        found_out = 'FORGED: "pay mallory" was not said by carol'
-        alice.shows("carol: pay alice", found_out)
-        publish(replace(genuine, content=b"pay eve"))
-        alice.shows('FORGED: "pay eve" came under the ID of the line of carol')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -28,6 +28,7 @@ from tests.support.virtual_time import virtual_time
 
 Status = tuple[grpc.StatusCode, str]
 BROKEN: Final[Status] = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+AWAY: Final[Status] = (grpc.StatusCode.UNAVAILABLE, "failed to connect")
 ENDED: Final[Status] = (grpc.StatusCode.OK, "")
 REFUSED: Final[Status] = (grpc.StatusCode.ABORTED, "the other one goes first")
 ORDERS: Final[tuple[tuple[list[Status], list[Status]], ...]] = (
@@ -81,44 +82,30 @@ def error_of(status: Status) -> AioRpcError:
     return AioRpcError(status[0], Metadata(), Metadata(), status[1], "what gRPC tells developers")
 
 
-async def broken(before: list[Status], after: list[Status]) -> Ending:
-    """Return the status of a call of which a write has failed."""
+@pytest.mark.parametrize(
+    ("before", "after", "status", "failure"),
+    [(*order, REFUSED, REFUSED) for order in ORDERS]
+    + [
+        ([ENDED, BROKEN], [], ENDED, None),
+        ([BROKEN, ENDED], [], ENDED, None),
+        # Nothing explains the failed write, or the error says what its status does.
+        ([BROKEN], [], BROKEN, BROKEN),
+        ([AWAY], [], AWAY, AWAY),
+    ],
+)
+@virtual_time
+async def test_the_callee_s_own_status_is_what_a_call_failed_with(
+    before: list[Status], after: list[Status], status: Status, failure: Status | None
+) -> None:
     call = BreakingCall(before, after)
     known = Ending(call)
     with pytest.raises(asyncio.InvalidStateError):
         await call.write(b"")
-    return known
-
-
-@pytest.mark.parametrize(("before", "after"), ORDERS)
-async def test_the_callee_s_own_status_is_what_a_call_failed_with(
-    before: list[Status], after: list[Status]
-) -> None:
-    known = await broken(before, after)
-    assert await known.status() == REFUSED
-    failure = await known.failure(error_of(BROKEN))
-    assert failure is not None
-    assert (failure.code(), failure.details()) == REFUSED
-
-
-@pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
-async def test_a_call_that_the_callee_ended_well_has_not_failed(statuses: list[Status]) -> None:
-    known = await broken(statuses, [])
-    assert await known.failure(error_of(BROKEN)) is None
-
-
-@virtual_time
-async def test_what_nothing_explains_stays_as_it_is() -> None:
-    known = await broken([BROKEN], [])
-    assert await known.status() == BROKEN
-    error = error_of(BROKEN)
-    assert await known.failure(error) is error
-
-
-async def test_an_error_that_says_the_same_stays_as_it_is() -> None:
-    away: Status = (grpc.StatusCode.UNAVAILABLE, "failed to connect")
-    error = error_of(away)
-    assert await (await broken([away], [])).failure(error) is error
+    assert await known.status() == status
+    error = error_of(AWAY if AWAY in before else BROKEN)
+    found = await known.failure(error)
+    assert (found and (found.code(), found.details())) == failure
+    assert (found is error) == (failure in (BROKEN, AWAY))
 
 
 async def test_who_is_cancelled_while_a_writer_ends_is_cancelled() -> None:
@@ -239,29 +226,22 @@ async def named(_call: PeerCall) -> NodeIdentity:
     return NodeIdentity("b.example", "b", "0.1.0")
 
 
-@pytest.mark.parametrize(("before", "after"), ORDERS)
-async def test_a_write_that_fails_gives_the_status_of_the_peer(
-    before: list[Status], after: list[Status]
-) -> None:
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(before, after), named)
-    with pytest.raises(PeerCallError, match="the other one goes first") as failure:
-        await call.write(b"")
-    assert failure.value.code is grpc.StatusCode.ABORTED
-
-
-@pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
-async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> None:
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), named)
-    with pytest.raises(PeerCallError, match="before its end"):
-        await call.write(b"")
-
-
+@pytest.mark.parametrize(
+    ("statuses", "sentence", "code"),
+    [
+        ([BROKEN, REFUSED], "the other one goes first", grpc.StatusCode.ABORTED),
+        ([BROKEN, ENDED], "before its end", grpc.StatusCode.UNKNOWN),
+        ([BROKEN], "while a frame was sent", grpc.StatusCode.UNAVAILABLE),
+    ],
+)
 @virtual_time
-async def test_a_write_that_fails_for_no_reason_that_is_known() -> None:
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), named)
-    with pytest.raises(PeerCallError, match="while a frame was sent") as failure:
+async def test_a_write_that_fails_gives_the_status_of_the_peer(
+    statuses: list[Status], sentence: str, code: grpc.StatusCode
+) -> None:
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), named)
+    with pytest.raises(PeerCallError, match=sentence) as failure:
         await call.write(b"")
-    assert failure.value.code is grpc.StatusCode.UNAVAILABLE
+    assert failure.value.code is code
 
 
 # Sessions of client commands

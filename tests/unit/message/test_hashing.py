@@ -62,26 +62,6 @@ def test_the_digest_is_the_one_of_the_definition(
     assert content_digest(*fields) == naive(*fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "digest"),
-    [
-        (
-            ("/waku/2/rs/1/0", b"transfer 10 to bob/al", "pha/1/x/proto", None, TIME),
-            "08d8b06e395093af13a02fc48b6c7f56",
-        ),
-        (
-            ("/waku/2/rs/1/0", b"transfer 10 to bob", "/alpha/1/x/proto", None, TIME),
-            "f20361313c658549ef1a50a870d3d517",
-        ),
-        (("", b"", "", b"meta", 1), "aaf6bf4d7111dcd7ce4a22a17d3973ec"),
-    ],
-)
-def test_the_digest_of_some_messages_is_known(
-    fields: tuple[str, bytes, str, bytes | None, int], digest: str
-) -> None:
-    assert content_digest(*fields).hex() == digest
-
-
 @given(
     utf8_text,
     st.binary(max_size=50),

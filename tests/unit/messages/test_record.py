@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from store.domain.admission import Verdict
 from store.messages import frames, transfer
 from store.messages.fields import ADMISSION_CHUNK_BYTES, ADMISSION_CHUNK_MESSAGES, chunk_messages
-from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.rules import Policy, Reason
 from storenode.message.varint import delimited, varint
@@ -98,34 +96,6 @@ def test_selected_messages_are_a_batch_of_their_own(
         part.hashes[at]: one.message_id for at, one in zip(part.sds_index, part.sds, strict=True)
     }
     assert described == {batch.hashes[i]: b"%d" % i for i in indexes if i % 2 == 0}
-
-
-def _cut_keys(batch: RecordBatch) -> None:
-    batch.topic_keys, batch.topics = [b"k", b"k"], {b"k": ("p", "c")}
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda batch: batch.tails.pop(), "differ in length"),
-        (lambda batch: batch.hashes.__setitem__(0, b"short"), "not 32 bytes"),
-        (lambda batch: batch.hashes.__setitem__(1, batch.hashes[0]), "occurs twice"),
-        (lambda batch: batch.topics.clear(), "not those of its topics"),
-        (_cut_keys, "not 16 bytes"),
-        (lambda batch: batch.sds.pop(), "SDS columns"),
-        (lambda batch: batch.sds_index.reverse(), "not ascending"),
-        (lambda batch: batch.sds_index.__setitem__(1, 2), "not in it"),
-    ],
-)
-def test_check_names_the_broken_invariant(
-    damage: Callable[[RecordBatch], object], words: str
-) -> None:
-    batch = admit([entry(b"1"), entry(b"2")], NOW_NS, POLICY).batch
-    batch.sds_index, batch.sds = [0, 1], [SdsMetadata(b"c", b"m", 1, b"", [])] * 2
-    batch.check()
-    damage(batch)
-    with pytest.raises(ValueError, match=words):
-        batch.check()
 
 
 @pytest.mark.parametrize("size_bytes", [1, 300, 3_000, 30_000, 150_000])

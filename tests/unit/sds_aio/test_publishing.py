@@ -383,12 +383,23 @@ def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns:
     run_virtually(timeline, run())
 
 
-def test_a_search_that_fails_is_tried_again_until_it_is_complete() -> None:
-    store, receiver = ScannedStore(0, 1, 0, 0, 2), Receiver()
-    searched([store], receiver, 60, 10)
-    assert tuple(receiver.came) == MESSAGES
-    # It goes on from the last page that came, and ends with the first scan that is complete.
-    assert store.scans == [10, 10, 20, 20, 20, 50]
+@pytest.mark.parametrize(
+    ("fails_after", "relieved", "since_ns", "scans"),
+    [
+        # It goes on from the last page that came, and ends with the first scan that is complete.
+        ((0, 1, 0, 0, 2), 0, (10,), [10, 10, 20, 20, 20, 50]),
+        # Without room it is relieved, and goes on from the refused message.
+        ((), 3, (0,), [0, 50, 50, 50]),
+        # Requests of one moment are one scan of the longest time.
+        ((), 0, (50, 10, 30), [10]),
+    ],
+)
+def test_a_search_is_tried_again_until_it_is_complete(
+    fails_after: tuple[int, ...], relieved: int, since_ns: tuple[int, ...], scans: list[int]
+) -> None:
+    store, receiver = ScannedStore(*fails_after), Receiver(MESSAGES[4], until=relieved)
+    searched([store], receiver, 60, *since_ns)
+    assert (tuple(receiver.came), store.scans) == (MESSAGES, scans)
 
 
 def test_a_search_goes_to_the_next_node_at_once() -> None:
@@ -397,23 +408,10 @@ def test_a_search_goes_to_the_next_node_at_once() -> None:
     assert (silent.scans, store.scans, tuple(receiver.came)) == ([10], [10], MESSAGES)
 
 
-def test_a_search_without_room_is_relieved_and_goes_on_from_the_refused_message() -> None:
-    store, receiver = ScannedStore(), Receiver(MESSAGES[4], until=3)
-    searched([store], receiver, 60, 0)
-    assert tuple(receiver.came) == MESSAGES
-    assert store.scans == [0, 50, 50, 50]
-
-
 def test_a_search_that_cannot_succeed_is_tried_every_few_seconds() -> None:
     store, receiver = ScannedStore(), Receiver(MESSAGES[4], until=10_000)
     searched([store], receiver, 600, 0)
     assert 100 < len(store.scans) < 200
-
-
-def test_requests_of_one_moment_are_one_scan_of_the_longest_time() -> None:
-    store, receiver = ScannedStore(), Receiver()
-    searched([store], receiver, 60, 50, 10, 30)
-    assert (store.scans, tuple(receiver.came)) == ([10], MESSAGES)
 
 
 def test_missing_messages_are_asked_for_less_and_less() -> None:

@@ -87,13 +87,20 @@ class Bus:
 
 
 class BusTransport:
-    """A participant's transport on a bus; every call fails while it is ``away``."""
+    """A participant's transport on a bus; every call fails while it is ``away``.
 
-    def __init__(self, bus: Bus, name: str) -> None:
+    A scan breaks after its first page while the transport ``cuts_scans``. ``offered`` are the
+    messages to be published, and ``scans`` the times from which there was a scan.
+    """
+
+    def __init__(self, bus: Bus, name: str = "bus") -> None:
         self.bus = bus
         self._name = name
         self._away = False
+        self.cuts_scans = False
         self.calls: Counter[str] = Counter()
+        self.offered: list[Outbound] = []
+        self.scans: list[int] = []
 
     @property
     def name(self) -> str:
@@ -114,6 +121,10 @@ class BusTransport:
         """Open a link to the channel of a route."""
         return BusLink(self, route)
 
+    async def refusal(self, message: Outbound) -> str:  # noqa: ARG002 - of subclasses
+        """Return why a message is not stored: "", since a bus stores all."""
+        return ""
+
 
 class BusLink(Link):
     """A link to one channel of a bus, as in `storenode.sds.aio.transport.Link`."""
@@ -132,14 +143,17 @@ class BusLink(Link):
         """Close nothing: no resource is open between calls."""
 
     async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
-        """Add each message to the bus at once."""
+        """Add each message to the bus at once, unless the transport refuses it."""
         self._check("publish")
-        verdicts = []
-        for each in batch:
-            hint = b"" if each.ephemeral else self._hash(each)
-            self._bus.add(self._route, Fetched(each.payload, hint, each.timestamp_ns))
-            verdicts.append(PublishResult(stored=True, hint=hint))
-        return verdicts
+        self._transport.offered += batch
+        return [await self._publish(each) for each in batch]
+
+    async def _publish(self, message: Outbound) -> PublishResult:
+        if reason := await self._transport.refusal(message):
+            return PublishResult(stored=False, hint=b"", reason=reason)
+        hint = b"" if message.ephemeral else self._hash(message)
+        self._bus.add(self._route, Fetched(message.payload, hint, message.timestamp_ns))
+        return PublishResult(stored=True, hint=hint)
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """Yield pages of new messages after a cursor, which is a position on the bus.
@@ -164,10 +178,13 @@ class BusLink(Link):
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield pages of the stored messages, ordered by timestamp, then by hash."""
         self._check("scan")
+        self._transport.scans.append(since_ns)
         found = [each for each in self._bus.stored(self._route) if each.timestamp_ns >= since_ns]
         found.sort(key=lambda each: (each.timestamp_ns, each.hint))
         for start in range(0, len(found), _PAGE):
             yield found[start : start + _PAGE]
+            if self._transport.cuts_scans:
+                raise TransportError("The line is cut.")
 
     async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield the stored messages with these hashes."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,14 +17,13 @@ import pytest
 from storenode.cli.chat.terminal import answer_command
 from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, StorenodeError
-from storenode.message.hashing import message_hash
 from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel, Channels
-from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
 from storenode.sds.aio.signing import Signing, unframe
-from storenode.sds.aio.transport import Fetched, Route, TransportError
-from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.aio.state import StateTakenError
+from storenode.sds.aio.transport import Fetched
+from storenode.sds.bloom import filter_of
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
@@ -39,51 +37,23 @@ from storenode.sds.events import (
 )
 from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS, MAX_SIGNATURE_BYTES
 from storenode.sds.proofs import canonical, content_id
-from tests.support.bus import Bus, BusLink, BusTransport
+from tests.support.bus import Bus
 from tests.support.participant import conversation
-
-PATIENCE_S = 60.0
-SHAPE = FilterShape(200, 0.01)
-PUBSUB, CONTENT = "/waku/2/rs/1/0", "/sds/1/room/proto"
-ROUTE = Route("room", PUBSUB, CONTENT)
-
-
-def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - its options
-    usual: dict[str, Any] = {
-        "filter": SHAPE,
-        "resend_ms": 200,
-        "resend_possible_ms": 400,
-        "sync_min_ms": 100,
-        "sync_max_ms": 200,
-        "max_sends": 1_000,
-    }
-    return ChannelConfig("room", sender, **{**usual, **chosen})
-
-
-def joined(transport: BusTransport | list[BusTransport], sender: str, **more: Any) -> Any:  # noqa: ANN401
-    config = more.pop("config", None) or config_of(sender)
-    return Channel.join(transport, "room", sender, config=config, **more)
-
-
-async def ids(channel: Channel) -> list[str]:
-    return [message.message_id for message in await channel.log(1_000)]
-
-
-async def has(channel: Channel, length: int) -> None:
-    """Wait until its log is so long."""
-    async with asyncio.timeout(PATIENCE_S), channel.events() as events:
-        while len(await channel.log(1_000)) < length:
-            await anext(events)
-
-
-async def logs_are_equal(*channels: Channel, length: int) -> None:
-    for channel in channels:
-        await has(channel, length)
-        async with asyncio.timeout(PATIENCE_S):
-            await channel.wait_for(lambda status: status.synced)
-    found = [await ids(channel) for channel in channels]
-    assert all(each == found[0] for each in found)
-    assert len(found[0]) == length
+from tests.unit.sds_aio.worlds import (
+    CONTENT,
+    PATIENCE_S,
+    PUBSUB,
+    ROUTE,
+    SHAPE,
+    Reversing,
+    config_of,
+    fetched,
+    has,
+    joined,
+    logs_are_equal,
+    now_ms,
+    of_peer,
+)
 
 
 async def test_a_participant_that_is_away_sends_when_it_is_back() -> None:
@@ -102,22 +72,6 @@ async def test_a_participant_that_is_away_sends_when_it_is_back() -> None:
         await logs_are_equal(alice, bob, length=2)
         await bob.wait_for(lambda status: not status.unpublished and not status.trouble)
         assert bus.stored(ROUTE)
-
-
-class Reversing:
-    """A cipher without security, whose output differs from its input."""
-
-    def __init__(self, *, whole: bool, mark: bytes = b"sealed:") -> None:
-        self.whole = whole
-        self._mark = mark
-
-    def seal(self, clear: bytes) -> bytes:
-        return self._mark + clear[::-1]
-
-    def open(self, sealed: bytes) -> bytes:
-        if not sealed.startswith(self._mark):
-            raise CipherError("another key")
-        return sealed.removeprefix(self._mark)[::-1]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -285,6 +239,27 @@ async def test_channels_whose_leaving_is_cancelled_are_all_left_at_once() -> Non
     assert asyncio.all_tasks() <= before
 
 
+async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_only(
+    tmp_path: Path,
+) -> None:
+    bus, taken = Bus(), tmp_path / "0.db"
+    async with (
+        Channels.open(bus.transport("a"), open_states=1) as channels,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        first = await channels.join("room", "alice", state=taken)
+        await first.wait_for(lambda status: status.synced)
+        second = await channels.join("hall", "alice", state=tmp_path / "1.db")
+        await second.send(b"the first state is closed now")
+        async with joined(bus.transport("b"), "alice", state=taken) as taker:
+            await taker.send(b"mine")
+            with pytest.raises(StateTakenError):
+                await first.send(b"no longer mine")
+            assert [message.content for message in await taker.log()] == [b"mine"]
+        await second.send(b"still here")
+        assert len(await second.log()) == 2
+
+
 async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:
     bus = Bus(drops=_is_cause)
     ahead, ahead_ns = [True], 7_200 * 10**9
@@ -296,25 +271,25 @@ async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> No
     async with joined(bus.transport("b"), "bob", config=config, clock=clock) as bob:
         await bob.wait_for(lambda status: status.live)
         async with bob.events() as events:
-            bus.add(ROUTE, _of_peer("effect", ["cause"]))
+            bus.add(ROUTE, of_peer("effect", ["cause"]))
             while not isinstance(await anext(events), Repaired):
                 pass
         ahead[0] = False
-        bus.add(ROUTE, _of_peer("cause", []))
+        bus.add(ROUTE, of_peer("cause", []))
         await logs_are_equal(bob, length=2)
 
 
 async def test_who_lacks_messages_is_known() -> None:
     bus = Bus()
-    said = SdsMessage("room", "m", "ann", _now_ms() - 60_000, content=b"text")
-    shown = SdsMessage("room", "sync", "cy", _now_ms(), bloom_filter=filter_of(SHAPE, ["other"]))
+    said = SdsMessage("room", "m", "ann", now_ms() - 60_000, content=b"text")
+    shown = SdsMessage("room", "sync", "cy", now_ms(), bloom_filter=filter_of(SHAPE, ["other"]))
     async with joined(bus.transport("b"), "bob") as bob:
         await bob.wait_for(lambda status: status.synced)
-        bus.add(ROUTE, _fetched(said))
+        bus.add(ROUTE, fetched(said))
         await logs_are_equal(bob, length=1)
         assert bob.lacking() == {}
         events = bob.events()
-        bus.add(ROUTE, _fetched(shown))
+        bus.add(ROUTE, fetched(shown))
         async with asyncio.timeout(PATIENCE_S):
             while not (
                 isinstance(event := await anext(events), Received) and event.sender_id == "cy"
@@ -329,19 +304,19 @@ async def test_who_lacks_messages_is_known() -> None:
 
 async def test_what_cannot_be_decoded_is_counted_beside_synced() -> None:
     bus = Bus()
-    long = SdsMessage("room", "m", "s" * 257, _now_ms(), content=b"text")
+    long = SdsMessage("room", "m", "s" * 257, now_ms(), content=b"text")
     parents = tuple(Entry(f"m{number}") for number in range(300))
-    many = SdsMessage("room", "many", "peer", _now_ms(), parents, content=b"text")
+    many = SdsMessage("room", "many", "peer", now_ms(), parents, content=b"text")
     async with joined(bus.transport("b"), "bob", config=config_of("bob", repair=None)) as bob:
         await bob.wait_for(lambda status: status.live)
         assert str(bob.status) == "synced"
-        bus.add(ROUTE, _fetched(long))
+        bus.add(ROUTE, fetched(long))
         await bob.wait_for(lambda status: status.unreadable == 1)
         assert str(bob.status) == "synced, 1 unreadable"
-        bus.add(ROUTE, _fetched(many))
+        bus.add(ROUTE, fetched(many))
         await bob.wait_for(lambda status: status.missing == 300)
         for parent in parents:
-            bus.add(ROUTE, _of_peer(parent.message_id, []))
+            bus.add(ROUTE, of_peer(parent.message_id, []))
         await logs_are_equal(bob, length=301)
 
 
@@ -352,9 +327,9 @@ async def test_what_was_given_up_for_want_of_room_is_found_by_a_search() -> None
     async with joined(bus.transport("b"), "bob", config=config) as bob:
         await bob.wait_for(lambda status: status.synced)
         for name in names:
-            bus.add(ROUTE, _of_peer(name, []))
+            bus.add(ROUTE, of_peer(name, []))
         async with bob.events() as events:
-            bus.add(ROUTE, _of_peer("last", names))
+            bus.add(ROUTE, of_peer("last", names))
             while not isinstance(event := await anext(events), Lost):
                 pass
         assert event == Lost(tuple(names[:30]), early=True)
@@ -362,29 +337,8 @@ async def test_what_was_given_up_for_want_of_room_is_found_by_a_search() -> None
         assert bob.status.lost == 0
 
 
-def _now_ms() -> int:
-    """Return Unix time in milliseconds.
-
-    A participant's scans begin ten minutes ago, which the whole test run may take: a time that is
-    read at import is too old for them.
-    """
-    return time_ns() // 1_000_000
-
-
 def _is_cause(_transport: str, message: Fetched) -> bool:
     return decode_message(message.payload).message_id == "cause"
-
-
-def _of_peer(name: str, causes: list[str]) -> Fetched:
-    history = tuple(map(Entry, causes))
-    lamport = _now_ms() + len(causes)
-    return _fetched(SdsMessage("room", name, "peer", lamport, history, content=b"text"))
-
-
-def _fetched(message: SdsMessage) -> Fetched:
-    payload, timestamp_ns = encode_message(message), (message.lamport or 0) * 1_000_000
-    hint = message_hash(PUBSUB, payload, CONTENT, None, timestamp_ns)
-    return Fetched(payload, hint, timestamp_ns)
 
 
 # Signatures of the application
@@ -449,11 +403,11 @@ async def test_a_signature_is_verified_also_after_a_restart_and_passed_through_w
 
 async def test_a_signature_does_not_hold_for_another_message_sender_or_channel() -> None:
     """Publish forgeries that another sender can make of a signed message."""
-    bus, rng, now_ms = Bus(), Random(1), time_ns() // 1_000_000
+    bus, rng, at_ms = Bus(), Random(1), now_ms()
     signing = Signing(Keys("alice"), "room", "alice")
-    alice = MessageChannel(config_of("alice"), now_ms, rng)
+    alice = MessageChannel(config_of("alice"), at_ms, rng)
     sent = alice.send(
-        now_ms, b"pay 5", sealed=lambda lamport, history: signing.frame(b"pay 5", lamport, history)
+        at_ms, b"pay 5", sealed=lambda lamport, history: signing.frame(b"pay 5", lamport, history)
     )[0]
     assert isinstance(sent, Broadcast)
     genuine = decode_message(sent.payload)
@@ -526,37 +480,6 @@ async def test_a_signature_that_is_too_long_is_refused_to_its_sender() -> None:
         assert await alice.log() == []
 
 
-# A transport that breaks
-
-
-class Breaking(BusTransport):
-    """A scan breaks after its first page, as long as it ``breaks``."""
-
-    def __init__(self, bus: Bus) -> None:
-        super().__init__(bus, "breaking")
-        self.breaks = True
-        self.scans: list[int] = []
-
-    def open(self, route: Route) -> BreakingLink:
-        return BreakingLink(self, route)
-
-
-class BreakingLink(BusLink):
-    """A link of it."""
-
-    def __init__(self, transport: Breaking, route: Route) -> None:
-        super().__init__(transport, route)
-        self._breaking = transport
-
-    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        self._breaking.scans.append(since_ns)
-        async with aclosing(super().scan(since_ns)) as pages:
-            async for page in pages:
-                yield page
-                if self._breaking.breaks:
-                    raise TransportError("The line is cut.")
-
-
 async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
     bus, config = Bus(), ChannelConfig("room", "late", filter=SHAPE)
     said = list(
@@ -571,14 +494,15 @@ async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path
     )
     for each in said:
         bus.add(ROUTE, Fetched(each.payload, each.hint, each.timestamp_ns))
-    breaking = Breaking(bus)
+    breaking = bus.transport()
+    breaking.cuts_scans = True
     state = tmp_path / "late.db"
     async with asyncio.timeout(PATIENCE_S):
         async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
             await late.wait_for(lambda status: status.trouble == "The line is cut.")
             breaking.away = True
         seen = len(breaking.scans)
-        breaking.away = breaking.breaks = False
+        breaking.away = breaking.cuts_scans = False
         async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
             await late.wait_for(lambda status: status.synced)
             last = await late.log(1_000)

@@ -29,9 +29,7 @@ from storenode.sds.aio.transport import (
     Fetched,
     Link,
     Outbound,
-    PublishResult,
     Rotation,
-    Route,
     TransportError,
 )
 from storenode.sds.channel import MessageChannel
@@ -39,10 +37,10 @@ from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Recall, Sent
 from storenode.sds.limits import MAX_PUBLISH_MESSAGES
-from tests.support.bus import Bus, BusLink, BusTransport
+from tests.support.bus import Bus, BusTransport
 from tests.support.virtual_time import run_virtually
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, config, make_rng, of, take, wire
-from tests.unit.sds_aio.test_bus import PATIENCE_S, ROUTE, Reversing, joined
+from tests.unit.sds_aio.worlds import PATIENCE_S, ROUTE, Reversing, joined
 
 S = 1_000_000_000
 CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=3_600_000)
@@ -51,36 +49,15 @@ CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=
 class Strict(BusTransport):
     """A bus that refuses, like a node, what is more than 20 seconds old, and one word."""
 
-    def __init__(self, bus: Bus) -> None:
-        super().__init__(bus, "strict")
-        self.now_ns = START_NS
-        self.offered: list[Outbound] = []
-        self.is_silent = False
+    now_ns = START_NS
+    is_silent = False
 
-    def open(self, route: Route) -> StrictLink:
-        return StrictLink(self, route)
-
-
-class StrictLink(BusLink):
-    """A link of it."""
-
-    def __init__(self, transport: Strict, route: Route) -> None:
-        super().__init__(transport, route)
-        self.strict = transport
-
-    async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
-        self._check("publish")
-        self.strict.offered += batch
-        if self.strict.is_silent:
+    async def refusal(self, message: Outbound) -> str:
+        if self.is_silent:
             await asyncio.Event().wait()
-        return [await self._judge(each) for each in batch]
-
-    async def _judge(self, message: Outbound) -> PublishResult:
         if b"forbidden" in message.payload:
-            return PublishResult(stored=False, hint=b"", reason="That word is not allowed.")
-        if self.strict.now_ns - message.timestamp_ns > 20 * S:
-            return PublishResult(stored=False, hint=b"", reason="It is too old.")
-        return (await super().publish([message]))[0]
+            return "That word is not allowed."
+        return "It is too old." if self.now_ns - message.timestamp_ns > 20 * S else ""
 
 
 async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message, NotStored
+from storenode.sds.aio.events import Events, Message, NotStored
 from storenode.sds.aio.reliable import (
     AssemblyFailed,
     Content,
@@ -21,21 +22,25 @@ from storenode.sds.aio.reliable import (
     Found,
     MessageDelivered,
     MessageDeliveryError,
+    MessageReceived,
     MessageSendError,
     MessageSent,
     ReliableChannel,
+    ReliableEvent,
+    SegmentationConfig,
     SegmentRefused,
     _Requests,
 )
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, GaveUp, Sent, Signed
 from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
 from tests.support.bus import Bus
-from tests.unit.sds_aio.test_bus import ROUTE, _fetched, _now_ms, has, joined
+from tests.unit.sds_aio.worlds import PATIENCE_S, ROUTE, fetched, has, joined, now_ms
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
@@ -245,10 +250,81 @@ async def test_contents_dropped_for_lack_of_space_are_reported() -> None:
     assert (await read([of_alice("plain", b"no segment", 0), *sent]))[1:] == [dropped, dropped]
 
 
+# Reliable channels on a bus
+
+
+def quick(sender: str) -> ChannelConfig:
+    """Return options of a participant that acknowledges at once."""
+    return ChannelConfig("room", sender, sync_min_ms=100, sync_max_ms=200, filter_every=1)
+
+
+async def next_of(
+    events: Events[ReliableEvent], kind: type[ReliableEvent], count: int
+) -> list[Any]:
+    """Return the next events of a kind."""
+    return [
+        await anext(each async for each in events if isinstance(each, kind)) for _ in range(count)
+    ]
+
+
+async def test_a_large_content_comes_whole_over_a_link_that_loses_half() -> None:
+    rng, content = random.Random(0), random.Random(1).randbytes(200_000)
+    bus = Bus(drops=lambda name, _: name == "b" and rng.random() < 0.5)
+    small = SegmentationConfig(segment_bytes=1_024)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            bus.transport("a"), "room", "alice", config=quick("alice"), segmentation=small
+        ) as alice,
+        ReliableChannel.join(
+            bus.transport("b"), "room", "bob", config=quick("bob"), segmentation=small
+        ) as bob,
+    ):
+        for each in (alice, bob):
+            await each.channel.wait_for(lambda status: status.synced)
+        reported, ends, arrivals = alice.events(), alice.events(), bob.events()
+        ids = [await alice.send(content), await alice.send(b"")]
+        came = [each.content for each in await next_of(arrivals, MessageReceived, 2)]
+        expected = [(ids[0], "alice", content, False), (ids[1], "alice", b"", False)]
+        assert [(c.request_id, c.sender_id, c.content, c.own) for c in came] == expected
+        # Each once, and nothing else of a request.
+        assert await next_of(reported, MessageSent, 2) == [MessageSent(each) for each in ids]
+        delivered = await next_of(ends, MessageDelivered, 2)
+        assert set(delivered) == {MessageDelivered(each) for each in ids}
+        for channel in (alice, bob):
+            messages = channel.messages()
+            log = [await anext(messages) for _ in range(2)]
+            assert [each.content for each in log] == [content, b""]
+            assert [each.own for each in log] == [channel is alice] * 2
+
+
+async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
+    tmp_path: Path,
+) -> None:
+    bus, state = Bus(), tmp_path / "bob.db"
+    segments = split(b"0123456789" * 100, 256, Revision.NIM)
+    async with asyncio.timeout(PATIENCE_S), joined(bus.transport("a"), "alice") as alice:
+        await alice.send_all(segments[:4])
+        async with (
+            joined(bus.transport("b"), "bob", state=state) as channel,
+            ReliableChannel.over(channel),
+        ):
+            await has(channel, 4)
+        async with (
+            joined(bus.transport("b"), "bob", state=state) as channel,
+            ReliableChannel.over(channel) as bob,
+        ):
+            arrivals = bob.events()
+            await alice.send_all(segments[4:])
+            await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
+            came = await next_of(arrivals, MessageReceived, 2)
+            assert [each.content.content for each in came] == [b"0123456789" * 100, b"next"]
+
+
 async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:
     bus = Bus()
-    forged_segment = _fetched(
-        SdsMessage("room", "forged", "alice", _now_ms(), content=forged(1)[0].content)
+    forged_segment = fetched(
+        SdsMessage("room", "forged", "alice", now_ms(), content=forged(1)[0].content)
     )
     async with (
         joined(bus.transport("a"), "alice") as channel,
@@ -259,6 +335,6 @@ async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> Non
         await has(channel, 1)
         events = alice.events()
         request = await alice.send(b"content")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert await anext(events) == MessageSent(request)
         assert len(alice._requests.of) == 1

@@ -13,7 +13,7 @@ import sys
 import threading
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,37 +78,20 @@ PRINTS = re.compile(
 )
 
 
-class Finder(ast.NodeVisitor):
-    """Notes the functions that print."""
-
-    def __init__(self) -> None:
-        self.path: list[str] = []
-        self.found: set[str] = set()
-
-    def _named(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.path.append(node.name)
-        self.generic_visit(node)
-        self.path.pop()
-
-    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _named  # noqa: N815
-
-    def visit_Call(self, node: ast.Call) -> None:
-        """Note a call of ``print``, ``click.echo``, or of a method that writes to a stream."""
-        if PRINTS.search(ast.unparse(node.func)):
-            self.found.add(".".join(self.path))
-        self.generic_visit(node)
-
-
-def printing(path: Path) -> set[str]:
-    """Return the functions of a file that print."""
-    finder = Finder()
-    finder.visit(ast.parse(path.read_text()))
-    return finder.found
+def printing(node: ast.AST, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the functions that call ``print``, ``click.echo``, or write to a stream."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from printing(child, (*path, child.name))
+        else:
+            if isinstance(child, ast.Call) and PRINTS.search(ast.unparse(child.func)):
+                yield ".".join(path)
+            yield from printing(child, path)
 
 
 def test_every_function_that_prints_is_known() -> None:
     found = {
-        str(path.relative_to(ROOT)): printing(path)
+        str(path.relative_to(ROOT)): set(printing(ast.parse(path.read_text())))
         for package in ("storenode", "store", "chaos/demo")
         for path in (ROOT / package).rglob("*.py")
     }

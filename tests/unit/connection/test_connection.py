@@ -46,25 +46,19 @@ class BreakingCall:
 
     def __init__(self, before: list[Status], after: list[Status]) -> None:
         self._before, self._after = before, after
-        self._status: Status | None = None
+        self._status = ENDED
         self._callbacks: list[Callable[[object], None]] = []
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Register a callback for the end of the call."""
         self._callbacks.append(callback)
 
     async def code(self) -> grpc.StatusCode:
-        """Return the code of the present status."""
-        assert self._status is not None
         return self._status[0]
 
     async def details(self) -> str:
-        """Return the details of the present status."""
-        assert self._status is not None
         return self._status[1]
 
     async def write(self, _: object) -> None:
-        """Fail."""
         for status in self._before:
             self._set(status)
         for status in self._after:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
 from itertools import count, repeat
 from typing import Any, Final
 
-import grpc
 import pytest
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
@@ -25,6 +23,7 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 from tests.support.bus import Bus, BusTransport
 from tests.support.participant import SHAPE, Said, config_of, conversation, until
+from tests.support.stand_in import Behaviour, serving
 
 PATIENCE_S = 90.0
 ROOM = "den"
@@ -117,36 +116,17 @@ ANSWERS: Final[dict[str, Lie]] = {
 }
 
 
-class Liar(grpc.GenericRpcHandler):  # type: ignore[type-arg] # no generic when it runs
-    """A node with the last message alone, and lies in place of some answers."""
+def lying(lies: dict[str, Lie]) -> Behaviour:
+    """Answer as a node with the last message alone, and lie in place of some answers."""
 
-    def __init__(self, lies: dict[str, Lie]) -> None:
-        self._answers = ANSWERS | lies
+    async def answer(method: str, _requests: object, _context: object) -> AsyncIterator[bytes]:
+        pages = (ANSWERS | lies).get(method, tuple)()
+        for page in pages or ():
+            yield page.SerializeToString()
+        if pages is None or method == "Follow":
+            await asyncio.Event().wait()
 
-    def service(self, details: Any) -> Any:  # noqa: ANN401 - grpc's, untyped
-        """Return the handler of a method."""
-        method = details.method.rpartition("/")[2]
-
-        async def answer(_requests: object, _context: object) -> AsyncIterator[bytes]:
-            pages = self._answers.get(method, tuple)()
-            for page in pages or ():
-                yield page.SerializeToString()
-            if pages is None or method == "Follow":
-                await asyncio.Event().wait()
-
-        return grpc.stream_stream_rpc_method_handler(answer)
-
-
-@asynccontextmanager
-async def serving(liar: Liar) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.add_generic_rpc_handlers((liar,))
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+    return answer
 
 
 def honest_bus() -> BusTransport:
@@ -161,7 +141,7 @@ async def test_a_lying_node_stops_no_participant(lie: str, monkeypatch: pytest.M
     monkeypatch.setattr("storenode.sds.aio.node.CALL_TIMEOUT_S", 2.0)
     config = config_of(ROOM, "alice")
     async with (
-        serving(Liar(LIES[lie])) as address,
+        serving(lying(LIES[lie])) as address,
         Channel.join(
             [address, honest_bus()], ROOM, "alice", content_topic=CONTENT, config=config
         ) as alice,

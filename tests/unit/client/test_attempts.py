@@ -34,6 +34,7 @@ from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, Wrong
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.stand_in import Behaviour, Service, serving
 
 ENDLESS: Final = Retry(attempts=None, first_delay_s=0.01, max_delay_s=0.01, at_start=True)
 HASTY: Final = Retry(attempts=3, first_delay_s=0.01, max_delay_s=0.01)
@@ -78,8 +79,6 @@ PUBLISHED: Final = store_pb2.PublishResponse(
     results=[store_pb2.PublishResult(outcome=store_pb2.PublishResult.STORED)]
 )
 
-Behaviour = Callable[[str, AsyncIterator[bytes], Any], AsyncIterator[bytes]]
-
 
 async def live(method: str, requests: AsyncIterator[bytes], _context: object) -> Any:  # noqa: ANN401
     """Respond to a call like a node without messages."""
@@ -114,38 +113,12 @@ async def without_cursor(method: str, _requests: object, context: Any) -> Any:  
         await context.abort(grpc.StatusCode.OUT_OF_RANGE, "unknown cursor")
 
 
-class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg] # no generic when it runs
-    """A service that counts its calls and handles all of them by one function."""
-
-    def __init__(self, behaviour: Behaviour) -> None:
-        self.calls = 0
-        self._behaviour = behaviour
-
-    def service(self, details: Any) -> Any:  # noqa: ANN401 - grpc's, untyped
-        """Return the handler of a method."""
-        method = details.method.rpartition("/")[2]
-
-        async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
-            self.calls += 1
-            async for answer in self._behaviour(method, requests, context):
-                yield answer
-
-        return grpc.stream_stream_rpc_method_handler(handle)
-
-
 class Nodes(AsyncExitStack):
     """Nodes of this process, which end with the block."""
 
     async def serve(self, behaviour: Behaviour | Service, tls: Any = None) -> str:  # noqa: ANN401
         """Start a node and return its address."""
-        service = behaviour if isinstance(behaviour, Service) else Service(behaviour)
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((service,))
-        address = "127.0.0.1:0"
-        port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
-        await server.start()
-        self.push_async_callback(server.stop, 0)
-        return f"127.0.0.1:{port}"
+        return await self.enter_async_context(serving(behaviour, tls))
 
     def silent(self) -> str:
         """Return the address of a listener that accepts connections and never writes."""

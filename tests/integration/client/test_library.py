@@ -8,12 +8,11 @@ import inspect
 import itertools
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from operator import methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,47 +39,12 @@ from storenode.client.sds_messages import sds_payload
 from tests.support.node import NodeProcess
 from tests.support.sds_claims import claiming, genuine, genuine_id
 
-Call = Callable[[Any], Any]
 
-
-class Either:
-    """A client of either kind: what a test does with one, it does with the other."""
-
-    def __init__(self, client: AsyncClient | Client) -> None:
-        self.client = client
-
-    async def do(self, call: Call) -> Any:  # noqa: ANN401 - what the call returns
-        if isinstance(self.client, AsyncClient):
-            made: Awaitable[Any] = call(self.client)
-            return await made
-        return await asyncio.to_thread(call, self.client)
-
-    async def take(self, call: Call, count: int | None = None) -> tuple[list[Message], bytes]:
-        """Return the first messages of a stream, and its cursor when no more are asked for."""
-        if isinstance(self.client, AsyncClient):
-            found = []
-            async with call(self.client) as stream:
-                async for message in stream:
-                    found.append(message)
-                    if len(found) == count:
-                        break
-                return found, stream.cursor
-        return await asyncio.to_thread(self._take, call, count)
-
-    def _take(self, call: Call, count: int | None) -> tuple[list[Message], bytes]:
-        with call(self.client) as stream:
-            return list(itertools.islice(stream, count)), stream.cursor
-
-
-@pytest.fixture(params=["asyncio", "blocking"])
-async def either(request: pytest.FixtureRequest, node: NodeProcess) -> AsyncIterator[Either]:
-    if request.param == "asyncio":
-        async with AsyncClient(node.listen) as client:
-            yield Either(client)
-    else:
-        blocking = await asyncio.to_thread(Client, node.listen)
-        yield Either(blocking)
-        await asyncio.to_thread(blocking.close)
+@pytest.fixture
+def client(node: NodeProcess) -> Iterator[Client]:
+    """Return a blocking client: each of its calls is one of an `AsyncClient` in another thread."""
+    with Client(node.listen) as client:
+        yield client
 
 
 def made(topic: str, count: int, payload_bytes: int = 0) -> list[Message]:
@@ -116,60 +80,56 @@ def test_both_kinds_have_the_same_names(asynchronous: type, blocking: type) -> N
         assert in_parentheses(asynchronous) == in_parentheses(blocking)
 
 
-async def test_publish_and_catch_up_and_follow(either: Either, topic: str) -> None:
+def test_publish_and_catch_up_and_follow(client: Client, topic: str) -> None:
     messages = made(topic, 5)
     messages[0] = Message(
         b"\0\xff", topic, "/waku/2/rs/1/3", messages[0].timestamp, b"", 0, rate_limit_proof=b"proof"
     )
     for message in messages[:2]:
-        result = await either.do(methodcaller("publish", message))
+        result = client.publish(message)
         assert (result.outcome, result.hash) == (Outcome.STORED, message.hash)
-    found, cursor = await either.take(lambda client: client.scan(topic))
+    with client.scan(topic) as stream:
+        found = list(stream)
     assert found == messages[:2], "every field comes back"
     assert abs(found[0].time - datetime.now(UTC)) < timedelta(minutes=5)
-    results = await either.do(lambda client: client.publish_many(messages))
+    results = client.publish_many(messages)
     assert [each.outcome for each in results] == [Outcome.DUPLICATE] * 2 + [Outcome.STORED] * 3
     assert all(each.stored for each in results)
-    later, _ = await either.take(lambda client: client.scan(topic, cursor=cursor))
-    assert later == messages[2:]
-    first, kept = await either.take(lambda client: client.follow(topic, from_beginning=True), 5)
+    assert list(client.scan(topic, cursor=stream.cursor)) == messages[2:]
+    with client.follow(topic, from_beginning=True) as feed:
+        first, cursor = list(itertools.islice(feed, 5)), feed.cursor
     assert {each.hash for each in first} == {each.hash for each in messages}
     (last,) = made(topic, 1)
-    await either.do(lambda client: client.publish(last))
-    again, _ = await either.take(
-        lambda client: client.follow(topic, cursor=kept, from_beginning=True), 6
-    )
-    assert [each.hash for each in again] == [each.hash for each in [*first, last]], (
+    client.publish(last)
+    with client.follow(topic, cursor=cursor, from_beginning=True) as feed:
+        again = [each.hash for each in itertools.islice(feed, 6)]
+    assert again == [each.hash for each in [*first, last]], (
         "a page that was not finished comes again"
     )
 
 
-async def test_queries_by_topic_time_and_hash(either: Either, topic: str) -> None:
+def test_queries_by_topic_time_and_hash(client: Client, topic: str) -> None:
     messages = made(topic, 7)
-    await either.do(lambda client: client.publish_many(messages))
-    newest = await either.do(lambda client: client.query(topic, limit=3))
+    client.publish_many(messages)
+    newest = client.query(topic, limit=3)
     assert newest.messages == messages[4:]
-    older = await either.do(lambda client: client.query(topic, limit=3, cursor=newest.cursor))
+    older = client.query(topic, limit=3, cursor=newest.cursor)
     assert older.messages == messages[1:4]
-    oldest = await either.do(lambda client: client.query(topic, limit=6, newest_first=False))
-    last = await either.do(
-        lambda client: client.query(topic, newest_first=False, cursor=oldest.cursor)
-    )
+    oldest = client.query(topic, limit=6, newest_first=False)
+    last = client.query(topic, newest_first=False, cursor=oldest.cursor)
     assert (oldest.messages, last.messages, last.cursor) == (messages[:6], messages[6:], None)
-    wanted = [messages[2].hash, messages[5].hash, bytes(32), messages[2].hash]
-    found = await either.do(lambda client: client.get(wanted))
+    found = client.get([messages[2].hash, messages[5].hash, bytes(32), messages[2].hash])
     assert found == {messages[2].hash: messages[2], messages[5].hash: messages[5]}
-    assert await either.do(lambda client: client.get([])) == {}
+    assert client.get([]) == {}
     start, end = messages[1].time, messages[0].time + timedelta(hours=1)
-    ranged, _ = await either.take(lambda client: client.scan([topic], start=start, end=end))
+    ranged = list(client.scan([topic], start=start, end=end))
     assert ranged == messages, "a datetime is cut to microseconds"
-    exact = {"start": messages[1].timestamp, "end": messages[3].timestamp}
-    assert (await either.take(lambda client: client.scan(topic, **exact)))[0] == messages[1:3]
-    limited, _ = await either.take(lambda client: client.scan(topic, limit=2, newest_first=True))
-    assert limited == messages[:-3:-1]
+    exact = client.scan(topic, start=messages[1].timestamp, end=messages[3].timestamp)
+    assert list(exact) == messages[1:3]
+    assert list(client.scan(topic, limit=2, newest_first=True)) == messages[:-3:-1]
 
 
-async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
+def test_sds_messages_and_their_past(client: Client, topic: str) -> None:
     channel, name = topic, genuine_id(topic, b"genuine")
     payloads = [
         sds_payload(channel, key, key.encode(), sender_id="me", parents=[(p, None) for p in after])
@@ -180,47 +140,46 @@ async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
         Message(payload, topic, timestamp=time.time_ns() + number)
         for number, payload in enumerate(payloads)
     ]
-    await either.do(lambda client: client.publish_many(messages))
-    result = await either.do(lambda client: client.get_sds(channel, ["b", "nobody"]))
+    client.publish_many(messages)
+    result = client.get_sds(channel, ["b", "nobody"])
     ((found,), missing) = result.messages, result.missing
     assert (found.message_id, found.sender_id, found.content) == ("b", "me", b"b")
     assert (found.parents, missing) == ([("a", None)], [("nobody", None)])
-    hinted = await either.do(lambda client: client.get_sds(channel, [("b", found.message.hash)]))
+    hinted = client.get_sds(channel, [("b", found.message.hash)])
     assert [each.message for each in hinted.messages] == [found.message]
-    past = await either.do(lambda client: client.causal_history(channel, ["c"]))
+    past = client.causal_history(channel, ["c"])
     assert [each.message_id for each in past.messages] == ["a", "b", "c"]
     assert (past.missing, past.truncated) == ([("gone", None)], False)
-    short = await either.do(lambda client: client.causal_history(channel, ["c"], max_depth=1))
+    short = client.causal_history(channel, ["c"], max_depth=1)
     assert ({each.message_id for each in short.messages}, short.truncated) == ({"b", "c"}, True)
     for proven, first in ((True, b"genuine"), (False, b"forged")):
-        both = await either.do(methodcaller("get_sds", channel, [name], prefer_proven=proven))
+        both = client.get_sds(channel, [name], prefer_proven=proven)
         assert (both.messages[0].content, len(both.messages)) == (first, 2)
 
 
-async def test_a_publisher_batches_and_waits_for_room(either: Either, topic: str) -> None:
+async def test_a_publisher_batches_and_waits_for_room(node: NodeProcess, topic: str) -> None:
     messages = made(topic, 2_500)
-    if isinstance(either.client, AsyncClient):
-        async with either.client.publisher(max_pending=700) as publisher:
+    async with AsyncClient(node.listen) as client:
+        async with client.publisher(max_pending=700) as publisher:
             answers = [await publisher.send(message) for message in messages]
             assert publisher.acknowledged >= len(messages) - 700
             await publisher.flush()
             assert publisher.acknowledged == len(messages)
-        results: list[Published] = [answer.result() for answer in answers]
+        results = [answer.result() for answer in answers]
         with pytest.raises(ClientClosedError):
             await publisher.send(messages[0])
-    else:
-        results = await asyncio.to_thread(_publish_blocking, either.client, messages)
-    assert [each.hash for each in results] == [message.hash for message in messages]
-    assert {each.outcome for each in results} == {Outcome.STORED}
-    found, _ = await either.take(lambda client: client.scan(topic))
-    assert found == messages
+        assert [each.hash for each in results] == [message.hash for message in messages]
+        assert {each.outcome for each in results} == {Outcome.STORED}
+        assert [message async for message in client.scan(topic)] == messages
 
 
-def _publish_blocking(client: Client, messages: list[Message]) -> list[Published]:
+def test_a_blocking_publisher_has_the_same_answers(client: Client, topic: str) -> None:
+    messages = made(topic, 2_500)
     with client.publisher(max_pending=700) as publisher:
         answers = [publisher.send(message) for message in messages]
         publisher.flush()
-    return [answer.result(0) for answer in answers]
+    assert [answer.result(0).hash for answer in answers] == [each.hash for each in messages]
+    assert list(client.scan(topic)) == messages
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -285,22 +244,11 @@ async def test_status_comes_from_the_admin_listener(node: NodeProcess) -> None:
         assert (await asyncio.to_thread(blocking.status)).node_id == node.ready["node_id"]
 
 
-def test_a_blocking_call_can_be_made_from_any_thread(node: NodeProcess, topic: str) -> None:
-    found: list[Outcome] = []
-    with Client(node.listen) as client:
-        threads = [
-            threading.Thread(
-                target=lambda n=n: found.append(client.publish(Message(b"%d" % n, topic)).outcome)
-            )
-            for n in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [Outcome.STORED] * 8
-        assert len(list(client.scan(topic))) == 8
-        assert len(list(client.scan_hashes(topic))) == 8
+def test_a_blocking_call_can_be_made_from_any_thread(client: Client, topic: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(client.publish, [Message(b"%d" % n, topic) for n in range(8)])
+        assert [each.outcome for each in found] == [Outcome.STORED] * 8
+    assert len(list(client.scan(topic))) == len(list(client.scan_hashes(topic))) == 8
 
 
 def test_every_error_is_a_storenode_error() -> None:
@@ -381,9 +329,10 @@ with Client(sys.argv[1]) as client:
 """
 
 
-def test_an_interruption_is_one_at_any_moment(node: NodeProcess, topic: str) -> None:
-    with Client(node.listen) as client:
-        client.publish(Message(b"held", topic))
+def test_an_interruption_is_one_at_any_moment(
+    node: NodeProcess, client: Client, topic: str
+) -> None:
+    client.publish(Message(b"held", topic))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, node.listen, topic],
         capture_output=True,
@@ -395,7 +344,7 @@ def test_an_interruption_is_one_at_any_moment(node: NodeProcess, topic: str) -> 
     assert done.stdout == "100 [b'held']\n"
 
 
-def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str) -> None:
+def test_a_stream_that_is_dropped_runs_no_callback(client: Client, topic: str) -> None:
     # Python swallows an interruption that comes in one.
     called: list[str] = []
 
@@ -403,13 +352,12 @@ def test_a_stream_that_is_dropped_runs_no_callback(node: NodeProcess, topic: str
         if event == "call":
             called.append(frame.f_code.co_name)
 
-    with Client(node.listen) as client:
-        client.publish(Message(b"held", topic))
-        with client.follow(topic, from_beginning=True) as stream:
-            assert next(stream).payload == b"held"
-        gc.disable()  # a collection may run callbacks of other objects
-        sys.setprofile(note)
-        del stream
-        sys.setprofile(None)
-        gc.enable()
+    client.publish(Message(b"held", topic))
+    with client.follow(topic, from_beginning=True) as stream:
+        assert next(stream).payload == b"held"
+    gc.disable()  # a collection may run callbacks of other objects
+    sys.setprofile(note)
+    del stream
+    sys.setprofile(None)
+    gc.enable()
     assert called == []

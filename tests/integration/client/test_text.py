@@ -23,7 +23,7 @@ from storenode.client.messages import (
     publish_requests,
 )
 from storenode.client.plain import message_from_plain, to_plain
-from storenode.client.sds_messages import sds_payload, sds_view
+from storenode.client.sds_messages import sds_payload
 from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from storenode.message.text import parse_hex
@@ -276,15 +276,6 @@ def test_json_has_names_of_the_schema_numbers_and_hexadecimal_bytes() -> None:
 def test_json_that_is_no_message_is_refused_with_the_field(value: object, cause: str) -> None:
     with pytest.raises(ArgumentError, match=cause):
         message_from_plain(value)
-
-
-def test_an_sds_message_is_written_and_read() -> None:
-    payload = sds_payload("ch", "m1", b"hi", sender_id="s", lamport=9, parents=[("m0", b"h" * 32)])
-    view = sds_view(payload)
-    assert view is not None
-    assert (view.channel_id, view.message_id, view.sender_id) == ("ch", "m1", "s")
-    assert (view.lamport, view.content) == (9, b"hi")
-    assert sds_view(b"plain text") is None
 
 
 @pytest.mark.parametrize(

@@ -56,40 +56,6 @@ async def past(
     return said
 
 
-async def test_two_participants_have_one_log_and_acknowledge_each_other(
-    node: NodeProcess, room: str
-) -> None:
-    async with (
-        Channel.join(node.listen, room, "alice") as alice,
-        Channel.join(node.listen, room, "bob") as bob,
-        asyncio.timeout(PATIENCE_S),
-    ):
-        await synced(bob)
-        events = alice.events()
-        first = await alice.send(b"who is there?")
-        async for received in bob.messages():
-            assert (received.message_id, received.content) == (first, b"who is there?")
-            assert (received.sender_id, received.own, received.entries_after) == ("alice", False, 0)
-            break
-        await bob.send(b"it is me")
-        async for event in events:
-            if isinstance(event, Acknowledged):
-                assert event == Acknowledged(first, 0.0, "bob")
-                break
-        await alice.wait_for(lambda status: status.synced)
-        logs = [[each.content for each in await channel.log()] for channel in (alice, bob)]
-        assert logs == [[b"who is there?", b"it is me"]] * 2
-        assert alice.status.unpublished == alice.status.unacknowledged == 0
-        assert str(alice.status) == "synced"
-        events = bob.events()
-        await alice.send_ephemeral(b"typing")
-        async for event in events:
-            if isinstance(event, EphemeralReceived):
-                assert (event.sender_id, event.content) == ("alice", b"typing")
-                break
-        assert len(await bob.log()) == 2, "it is not stored"
-
-
 @pytest.mark.parametrize(
     ("lost", "hints", "calls"),
     [
@@ -130,9 +96,10 @@ async def test_what_was_pruned_before_it_was_received_holds_up_no_participant(
         assert str(late.status) == "synced, 2 lost"
 
 
-def test_a_program_without_an_event_loop_has_the_same_channel(
+def test_two_participants_have_one_log_and_acknowledge_each_other(
     node: NodeProcess, room: str, tmp_path: Path
 ) -> None:
+    """Use blocking channels, each call of which is one of an asynchronous channel."""
     state = tmp_path / "alice.db"
     with (
         BlockingChannel.join(node.listen, room, "alice", state=state) as alice,
@@ -143,15 +110,24 @@ def test_a_program_without_an_event_loop_has_the_same_channel(
         sent = alice.send_all([b"one", b"two"])
         received = [message for _, message in zip(sent, bob.messages(), strict=False)]
         assert [message.message_id for message in received] == sent
+        assert [(m.sender_id, m.own, m.entries_after) for m in received] == [
+            ("alice", False, 0)
+        ] * 2
         answer = bob.send(b"three")
-        acknowledged = set[str]()
+        acknowledged = set[Acknowledged]()
         for event in events:
             if isinstance(event, Acknowledged):
-                acknowledged.add(event.message_id)
-            if acknowledged == set(sent):
+                acknowledged.add(event)
+            if acknowledged == {Acknowledged(each, 0.0, "bob") for each in sent}:
                 break
-        alice.wait_for(lambda status: not status.unpublished, PATIENCE_S)
+        alice.wait_for(lambda status: status.synced and not status.unpublished, PATIENCE_S)
+        assert (str(alice.status), alice.status.unacknowledged) == ("synced", 0)
         assert [message.message_id for message in alice.log()] == [*sent, answer]
+        heard = bob.events()
+        alice.send_ephemeral(b"typing")
+        typing = next(each for each in heard if isinstance(each, EphemeralReceived))
+        assert (typing.sender_id, typing.content) == ("alice", b"typing")
+        assert [m.message_id for m in bob.log()] == [*sent, answer], "it is not stored"
         with pytest.raises(TimeoutError):
             alice.wait_for(lambda status: status.lost > 0, 0.01)
         with pytest.raises(ValueError, match="needs content"):

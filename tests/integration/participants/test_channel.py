@@ -123,9 +123,9 @@ def test_two_participants_have_one_log_and_acknowledge_each_other(
         alice.wait_for(lambda status: status.synced and not status.unpublished, PATIENCE_S)
         assert (str(alice.status), alice.status.unacknowledged) == ("synced", 0)
         assert [message.message_id for message in alice.log()] == [*sent, answer]
-        heard = bob.events()
+        arrivals = bob.events()
         alice.send_ephemeral(b"typing")
-        typing = next(each for each in heard if isinstance(each, EphemeralReceived))
+        typing = next(each for each in arrivals if isinstance(each, EphemeralReceived))
         assert (typing.sender_id, typing.content) == ("alice", b"typing")
         assert [m.message_id for m in bob.log()] == [*sent, answer], "it is not stored"
         with pytest.raises(TimeoutError):

@@ -117,7 +117,7 @@ ANSWERS: Final[dict[str, Lie]] = {
 
 
 def lying(lies: dict[str, Lie]) -> Behaviour:
-    """Answer as a node with the last message alone, and lie in place of some answers."""
+    """Return the behaviour of a node with the last message alone, that lies in some answers."""
 
     async def answer(method: str, _requests: object, _context: object) -> AsyncIterator[bytes]:
         pages = (ANSWERS | lies).get(method, tuple)()

@@ -12,8 +12,7 @@ from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
-from tests.support.bus import Bus
-from tests.unit.sds_aio.test_bus import has
+from tests.support.bus import Bus, has
 
 PATIENCE_S = 60.0
 

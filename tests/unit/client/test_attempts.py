@@ -30,6 +30,7 @@ from storenode.client import (
     TlsIdentity,
 )
 from storenode.client.node import connect
+from storenode.common.backoff import Backoff
 from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, WrongProtocolError
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
@@ -319,3 +320,10 @@ async def test_a_refusal_is_reported_although_requests_are_on_their_way(nodes: N
         for _ in range(20):
             with pytest.raises(LimitExceededError, match="no"):
                 await anext(client.publish_stream([store_pb2.PublishRequest()] * 30))
+
+
+def test_pauses_double_up_to_a_bound_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.take() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.take() == 0.5

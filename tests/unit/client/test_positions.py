@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from storenode.client.positions import (
     position_of,
 )
 from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
+from storenode.common.bounded_dict import BoundedDict
 from storenode.connection.errors import CursorRefusedError, InvalidRequestError, NodeError
 
 ADDRESS = "127.0.0.1:1"
@@ -393,3 +396,28 @@ async def test_a_limit_cuts_the_last_page() -> None:
     for limit, sizes in ((1, [1]), (3, [3]), (4, [3, 1]), (9, [3, 3, 3]), (20, [3, 3, 3])):
         found = [page async for page in limited(pages(), limit)]
         assert [len(page.messages) for page in found] == sizes
+
+
+@pytest.mark.parametrize("most", [1, 2, 7])
+def test_a_bounded_dictionary_holds_what_was_set_last(most: int) -> None:
+    rng, bounded, set_keys = random.Random(most), BoundedDict[int, int](most), list[int]()
+    for step in range(2_000):
+        key = rng.randrange(2 * most + 1)
+        match rng.randrange(5):
+            case 0:
+                bounded[key] = step
+            case 1:
+                bounded.update({key: step})
+            case 2 if key not in bounded:
+                bounded.setdefault(key, step)
+            case 3:
+                bounded.pop(key, None)
+                set_keys = [each for each in set_keys if each != key]
+                continue
+            case _:
+                bounded.get(key)
+                continue
+        set_keys = [*(each for each in set_keys if each != key), key][-most:]
+        assert bounded[key] == step
+        assert list(bounded) == set_keys
+    assert isinstance(bounded, OrderedDict)

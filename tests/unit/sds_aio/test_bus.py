@@ -37,14 +37,13 @@ from storenode.sds.events import (
 )
 from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS, MAX_SIGNATURE_BYTES
 from storenode.sds.proofs import canonical, content_id
-from tests.support.bus import Bus
-from tests.support.participant import conversation
-from tests.unit.sds_aio.worlds import (
+from tests.support.bus import (
     CONTENT,
     PATIENCE_S,
     PUBSUB,
     ROUTE,
     SHAPE,
+    Bus,
     Reversing,
     config_of,
     fetched,
@@ -54,6 +53,7 @@ from tests.unit.sds_aio.worlds import (
     now_ms,
     of_peer,
 )
+from tests.support.participant import conversation
 
 
 async def test_a_participant_that_is_away_sends_when_it_is_back() -> None:

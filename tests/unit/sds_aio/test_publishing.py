@@ -37,10 +37,9 @@ from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.events import Broadcast, Packet, Recall, Sent
 from storenode.sds.limits import MAX_PUBLISH_MESSAGES
-from tests.support.bus import Bus, BusTransport
+from tests.support.bus import PATIENCE_S, ROUTE, Bus, BusTransport, Reversing, joined
 from tests.support.virtual_time import run_virtually
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, config, make_rng, of, take, wire
-from tests.unit.sds_aio.worlds import PATIENCE_S, ROUTE, Reversing, joined
 
 S = 1_000_000_000
 CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=3_600_000)

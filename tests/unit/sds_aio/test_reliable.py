@@ -39,8 +39,7 @@ from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
-from tests.support.bus import Bus
-from tests.unit.sds_aio.worlds import PATIENCE_S, ROUTE, fetched, has, joined, now_ms
+from tests.support.bus import PATIENCE_S, ROUTE, Bus, fetched, has, joined, now_ms
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 

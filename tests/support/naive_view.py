@@ -28,42 +28,16 @@ from reconcile.view import (
     Spans,
     proceed,
 )
+from tests.support.spec_peer import between, xor
 
 NO_HASH = bytes(32)
-
-
-def fingerprint(ids: Iterable[SyncId]) -> bytes:
-    """Return the XOR of all hashes."""
-    total = 0
-    for _, hash_ in ids:
-        total ^= int.from_bytes(hash_, "big")
-    return total.to_bytes(32, "big")
-
-
-def can_follow(previous: SyncId, bound: SyncId) -> bool:
-    """Return True if a bound can be encoded directly after another one."""
-    if bound <= previous:
-        return False
-    if bound[0] > previous[0]:
-        return bound[1] == NO_HASH
-    return bound[1] == shortest_after(previous[1], bound[1])
-
-
-def shortest_after(previous: bytes, hash_: bytes) -> bytes:
-    """Return the hash up to and including the first byte that differs, then zeros."""
-    length = next(place for place in range(32) if previous[place] != hash_[place]) + 1
-    return hash_[:length] + bytes(32 - length)
 
 
 def steps_to(previous: SyncId, target: SyncId) -> list[SyncId]:
     """Return bounds that lead there, each of which can follow the one before it."""
     steps = []
     while previous != target:
-        timestamp, hash_ = target
-        if previous[0] < timestamp:
-            previous = (timestamp, NO_HASH)
-        else:
-            previous = (timestamp, shortest_after(previous[1], hash_))
+        previous = between(previous, target)
         steps.append(previous)
     return steps
 
@@ -135,11 +109,7 @@ class NaiveView:
         bounds: list[SyncId] = []
         for part in range(1, parts):
             place = len(ids) * part // parts
-            before, after = ids[place - 1], ids[place]
-            if before[0] < after[0]:
-                target = (after[0], NO_HASH)
-            else:
-                target = (after[0], shortest_after(before[1], after[1]))
+            target = between(ids[place - 1], ids[place])
             previous = bounds[-1] if bounds else lower
             if target > previous:
                 bounds += steps_to(previous, target)
@@ -147,7 +117,7 @@ class NaiveView:
 
 
 def _sums(found: list[list[SyncId]]) -> Measured:
-    hashes = b"".join(map(fingerprint, found))
+    hashes = b"".join(map(xor, found))
     return Measured(
         np.array([len(ids) for ids in found], np.int64),
         np.frombuffer(bytearray(hashes), np.uint64).reshape(-1, HASH_WORDS),

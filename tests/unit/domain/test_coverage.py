@@ -30,7 +30,8 @@ from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
-from tests.support.naive_view import NaiveView, fingerprint
+from tests.support.naive_view import NaiveView
+from tests.support.spec_peer import xor
 
 TODAY: Final = 20_000 * DAY_NS
 NOW: Final = TODAY + 10 * HOUR_NS + 25 * MINUTE_NS + 7
@@ -44,7 +45,7 @@ def message(time_ns: int, number: int) -> SyncId:
 
 def sums_of(stored: list[SyncId], where: list[Span]) -> Sums:
     inside = {span: [each for each in stored if span[0] <= each[0] < span[1]] for span in where}
-    return {span: (len(ids), fingerprint(ids)) for span, ids in inside.items()}
+    return {span: (len(ids), xor(ids)) for span, ids in inside.items()}
 
 
 def statements(

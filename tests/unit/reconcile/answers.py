@@ -12,7 +12,8 @@ import numpy as np
 from reconcile import kernel
 from reconcile.ids import Ints, Words
 from reconcile.view import Loading, SpanParts, Spans, View
-from tests.support.naive_view import NaiveView, can_follow, run
+from tests.support.naive_view import NaiveView, run
+from tests.support.spec_peer import expressible
 
 Result = TypeVar("Result")
 
@@ -91,7 +92,7 @@ def check_parts(
         assert bounds[-1] == upper
         previous = lower
         for bound in bounds[:-1]:
-            assert can_follow(previous, bound), (previous, bound)
+            assert expressible(previous, bound), (previous, bound)
             previous = bound
         assert previous < upper
         pieces += list(zip([lower, *bounds[:-1]], bounds, strict=True))

@@ -1,8 +1,17 @@
+"""Payloads are written and read as WAKU-SYNC says: by examples, and beside a naive codec.
+
+The engine's two codecs, compiled and in Python, must agree with the naive one and with each other.
+"""
+
+import tracemalloc
 from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from reconcile import kernel
 from reconcile.codec import (
     MalformedPayloadError,
     Payload,
@@ -12,9 +21,10 @@ from reconcile.codec import (
     decode,
     encode,
 )
+from reconcile.codec.decoding import parse_ranges
 from reconcile.ids import END, SyncIds
-from reconcile.limits import CodecLimits
-from tests.support.spec_peer import Range, encoded, varint
+from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
+from tests.support.spec_peer import Range, Reader, RefusedError, encoded, varint, write_ranges
 from tests.unit.reconcile.naive_codec import Style, made_up, payload_of, ranges_of
 
 ZERO = bytes(32)
@@ -63,25 +73,12 @@ def test_the_empty_payload() -> None:
 
 def test_greatest_numbers() -> None:
     greatest = 2**63 - 1
-    items = ((greatest - 1, ONES), (greatest, ZERO), (greatest, b"\xff" * 31 + b"\xfe"))
-    records = [
-        skip(greatest, b"\xff"),
-        *(skip(greatest, b"\xff" * size) for size in range(2, 32)),
-        Range(END, 1, fingerprint=FINGERPRINT),
-    ]
-    payload = payload_of(greatest, (greatest, 0, 7, 7), [skip(greatest), *records])
-    assert decode(encode(payload)) == payload
-    whole = payload_of(1, (), [Range((greatest - 1, ZERO), 0), *set_up_to_the_end(items)])
-    assert decode(encode(whole)) == whole
-
-
-def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Range]:
-    """Return the only way to (2^63-1, ff…): through its prefixes."""
-    greatest = items[-1][0]
-    first = Range((greatest, ZERO), 2, items=items[:1])
     steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]
-    steps[0] = Range(steps[0].upper, 2, items=items[1:2])
-    return [first, *steps, Range(END, 2, items=items[2:], reconciled=True)]
+    items = (greatest, b"\xff" * 31 + b"\xfe")
+    first = item_set(greatest, (greatest - 1, ONES))
+    records = [first, *steps, Range(END, 2, items=(items,), reconciled=True)]
+    payload = payload_of(greatest, (greatest, 0, 7, 7), records)
+    assert decode(encode(payload)) == payload
 
 
 LONG = b"\xff" * 8 + b"\x7f"  # 2^63-1
@@ -153,24 +150,6 @@ def test_what_is_malformed_is_refused_with_its_place(data: bytes, offset: int, w
     assert f"{what} at byte {offset} of the payload" in str(refusal.value)
 
 
-def test_the_first_mistake_is_the_one_that_is_named() -> None:
-    ordinary = made_up(Random(1), Style(ties=0, kinds=(1, 2, 0)), 500)
-    late = ordinary[-1].upper[0]
-    unordered = item_set(late + 9, (late + 1, TWOS), (late + 1, ONES))
-    records = [*ordinary, unordered, skip(late + 10), *[skip(late + 10 + n) for n in range(1, 900)]]
-    data = encoded(1, (), records) + b"\1\7"
-    with pytest.raises(MalformedPayloadError, match="not greater than the item before it"):
-        decode(data)
-    with pytest.raises(PayloadLimitError, match="510 ranges"):
-        decode(encoded(1, (), [*records[:500], *map(skip, range(late + 1, late + 99))]), few(510))
-    with pytest.raises(MalformedPayloadError, match="not greater than the item before it"):
-        decode(data, few(510))
-
-
-def few(ranges: int) -> CodecLimits:
-    return CodecLimits(max_ranges=ranges)
-
-
 def test_limits() -> None:
     records = [
         skip(1),
@@ -189,27 +168,19 @@ def test_limits() -> None:
         assert refusal.value.allowed == value - 1
 
 
-def test_a_claim_that_exceeds_the_payload_is_malformed_even_if_it_exceeds_a_limit() -> None:
-    with pytest.raises(MalformedPayloadError, match="claims 4503599627370496"):
-        decode(HEAD + SET + varint(2**52) + bytes(99))
-    with pytest.raises(MalformedPayloadError, match="A list of shards claims 4503599627370496"):
-        decode(b"\1" + varint(2**52) + bytes(99))
-
-
 def changed(ranges: Ranges, **columns: object) -> Ranges:
     kept = {name: getattr(ranges, name) for name in Ranges.__slots__}
     return Ranges(**{**kept, **columns})
 
 
-@pytest.mark.parametrize("count", [3, 300])
-def test_what_cannot_be_encoded_is_refused(count: int) -> None:
-    records = made_up(Random(2), Style(ties=0, kinds=(0, 1, 0)), count)
+def test_what_cannot_be_encoded_is_refused() -> None:
+    records = made_up(Random(2), Style(ties=0, kinds=(0, 1, 0)), 3)
     ranges = ranges_of([*records, item_set(2**62, (2**61, ONES), (2**61 + 1, TWOS))])
     encode(Payload(1, (), ranges))
     upper = ranges.upper
     late = [*upper.pairs()[:-1], (2**62, ONES)]
-    back = [*upper.pairs()[:-2], (0, ONES), upper.at(count)]
-    same = [*upper.pairs()[:-2], upper.at(count - 3) if count > 3 else (0, ZERO), upper.at(count)]
+    back = [*upper.pairs()[:-2], (0, ONES), upper.at(3)]
+    same = [*upper.pairs()[:-2], (0, ZERO), upper.at(3)]
     for wrong, why in (
         ({"upper": SyncIds.of(late)}, "lead to it"),
         ({"upper": SyncIds.of(back)}, "cannot be expressed|ascending order"),
@@ -217,18 +188,136 @@ def test_what_cannot_be_encoded_is_refused(count: int) -> None:
         ({"items": ranges.items[::-1]}, "ascending order"),
         ({"items": ranges.items[:1]}, "columns that fit"),
         ({"fingerprints": ranges.fingerprints[:1]}, "columns that fit"),
-        ({"counts": np.ones(count + 1, np.int64)}, "columns that fit"),
-        ({"kinds": np.full(count + 1, 3, np.uint8)}, "columns that fit"),
+        ({"counts": np.ones(4, np.int64)}, "columns that fit"),
+        ({"kinds": np.full(4, 3, np.uint8)}, "columns that fit"),
     ):
         with pytest.raises(ValueError, match=why):
             encode(Payload(1, (), changed(ranges, **wrong)))
 
 
-def test_lower_bounds_and_counts() -> None:
-    records = [skip(3), item_set(5, (3, ONES)), item_set(6), item_set(9, (6, ONES), (7, ONES))]
-    ranges = ranges_of(records)
-    assert ranges.lower.pairs() == [(0, ZERO), (3, ZERO), (5, ZERO), (6, ZERO)]
-    assert ranges.counts.tolist() == [0, 1, 0, 2]
-    assert len(ranges) == 4
-    assert Ranges.empty().lower == SyncIds.empty()
-    Ranges.empty().check()
+# Beside the naive codec
+
+styles = st.builds(
+    Style,
+    kinds=st.sampled_from([(1, 1, 1), (0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 8, 1), (1, 1, 8)]),
+    ties=st.sampled_from([0.0, 0.1, 0.9]),
+    step=st.sampled_from([1, 100, 2**22, 2**50]),
+    items=st.sampled_from([0, 2, 30, 150]),
+    hash_bytes=st.sampled_from([bytes(range(256)), b"\0\1\2", b"\x80\0\1", b"\xff", b"\0"]),
+)
+begins = st.sampled_from([0, 1, NOW])
+HEADS = [b"", write_ranges([skip(NOW)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
+FEWER = settings(max_examples=60, deadline=None)
+randoms = st.integers(0, 2**64).map(Random)
+EDGES = [max(0, (1 << 7 * groups) + by) for groups in range(9) for by in (-2, -1, 0, 1)]
+numbers = st.integers(0, 2**63 - 1) | st.sampled_from(EDGES)
+heads = st.tuples(numbers, st.lists(numbers, max_size=5).map(tuple))
+
+
+def outcome(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
+    try:
+        ranges = parse_ranges(data, 0, limits)
+    except MalformedPayloadError as refusal:
+        return "malformed", refusal.offset, refusal.what
+    except PayloadLimitError as refusal:
+        return "limit", refusal.limit, refusal.claimed
+    ranges.check()
+    return ranges
+
+
+def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> None:
+    with kernel.python_only():
+        singly = outcome(data, limits)
+    assert outcome(data, limits) == singly
+    try:
+        expected = ranges_of(Reader(data).ranges())
+    except RefusedError:
+        assert not isinstance(singly, Ranges)
+    else:
+        assert singly == expected or (isinstance(singly, tuple) and singly[0] == "limit")
+
+
+@given(randoms, styles, st.sampled_from([1, 10, 200]), begins, heads)
+@FEWER
+def test_valid_payloads(
+    random: Random, style: Style, count: int, begin: int, head: tuple[int, tuple[int, ...]]
+) -> None:
+    records = made_up(random, style, count, begin)
+    assert_all_agree(write_ranges(records))
+    payload = payload_of(*head, records)
+    payload.ranges.check()
+    data = encode(payload)
+    assert data == encoded(*head, records)
+    assert decode(data) == payload
+    with kernel.python_only():
+        assert encode(payload) == data
+        assert decode(data) == payload
+
+
+@given(randoms, styles, st.integers(1, 160), st.integers(0, 160), begins)
+@FEWER
+def test_limits_beside_the_naive_codec(
+    random: Random, style: Style, max_ranges: int, max_elements: int, begin: int
+) -> None:
+    data = write_ranges(made_up(random, style, 120, begin))
+    limits = CodecLimits(max_ranges=max_ranges, max_elements=max_elements)
+    assert_all_agree(data, limits)
+    assert_all_agree(mutated(random, data, 1), limits)
+
+
+@given(st.binary(max_size=300), st.sampled_from(HEADS))
+@example(b"\1\2" + varint(2**62), b"")
+@example(b"\1\2" + varint(2**63 - 1) + bytes(40), b"")
+@example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
+@example(b"\1", b"\xff" * 8 + b"\x7f\0")
+def test_any_bytes(data: bytes, head: bytes) -> None:
+    assert_all_agree(head + data)
+
+
+def mutated(random: Random, data: bytes, changes: int) -> bytes:
+    result = bytearray(data)
+    for _ in range(changes):
+        at = random.randrange(len(result) + 1)
+        match random.randrange(4):
+            case 0:
+                result[at : at + 1] = bytes([random.randrange(256)])
+            case 1:
+                result[at : at + 1] = bytes([random.choice((0, 1, 2, 127, 128, 255))])
+            case 2:
+                result[at:at] = random.randbytes(random.randrange(4))
+            case _:
+                del result[at : at + random.randrange(4)]
+    return bytes(result)
+
+
+@given(randoms, styles, st.sampled_from([10, 100]), begins, st.integers(1, 5))
+@FEWER
+@example(Random(1), Style(kinds=(0, 0, 1), step=2**20, items=2_000), 3, 0, 1)
+@example(Random(2), Style(kinds=(0, 0, 1), step=2**20, items=2_000), 3, 0, 1)
+def test_damaged_payloads(
+    random: Random, style: Style, count: int, begin: int, changes: int
+) -> None:
+    data = write_ranges(made_up(random, style, count, begin))
+    assert_all_agree(mutated(random, data, changes))
+
+
+def test_memory_is_a_small_multiple_of_the_payload() -> None:
+    half = 1 << 17
+    for unit in (b"\1\0", b"\1\1" + b"\2" * 32, b"\1\2\0\0", b"\1\1" + b"\x80" * 32):
+        data = unit * (half // len(unit)) + b"\x80" * half
+        tracemalloc.start()
+        with pytest.raises(MalformedPayloadError):
+            parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 16 * len(data)
+
+
+def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
+    data = b"\1\2" + varint(2**40) + bytes(40)
+    tracemalloc.start()
+    with pytest.raises(MalformedPayloadError, match="claims 1099511627776 items"):
+        parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000

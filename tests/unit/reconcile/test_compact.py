@@ -14,8 +14,9 @@ from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, ShortKey, balance_
 from reconcile.compact.session import CompactResult, FallBack
 from reconcile.compact.table import NOWHERE, SEVERAL, ShortIdTable, TableShape, find, shape_for
 from reconcile.ids import SyncId, SyncIds, Words
-from reconcile.index import Index, IndexView
+from reconcile.index import IndexView
 from tests.support.reconcile_pair import Joined, compact_pair, reconcile_compactly, some_ids
+from tests.unit.reconcile.worlds import chunked
 
 SOME = settings(max_examples=80, deadline=None)
 TOP = 1 << 64
@@ -43,9 +44,22 @@ def sets_of(seed: int, shared: int, ours: int, theirs: int, moments: int) -> lis
     return [ids[: shared + ours], ids[:shared] + ids[shared + ours :]]
 
 
-def without(ids: SyncIds, places: list[int] | tuple[int, ...]) -> SyncIds:
-    """Return all but those at some places."""
-    return ids[np.delete(np.arange(len(ids)), places)]
+def joined_at(sides: list[list[SyncId]], chunk: int, *, offered: bool = True) -> Joined:
+    """Return a session of two sets in chunks, whose results are exact."""
+    first, second = sides
+    joined = compact_pair(chunked(first, chunk), chunked(second, chunk))
+    joined.run(offered=offered)
+    assert_exact(joined, set(first), set(second))
+    return joined
+
+
+def table_in(joined: Joined) -> TableFrame:
+    """Return the initiator's last frame, a table."""
+    slices = joined.sides[1]._slices
+    assert slices is not None
+    frame = decode(joined.frames[0][-1], slices=len(slices))
+    assert isinstance(frame, TableFrame)
+    return frame
 
 
 @given(
@@ -214,19 +228,7 @@ def test_what_a_peer_wants_may_be_spread_as_it_likes() -> None:
 def test_single_differences_are_reported_by_their_prints(
     seed: int, lacking: int, chunk: int
 ) -> None:
-    first, second = sets_of(seed, 6_000, lacking, 5, 10**6)
-    views = []
-    for ids in (first, second):
-        index = Index(min_chunk_ids=chunk)
-        index.insert(SyncIds.of(ids))
-        views.append(index.view())
-    joined = compact_pair(views[0], views[1])
-    joined.run()
-    assert_exact(joined, set(first), set(second))
-    slices = joined.sides[1]._slices
-    assert slices is not None
-    frame = decode(joined.frames[0][1], slices=len(slices))
-    assert isinstance(frame, TableFrame)
+    frame = table_in(joined_at(sets_of(seed, 6_000, lacking, 5, 10**6), chunk))
     assert frame.explained is not None
     assert len(frame.single) == int(frame.explained.sum()) > lacking // 4
 
@@ -235,24 +237,13 @@ def test_single_differences_are_reported_by_their_prints(
 @pytest.mark.parametrize("offered", [True, False])
 def test_a_few_differences_are_reported_by_what_prints_are_apart(offered: bool, chunk: int) -> None:
     reported = tables = 0
-    ids = SyncIds.of(sorted(sets_of(5, 9_000, 0, 0, 10**9)[0]))
+    ids = sorted(sets_of(5, 9_000, 0, 0, 10**9)[0])
     for seed in range(12):
-        rng = random.Random(seed)
-        lacking = rng.sample(range(len(ids)), 2 + seed % 3)
+        lacking = random.Random(seed).sample(ids, 2 + seed % 3)
         if seed % 3 == 0:
-            lacking.append(lacking[0] + 1)
-        sides = []
-        for lacks in (lacking[::2], lacking[1::2]):
-            index = Index(min_chunk_ids=chunk)
-            index.insert(without(ids, lacks))
-            sides.append(index.view())
-        joined = compact_pair(sides[0], sides[1])
-        joined.run(offered=offered)
-        assert_exact(joined, *(set(view.between(0, len(view)).pairs()) for view in sides))
-        slices = joined.sides[1]._slices
-        assert slices is not None
-        frame = decode(joined.frames[0][-1], slices=len(slices))
-        assert isinstance(frame, TableFrame)
+            lacking.append(ids[ids.index(lacking[0]) + 1])
+        sides = [[an_id for an_id in ids if an_id not in lacking[at::2]] for at in range(2)]
+        frame = table_in(joined_at(sides, chunk, offered=offered))
         reported += frame.by_prints and len(frame.single) >= len(lacking) - 2
         tables += frame.by_prints and len(frame.cells) > 1
     assert reported > 6
@@ -261,20 +252,17 @@ def test_a_few_differences_are_reported_by_what_prints_are_apart(offered: bool, 
 
 def test_three_differences_in_a_slice_are_not_taken_for_one() -> None:
     # Nothing says so before the initiator lacks what it is asked for, or counts are others.
-    ids = SyncIds.of(sorted(sets_of(3, 9_000, 0, 0, 10**9)[0]))
+    ids = sorted(sets_of(3, 9_000, 0, 0, 10**9)[0])
     ends = set()
     for at in range(4_000, 4_200, 20):
-        views = [
-            IndexView.of(without(ids, lacks))
-            for lacks in ((900, 2_000, at, at + 1), (at + 2, 8_000))
-        ]
-        joined = compact_pair(views[0], views[1])
-        joined.run()
+        lacking = ({900, 2_000, at, at + 1}, {at + 2, 8_000})
+        sides = [[own for place, own in enumerate(ids) if place not in some] for some in lacking]
+        joined = reconcile_compactly(*sides)
         ours, theirs = joined.outcomes
         assert type(ours) is type(theirs)
         ends.add(type(ours))
         if isinstance(ours, CompactResult):
-            assert_exact(joined, *(set(view.between(0, len(view)).pairs()) for view in views))
+            assert_exact(joined, *map(set, sides))
     assert ends == {FallBack, CompactResult}
 
 
@@ -305,23 +293,12 @@ def test_one_table_is_enough_for_what_no_bound_divides(differing: int) -> None:
 
 @pytest.mark.parametrize(("lacks", "chunk"), [(0, 500), (1, 10_000)])
 def test_what_differs_all_over_a_slice_is_listed(lacks: int, chunk: int) -> None:
-    first, second = (sorted(ids) for ids in sets_of(8, 20_000, 30, 20, 10**9))
-    gap = set(sorted(set(first) & set(second))[9_000:9_400])
-    sides = [first, second]
+    sides = [sorted(ids) for ids in sets_of(8, 20_000, 30, 20, 10**9)]
+    gap = set(sorted(set(sides[0]) & set(sides[1]))[9_000:9_400])
     sides[lacks] = [an_id for an_id in sides[lacks] if an_id not in gap]
-    views = []
-    for ids in sides:
-        index = Index(min_chunk_ids=chunk)
-        index.insert(SyncIds.of(ids))
-        views.append(index.view())
-    joined = compact_pair(views[0], views[1])
-    joined.run()
-    assert_exact(joined, set(sides[0]), set(sides[1]))
+    joined = joined_at(sides, chunk)
     assert [len(frames) for frames in joined.frames] == [2, 2]
-    slices = joined.sides[1]._slices
-    assert slices is not None
-    frame = decode(joined.frames[0][1], slices=len(slices))
-    assert isinstance(frame, TableFrame)
+    frame = table_in(joined)
     assert frame.listed is not None
     assert frame.listed.any()
     assert (len(frame.named) < 200) == (lacks == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -35,25 +36,23 @@ from reconcile.compact.session import (
     CompactStep,
     FallBack,
 )
-from reconcile.compact.table import MAX_TABLES, TableShape
+from reconcile.compact.table import MAX_CELLS, MAX_TABLES, TableShape
 from reconcile.errors import MalformedCompactError, PayloadLimitError
 from reconcile.ids import Bools, SyncId, SyncIds
 from reconcile.index import IndexView
 from storenode.message.varint import varint
 from tests.support.reconcile_pair import EVERYTHING, NONCES, Joined, compact_pair
-from tests.unit.reconcile.test_compact import SOME, sets_of
+from tests.unit.reconcile.test_compact import SOME, sets_of, table_in
 
 XOR = np.arange(4, dtype=np.uint64)
 NONE = np.empty(0, np.uint64)
 
 
-def views_of(seed: int = 1) -> tuple[list[list[SyncId]], tuple[IndexView, IndexView]]:
-    ids = sets_of(seed, 4_000, 60, 50, 10**6)
-    first, second = (IndexView.of(SyncIds.of(own)) for own in ids)
-    return ids, (first, second)
+def views_of(first: list[SyncId], second: list[SyncId]) -> tuple[IndexView, IndexView]:
+    return IndexView.of(SyncIds.of(first)), IndexView.of(SyncIds.of(second))
 
 
-VIEWS = views_of()[1]
+VIEWS = views_of(*sets_of(1, 4_000, 60, 50, 10**6))
 
 
 def cut(count: int, regions: int, print_bytes: int) -> bytes:
@@ -189,15 +188,17 @@ def test_slices_that_are_malformed_or_too_many_are_refused(slices: bytes) -> Non
     assert side.ended
 
 
-def sent_until(kind: FrameKind) -> tuple[Joined, int, bytes]:
+def sent_until(
+    kind: FrameKind, views: tuple[IndexView, IndexView] = VIEWS
+) -> tuple[Joined, int, bytes]:
     """Return a session up to a frame of a kind: who is to receive it, and the frame."""
-    joined = compact_pair(*VIEWS)
+    joined = compact_pair(*views)
     frame, receiver = joined.sides[0].begin(), 1
     while frame[0] != kind:
-        joined.frames[1 - receiver].append(frame)
         step = joined.sides[receiver].receive(frame)
         assert step.frame is not None
         frame, receiver = step.frame, 1 - receiver
+        joined.frames[1 - receiver].append(frame)
     return joined, receiver, frame
 
 
@@ -229,101 +230,89 @@ def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: FrameKind, rng: rando
         assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
 
 
-def test_what_is_reported_twice_or_not_lacking_ends_in_a_base_session() -> None:
-    for change in ("twice", "another"):
-        joined, receiver, frame = sent_until(FrameKind.TABLE)
-        side = joined.sides[receiver]
-        assert side._slices is not None
-        filled = decode(frame, slices=len(side._slices))
-        assert isinstance(filled, TableFrame)
-        assert len(filled.single) > 2
-        reported = filled.single.copy()
-        reported[1] = reported[0] if change == "twice" else reported[1] ^ np.uint64(1)
-        step = side.receive(encode(replace(filled, single=reported)))
-        assert isinstance(step.outcome, FallBack)
-
-
-def tabled(views: list[IndexView]) -> tuple[CompactResponder, TableFrame]:
-    """Return a responder and the table that it is sent."""
-    joined = compact_pair(views[0], views[1])
-    answer = joined.sides[1].receive(joined.sides[0].begin()).frame
-    assert answer is not None
-    frame, side = joined.sides[0].receive(answer).frame, joined.sides[1]
-    assert frame is not None
-    assert side._slices is not None
-    filled = decode(frame, slices=len(side._slices))
-    assert isinstance(filled, TableFrame)
-    return side, filled
-
-
-def test_prints_that_are_wrong_end_in_a_base_session() -> None:
+def printed() -> tuple[IndexView, IndexView]:
+    """Return sides that differ in so few IDs that these are sent by their prints."""
     ids = sorted(sets_of(9, 9_000, 0, 0, 10**9)[0])
-    lacking = [{ids[place] for place in places} for places in ((900, 4_000), (2_000, 7_000))]
-    for lie in ("nothing", "another", "one of both sides"):
-        views = [IndexView.of(SyncIds.of([i for i in ids if i not in own])) for own in lacking]
-        side, filled = tabled(views)
-        assert filled.by_prints
-        assert len(filled.single) == 4
-        assert len(filled.cells) == 1
-        reported = filled.single.copy()
-        if lie == "another":
-            reported[1] ^= np.uint64(1)
-        elif lie == "one of both sides":
-            slices, explained, _ = side._parts(filled)
-            own = side._prints_apart(filled.single, slices.prints[explained])
-            places = slices.low[explained], slices.high[explained]
-            stored = side._key.of_places(side._window.rows, *places)
-            wanted = next(short for short in own.tolist() if short not in stored)
-            given = next(short for short in stored.tolist() if short not in own)
-            reported ^= np.where(own == wanted, np.uint64(wanted ^ given), np.uint64(0))
-        step = side.receive(encode(replace(filled, single=reported)))
-        assert isinstance(step.outcome, CompactResult if lie == "nothing" else FallBack), lie
+    lacking = ({900, 4_000}, {2_000, 7_000})
+    return views_of(*([i for at, i in enumerate(ids) if at not in some] for some in lacking))
 
 
-def test_lists_that_are_wrong_end_in_a_base_session() -> None:
+def listing() -> tuple[IndexView, IndexView]:
+    """Return sides of which the initiator has a gap, where it lists its IDs."""
     first, second = (sorted(ids) for ids in sets_of(9, 20_000, 0, 30, 10**9))
-    views = [IndexView.of(SyncIds.of(own)) for own in (first[:9_000] + first[9_400:], second)]
-    for lie in ("all", "more", "less"):
-        side, filled = tabled(views)
-        assert filled.listed is not None
-        assert len(filled.named)
-        if lie == "all":
-            filled = replace(filled, listed=np.ones_like(filled.listed))
-        elif lie == "more":
-            named = np.union1d(filled.named, np.array([77], np.uint64))
-            filled = replace(filled, named=named)
-        else:
-            filled = replace(filled, named=filled.named[1:])
-        step = side.receive(encode(filled))
-        assert not isinstance(step.outcome, CompactResult), lie
-        assert (step.frame == head(FrameKind.AGAIN)) == (lie == "all")
+    return views_of(first[:9_000] + first[9_400:], second)
 
 
-def test_lists_are_of_no_more_than_can_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined, receiver, frame = sent_until(FrameKind.TABLE)
-    side = joined.sides[receiver]
-    assert side._slices is not None
-    filled = decode(frame, slices=len(side._slices))
-    assert isinstance(filled, TableFrame)
-    assert filled.explained is not None
-    listed = np.ones(int((~filled.explained).sum()), np.bool_)
-    data = encode(replace(filled, listed=listed, named=NONE))
-    monkeypatch.setattr(session, "MAX_CELLS", 100)
-    step = side.receive(data)
-    assert step.outcome == FallBack("more is listed than can be answered")
+def unchanged(frame: TableFrame) -> TableFrame:
+    return frame
+
+
+def another_id(frame: TableFrame) -> TableFrame:
+    return replace(frame, single=frame.single ^ np.eye(1, len(frame.single), 1, np.uint64)[0])
+
+
+def one_id_twice(frame: TableFrame) -> TableFrame:
+    return replace(frame, single=np.append(frame.single[1], frame.single[1:]))
+
+
+def longer_list(frame: TableFrame) -> TableFrame:
+    return replace(frame, named=np.union1d(frame.named, np.array([77], np.uint64)))
+
+
+def shorter_list(frame: TableFrame) -> TableFrame:
+    return replace(frame, named=frame.named[1:])
+
+
+def nothing_listed_of_all(frame: TableFrame) -> TableFrame:
+    assert frame.explained is not None
+    return replace(frame, listed=np.ones(int((~frame.explained).sum()), np.bool_), named=NONE)
+
+
+@pytest.mark.parametrize(
+    ("views", "change", "most_cells", "reason"),
+    [
+        (VIEWS, one_id_twice, MAX_CELLS, "fingerprints"),
+        (VIEWS, another_id, MAX_CELLS, "fingerprints"),
+        (VIEWS, nothing_listed_of_all, 100, "more is listed than can be answered"),
+        (printed(), another_id, MAX_CELLS, "fingerprints"),
+        (printed(), unchanged, MAX_CELLS, ""),
+        (listing(), longer_list, MAX_CELLS, "fingerprints"),
+        (listing(), shorter_list, MAX_CELLS, "fingerprints"),
+        (listing(), unchanged, MAX_CELLS, ""),
+    ],
+)
+def test_a_table_that_lies_ends_in_a_base_session(
+    monkeypatch: pytest.MonkeyPatch,
+    views: tuple[IndexView, IndexView],
+    change: Callable[[TableFrame], TableFrame],
+    most_cells: int,
+    reason: str,
+) -> None:
+    joined, _, _ = sent_until(FrameKind.TABLE, views)
+    data = encode(change(table_in(joined)))
+    monkeypatch.setattr(session, "MAX_CELLS", most_cells)
+    outcome = joined.sides[1].receive(data).outcome
+    if reason:
+        assert isinstance(outcome, FallBack)
+        assert reason in outcome.reason
+    else:
+        assert isinstance(outcome, CompactResult)
+
+
+def test_lists_of_what_is_not_there_do_not_empty_a_table() -> None:
+    joined, _, _ = sent_until(FrameKind.TABLE, listing())
+    frame = table_in(joined)
+    assert frame.listed is not None
+    data = encode(replace(frame, listed=np.ones_like(frame.listed)))
+    assert joined.sides[1].receive(data).frame == head(FrameKind.AGAIN)
 
 
 def test_who_was_reported_of_an_id_may_not_want_it() -> None:
     joined, receiver, frame = sent_until(FrameKind.RESULT)
     result = decode(frame)
     assert isinstance(result, ResultFrame)
-    slices = joined.sides[1]._slices
-    assert slices is not None
-    table = decode(joined.frames[0][-1], slices=len(slices))
-    assert isinstance(table, TableFrame)
-    reported = table.single
     mask = np.uint64((1 << 8 * result.wanted_bytes) - 1)
-    wanted = np.union1d(result.wanted, reported[:1] & mask)
+    wanted = np.union1d(result.wanted, table_in(joined).single[:1] & mask)
     step = joined.sides[receiver].receive(encode(replace(result, wanted=wanted)))
     assert isinstance(step.outcome, FallBack)
 

@@ -10,39 +10,18 @@ import pytest
 
 from bench.compact import Run
 from bench.reconcile_sets import HOUR_NS, MINUTE_NS, START_NS, Pair, uniform
-from reconcile.compact import plan
 from reconcile.compact.keys import BIT_BALANCES, NONCE_BYTES, balance_bits
-from reconcile.compact.plan import (
-    SliceSums,
-    are_single,
-    estimate,
-    left_over,
-    occupied,
-    size_by_bits,
-)
+from reconcile.compact.plan import SliceSums, estimate, size_by_bits
 from reconcile.ids import Bools, Ints, SyncIds, ordered
 from reconcile.index import IndexView
 
 
-def summed(apart: Ints, in_gaps: int = 0) -> SliceSums:
-    """Return the sums over slices that differ by these balances, beside differences in gaps."""
+def summed(apart: Ints) -> SliceSums:
+    """Return the sums over slices that differ by these balances."""
     size = np.abs(apart).astype(np.float64)
     single, silent = int((size == 1).sum()), int((size == 0).sum())
     squares, fourth = float((size**2).sum()), float((size**4).sum())
-    return SliceSums(
-        len(apart), single, silent, in_gaps, float(size.sum()), squares, fourth, squares
-    )
-
-
-def test_slices_are_more_and_at_anchors_where_there_are_many_ids() -> None:
-    some, many = plan.slicing(1_000, 1_000, 10**6), plan.slicing(1_000, 1_000, 10**7)
-    assert some.anchored
-    assert many.anchored
-    assert many.count > 4 * some.count
-    assert not plan.slicing(1_000, 1_000, 10**5).anchored
-    assert not plan.slicing(10, 10, 10**7).anchored
-    assert not plan.slicing(10_000, 10_000, 10**6).anchored, "a slice has fewer IDs than an anchor"
-    assert plan.slicing(10_000, 10_000, 10**8).count == 65_536
+    return SliceSums(len(apart), single, silent, 0, float(size.sum()), squares, fourth, squares)
 
 
 @pytest.mark.parametrize(("slices", "each"), [(12, 20), (30, 10), (100, 3), (270, 4)])
@@ -56,57 +35,10 @@ def test_balances_seldom_say_too_little(slices: int, each: int) -> None:
     assert short <= 10
 
 
-@pytest.mark.parametrize(
-    ("apart", "in_gaps", "least", "expected"),
-    [
-        ([1, -1, 1, 1], 0, 0, 4),
-        ([1, 0, 0], 0, 0, 5),
-        ([1, 1], 0, 9, 9),
-        ([], 0, 0, 0),
-        ([1], 400, 0, 401),
-    ],
-)
-def test_differences_are_counted(apart: list[int], in_gaps: int, least: int, expected: int) -> None:
-    sums = summed(np.array(apart, np.int64), in_gaps)
-    about, size = estimate(sums, 4_000, least, certain=True)
-    assert about == expected
-    if apart == [1, -1, 1, 1]:
-        assert round(size) == 4
-
-
 def test_the_largest_balances_there_are_fit() -> None:
     apart = np.full(60_000, 1 << 31)
     about, size = estimate(summed(apart), 60_000, 0, certain=True)
     assert size > about > 2**60
-
-
-def test_counts_of_both_sides_say_what_is_left() -> None:
-    assert left_over(-7, 1, sifted=False) == 7
-    assert left_over(-2, 2, sifted=True) == 2
-    assert left_over(31, 2, sifted=True) == 35
-
-
-def test_the_fewer_slices_between_are_equal_the_more_differences_there_are() -> None:
-    slices, few = occupied(np.array([3, 900]))
-    assert slices == 898
-    assert 2 <= few < 2.1
-    slices, many = occupied(np.delete(np.arange(40, 80), [7, 19, 30]))
-    assert slices == 40
-    assert 95 < many < 110
-    assert occupied(np.zeros(0, np.int64)) == (1, 0)
-
-
-def test_slices_differ_in_one_id_where_these_are_scattered() -> None:
-    places = np.arange(5, 405, 40)
-    apart = np.array([1, -1] * 5)
-    assert are_single(summed(apart), places, 4)
-    assert not are_single(summed(apart), places, 12), "counts say that there are more"
-    assert not are_single(summed(apart), places // 4, 4), "they are close together"
-    assert not are_single(summed(2 * apart), places, 4)
-    assert not are_single(summed(apart[:1]), places[:1], 1), (
-        "nothing says how close together they are"
-    )
-    assert are_single(summed(np.array([1, 1, 0])), np.array([3, 80, 200]), 0)
 
 
 def test_balances_by_bits_seldom_say_too_little() -> None:

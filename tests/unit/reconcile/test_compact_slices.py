@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile import kernel
 from reconcile.compact import plan
 from reconcile.compact.frames import AnswerHead, SlicesFrame
 from reconcile.compact.keys import first_key
@@ -21,11 +20,10 @@ from reconcile.compact.session import CompactResult
 from reconcile.compact.slices import Regions, SliceDifferences, Slices, SliceSurvey, WindowIndex
 from reconcile.compact.table import MAX_CELLS
 from reconcile.ids import Ints, SyncId, SyncIds
-from reconcile.index import Index, IndexView
 from reconcile.index.chunk import chunk_of
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.support.reconcile_pair import EVERYTHING, compact_pair, some_ids
-from tests.unit.reconcile.test_kernel import chunked
+from tests.unit.reconcile.worlds import chunked
 
 SOME = settings(max_examples=80, deadline=None)
 KEY = first_key(b"a nonce of theirs"[:16])
@@ -225,31 +223,6 @@ def test_slices_that_differ_are_looked_at_by_the_rules(rng: random.Random) -> No
         assert found.listed.tolist() == listed
 
 
-@pytest.mark.parametrize("spoil", ["low", "high", "apart", "usual", "rows", "few", "many"])
-def test_slices_that_are_none_are_refused(spoil: str) -> None:
-    world = made_up(random.Random(2))
-    rows = WindowIndex(chunked(world.ids, 50), EVERYTHING).rows
-    columns = {
-        name: np.zeros(2, np.int64) for name in ("lower", "upper", "low", "high", "apart")
-    } | {"single": np.zeros(2, np.bool_), "starts": np.zeros(0, np.int64)}
-    columns |= {
-        "ends": columns["starts"],
-        "numbers": np.array((5, 0, 0, 0, 0)),
-        "listed": np.zeros(2, np.bool_),
-    }
-    kernel.require().survey_slices(rows.handle, *columns.values())
-    if spoil == "rows":
-        columns["listed"] = columns["listed"][1:]
-    elif spoil == "usual":
-        columns["numbers"] = np.array((-1, 0, 0, 0, 0))
-    elif spoil in ("few", "many"):
-        columns["numbers"] = np.array((5, 0, 9, -1, 2) if spoil == "few" else (5, 0, 9, 3, 1 << 41))
-    else:
-        columns[spoil] = np.array((0, {"low": 1, "high": len(rows) + 1, "apart": 1 << 50}[spoil]))
-    with pytest.raises(ValueError, match="do not fit"):
-        kernel.require().survey_slices(rows.handle, *columns.values())
-
-
 # Anchors and cuts
 
 
@@ -285,24 +258,6 @@ def test_anchors_are_chosen_by_hashes(seed: int, count: int, moments: int) -> No
         said = [ids[place][0], place, ids[place - 1][0], sum(signs)]
         assert rows[row, :4].view(np.int64).tolist() == said
         assert bool((rows[row, 4:] == chunk.prefix[place]).all())
-
-
-def test_two_sides_have_nearly_the_same_anchors() -> None:
-    rng = random.Random(7)
-    ids = sorted(some_ids(rng, 12_000, 10**12))
-    chosen = []
-    for _ in range(2):
-        own = [an_id for an_id in ids if rng.random() < 0.999]
-        chosen.append({own[place] for place in anchors_slowly(own)})
-    assert len(chosen[0] & chosen[1]) > 0.9 * max(map(len, chosen))
-    assert len(chosen[0]) > len(ids) // 80
-
-
-def view_of(ids: list[SyncId], chunk: int) -> IndexView:
-    index = Index(min_chunk_ids=chunk)
-    for at in range(0, len(ids), 3 * chunk):
-        index.insert(SyncIds.of(ids[at : at + 3 * chunk]))
-    return index.view()
 
 
 def slices_slowly(
@@ -351,7 +306,7 @@ def test_slices_are_cut_and_compared_by_the_rules(
     rng = random.Random(seed)
     ids = sorted(marked_ids(rng, count, moments))
     window = (ids[count // 20], ids[-1 - count // 20])
-    index = WindowIndex(view_of(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
+    index = WindowIndex(chunked(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
     regions = index.regions
     if count > 100 and seed % 3:
         edges = np.array([ids[count * part // 8][0] for part in (1, 3, 3, 4, 5, 7)])
@@ -366,7 +321,7 @@ def test_slices_are_cut_and_compared_by_the_rules(
     if len(own) == len(regions.start):
         return
     others = sorted(rng.sample(ids, len(ids) - len(ids) // 10))
-    other = WindowIndex(view_of(others, chunk), window)
+    other = WindowIndex(chunked(others, chunk), window)
     anchored = seed % 2 == 0
     assert not index.compare(answer_of(frame), regions, KEY, anchored=anchored).differs.any()
     compared = other.compare(answer_of(frame), regions, KEY, anchored=anchored)
@@ -398,7 +353,7 @@ def test_many_ids_are_cut_at_anchors(
     rng = random.Random(seed)
     ids = sorted(some_ids(rng, 9_000, 10**12))
     sides = [sorted(rng.sample(ids, len(ids) - 60)) for _ in range(2)]
-    views = [view_of(own, chunk) for own in sides]
+    views = [chunked(own, chunk) for own in sides]
     joined = compact_pair(views[0], views[1])
     joined.run()
     for outcome, own, other in zip(joined.outcomes, sides, reversed(sides), strict=True):
@@ -413,7 +368,7 @@ def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out() -> None:
     ]
     last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
     index = WindowIndex(
-        view_of(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32))
+        chunked(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32))
     )
     for anchored in (False, True):
         own, frame = index.cut(index.regions, KEY, Slicing(10, 4, anchored=anchored))

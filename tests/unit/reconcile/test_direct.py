@@ -19,8 +19,7 @@ from reconcile.summaries.summary import SummaryView
 from reconcile.view import Spans
 from tests.support.naive_view import NaiveStorage, NaiveView
 from tests.support.reconcile_pair import Node, initiator, join, responder
-from tests.unit.reconcile.test_kernel import chunked
-from tests.unit.reconcile.worlds import WORLDS
+from tests.unit.reconcile.worlds import WORLDS, chunked
 
 YEAR = 10**16
 HEAD = 4  # bytes of a payload in front of its ranges

@@ -51,29 +51,6 @@ def test_order_is_by_time_and_then_by_hash(both: list[tuple[SyncId, SyncId]]) ->
     assert hashes_less(left.hashes, right.hashes).tolist() == [a[1] < b[1] for a, b in both]
 
 
-@given(st.lists(pairs))
-def test_check_wants_strictly_ascending_ids(listed: list[SyncId]) -> None:
-    SyncIds.of(sorted(set(listed))).check()
-    ids = SyncIds.of(listed)
-    if listed == sorted(set(listed)):
-        ids.check()
-    else:
-        with pytest.raises(AssertionError):
-            ids.check()
-
-
-def test_check_wants_the_right_types() -> None:
-    for wrong in (
-        SyncIds(np.zeros(1, np.int32), np.zeros((1, 32), np.uint8)),
-        SyncIds(np.zeros(1, np.int64), np.zeros((1, 31), np.uint8)),
-        SyncIds(np.zeros(2, np.int64), np.zeros((1, 32), np.uint8)),
-        SyncIds(np.zeros(1, np.int64), np.zeros((1, 64), np.uint8)[:, ::2]),
-        SyncIds(np.full(1, -1), np.zeros((1, 32), np.uint8)),
-    ):
-        with pytest.raises(AssertionError):
-            wrong.check()
-
-
 some = st.lists(pairs, max_size=2) | st.lists(pairs)
 
 

@@ -120,15 +120,6 @@ def test_a_large_index_has_a_bounded_number_of_chunks() -> None:
 # Views
 
 
-def test_a_view_is_opened_once_for_one_state() -> None:
-    index = loaded(random_ids(12, 1_000))
-    first = index.view()
-    assert index.view() is first
-    assert index.insert(everything(first)[:5]) == 0
-    index.insert(random_ids(13, 1))
-    assert index.view() is not first
-
-
 def test_open_views_copy_nothing_when_ids_are_appended() -> None:
     index = Index()
     index.insert(ascending(random_ids(14, 20_000)))

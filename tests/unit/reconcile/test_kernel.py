@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from reconcile import kernel
-from reconcile.ids import SyncId, SyncIds
-from reconcile.index import Index, IndexView, MemoryView
+from reconcile.ids import SyncIds
+from reconcile.index import IndexView, MemoryView
 from reconcile.view import Spans
 from tests.support.naive_view import NaiveView, run
 from tests.unit.reconcile.answers import Asked, check_answers, on_both
-from tests.unit.reconcile.worlds import WORLDS, random_spans
+from tests.unit.reconcile.worlds import WORLDS, chunked, random_spans
 
 
 def whole_times(spans: Spans) -> Spans:
@@ -29,16 +29,6 @@ def whole_times(spans: Spans) -> Spans:
 
 
 # Asking the index
-
-
-def chunked(ids: list[SyncId], chunk: int) -> IndexView:
-    """Return a view of many chunks, with a tail."""
-    index = Index(min_chunk_ids=chunk)
-    half = len(ids) // 2
-    index.load(SyncIds.of(ids[:half]))
-    for start in range(half, len(ids), 50):
-        index.insert(SyncIds.of(ids[start : start + 50]))
-    return index.view()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -69,7 +59,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     hashes, far = np.zeros((2, 32), np.uint8), np.array([0, 3])
     frozen = np.zeros(2, np.int64)
     frozen.flags.writeable = False
-    seven, flags = np.zeros(7, np.int64), np.zeros(2, np.bool_)
+    seven, none, flags = np.zeros(7, np.int64), np.zeros(0, np.int64), np.zeros(2, np.bool_)
 
     def no_plan(_stored: int, _sample: bytes) -> tuple[kernel.Column, ...]:
         return ()
@@ -78,6 +68,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     if own is None:
         return
     refused: list[Callable[[], object]] = [
+        partial(own.survey_slices, handle, *(two,) * 3, far, two, flags, none, none, two, flags),
         partial(own.parse, b"\1\0", 3, 1, 1),
         partial(own.parse, b"\1\0", 0, -1, 1),
         partial(own.probe, handle, two, far, hashes, two, hashes, flags),

@@ -102,20 +102,6 @@ def test_a_digest_is_of_elements_and_count() -> None:
     assert total != LatticeSum(4, total.state)
 
 
-def test_sets_of_equal_xors_have_different_sums() -> None:
-    # Linear algebra over bits, which forges the XOR, does nothing here.
-    hashes = some(8)
-    words = [int.from_bytes(digest, "big") for digest in hashes]
-    closing = words[0] ^ words[1] ^ words[2] ^ words[3] ^ words[4]
-    sets = hashes[:3], [hashes[3], hashes[4], closing.to_bytes(ELEMENT_BYTES, "big")]
-    one, other = (b"".join(each) for each in sets)
-    xors = [
-        np.bitwise_xor.reduce(np.frombuffer(each, "<u8").reshape(-1, 7)) for each in (one, other)
-    ]
-    assert xors[0].tolist() == xors[1].tolist()
-    assert LatticeSum.of(one) != LatticeSum.of(other)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="2048 bytes, not 2047"):
         LatticeSum.stored(1, bytes(STATE_BYTES - 1))

@@ -12,26 +12,6 @@ def one(size: int, density: float, depth: int) -> int:
     return int(fan_outs(np.array([size]), density, depth)[0])
 
 
-def test_without_messages_left_items_are_sent() -> None:
-    assert one(10_000, 1e-4, 0) == 0
-    assert one(10_000, 1e-4, -3) == 0
-
-
-def test_small_ranges_and_dense_differences_are_sent_as_sets() -> None:
-    assert one(1, 0.5, 3) == 0
-    assert one(20, 1.0, 3) == 0
-    assert one(500, 2.0, 2) == 0
-
-
-def test_more_differences_and_fewer_messages_take_more_parts() -> None:
-    by_density = [one(10_000, rate / 10_000, 2) for rate in (0.5, 2, 8, 32)]
-    assert by_density == sorted(by_density)
-    assert by_density[0] < by_density[-1]
-    by_depth = [one(10_000, 2e-4, depth) for depth in (1, 2, 3)]
-    assert by_depth == sorted(by_depth, reverse=True)
-    assert by_depth[0] > by_depth[-1]
-
-
 def test_any_size_density_and_depth_have_an_answer() -> None:
     sizes = np.array([0, 1, 7, 10**6, 2**40])
     for density in (0.0, 1e-30, 1e-3, 1.0, 1e9):
@@ -67,11 +47,6 @@ def test_gauges_show_the_density_where_all_else_differs() -> None:
     assert not found.saturated
 
 
-def test_no_difference_and_no_items_are_no_trouble() -> None:
-    assert estimate(np.full(10, 5), np.zeros(10, np.bool_)).density < 1e-8
-    assert estimate(np.zeros(3, np.int64), np.ones(3, np.bool_)).saturated
-
-
 def plan(ordinal: int, known: Estimate | None, *, large: bool = False) -> SplitPlan:
     return SplitPlan(Tuning(), ordinal, large, known)
 
@@ -96,26 +71,7 @@ def test_late_messages_hold_sets_unless_they_would_be_large() -> None:
     assert parts(plan(6, known), [100_000])[0] >= 16
 
 
-def test_few_ranges_that_differ_are_split_more_finely() -> None:
-    known = Estimate(1e-6, saturated=False)
-    assert parts(plan(3, known), [10_000] * 2) == [32, 32]
-    assert parts(plan(3, known), [10_000] * 64)[0] < 32
-
-
 def test_an_echo_is_for_ranges_that_were_searched() -> None:
     # The other side can then name the one difference, if it is its own.
     assert one(100, 1e-3, 2) == 1
     assert int(fan_outs(np.array([100]), 1e-3, 2, probed=False)[0]) != 1
-
-
-def test_what_little_is_left_is_sent_to_save_messages() -> None:
-    known = Estimate(1e-4, saturated=False)
-    assert parts(plan(3, known), [50, 40]) == [0, 0]
-    assert parts(plan(3, known), [5000, 40])[0] > 1
-
-
-def test_probing_is_for_ranges_where_a_hit_is_likely() -> None:
-    sizes = np.array([200] * 400)
-    assert plan(5, Estimate(1 / 400, saturated=False)).worth_probing(sizes).all()
-    assert not plan(5, Estimate(0.5, saturated=False)).worth_probing(sizes)[150:].any()
-    assert not plan(3, Estimate(1e-5, saturated=False)).worth_probing(sizes * 1000).any()

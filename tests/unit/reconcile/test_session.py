@@ -15,11 +15,14 @@ from reconcile.algorithm import turn
 from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.session import Bounds
 from reconcile.session import PayloadFrame as Received
 from reconcile.view import View
+from sim.messages import CANDIDATES, forged_halves
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import (
     EVERYTHING,
+    Node,
     assert_exact,
     initiator,
     join,
@@ -94,50 +97,34 @@ def test_exact_differences_of_hashes_that_look_alike(
     assert_exact(results, first, second)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_exact_differences_with_any_tuning(seed: int) -> None:
-    rng = random.Random(seed)
-    ours, theirs = different(
-        seed,
-        count=rng.choice([100, 3000]),
-        differing=rng.choice([10, 300]),
-        moments=rng.choice([1, 10, 10**6]),
-    )
-    ends = [
-        Tuning(
-            first_parts=rng.choice([2, 16, 300]),
-            last_fingerprints=rng.choice([0, 3, 9]),
-            min_parts=rng.choice([1, 500]),
-            largest_late_set=rng.choice([1, 20, 10_000]),
-            gauges=rng.choice([0, 1, 50]),
-        )
-        for _ in range(2)
-    ]
-    first = initiator(NaiveView(ours), tuning=ends[0])
-    second = responder(NaiveView(theirs), tuning=ends[1])
-    assert_exact(join(first, second), ours, theirs)
-
-
-@pytest.mark.parametrize("lacking", ["initiator", "responder"])
-def test_an_outage_costs_little_more_than_what_was_missed(lacking: str) -> None:
+@pytest.mark.parametrize(
+    ("lacking", "moments", "most_bytes", "most_rounds"),
+    [
+        ((0, 1), HOUR_NS, 2_700, 2),
+        ((10, 10), HOUR_NS, 8_200, 3),
+        ((100, 100), HOUR_NS, 52_000, 4),
+        ((100, 100), 3_600, 51_500, 4),
+        ((3_000, 3_000), HOUR_NS, 760_000, 4),
+        ("minute", HOUR_NS, 17_000, 4),
+        ("gap", HOUR_NS, 42_500, 3),
+    ],
+)
+def test_sessions_take_few_bytes_and_rounds(
+    lacking: str | tuple[int, int], moments: int, most_bytes: int, most_rounds: int
+) -> None:
     rng = random.Random(3)
-    whole = sorted(some_ids(rng, 20_000, 10**6))
-    gap = whole[:9_000] + whole[10_000:]
-    ours, theirs = (gap, whole) if lacking == "initiator" else (whole, gap)
+    ids = sorted(some_ids(rng, 20_000, moments))
+    if isinstance(lacking, tuple):
+        without = [set(rng.sample(ids, count)) for count in lacking]
+    else:
+        without = [set(ids[9_000:10_000]), set()]
+        if lacking == "minute":
+            without = [set(ids[9_000:9_300:2]), set(ids[9_001:9_300:2])]
+    ours, theirs = ([an_id for an_id in ids if an_id not in some] for some in without)
     results = reconcile(ours, theirs, memory_view)
     assert_exact(results, ours, theirs)
-    assert results[0].bytes_sent + results[0].bytes_received < 1.3 * 36 * 1000
-    assert results[0].rounds <= 4
-
-
-def test_differences_in_a_cluster() -> None:
-    rng = random.Random(5)
-    shared = some_ids(rng, 20_000, 10**6)
-    minute = [(T0 + HOUR_NS // 2 + rng.randrange(10**10), rng.randbytes(32)) for _ in range(400)]
-    ours, theirs = two_sets(rng, shared, minute[:200], minute[200:])
-    results = reconcile(ours, theirs, memory_view)
-    assert_exact(results, ours, theirs)
-    assert results[0].rounds <= 4
+    assert results[0].bytes_sent + results[0].bytes_received < most_bytes
+    assert results[0].rounds <= most_rounds
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -244,14 +231,6 @@ def test_a_window_belongs_to_the_initiator_alone() -> None:
         responder(NaiveView([]), window=EVERYTHING)
 
 
-def test_a_window_that_begins_late_is_led_to_by_a_skip() -> None:
-    stored = [(n, bytes([n]) * 32) for n in range(1, 200)]
-    sent = initiator(NaiveView(stored), window=((100, bytes(32)), (150, bytes(32)))).begin()
-    assert sent is not None
-    assert sent.payload[:6] == bytes([1, 2, 0, 3, 100, 0])
-    assert sent.count == 50
-
-
 @pytest.mark.parametrize("moments", [1, 10, 10**6])
 def test_payloads_keep_the_rules_of_the_encoding(moments: int) -> None:
     # Skips that can be one are one, and no payload ends with one or holds nothing else.
@@ -265,3 +244,49 @@ def test_payloads_keep_the_rules_of_the_encoding(moments: int) -> None:
         assert not skips[-1]
         pairs = np.flatnonzero(skips[1:] & skips[:-1])
         assert not expressible(ranges.lower[pairs], ranges.upper[pairs + 1]).any()
+
+
+# A first payload that divides the window: sets of one XOR are seen in parts
+
+ids_of = st.lists(st.integers(0, 999), unique=True, max_size=60).map(
+    lambda numbers: [(number % 61, sha256(b"%d" % number).digest()) for number in numbers]
+)
+
+
+def begun(ids: list[SyncId], cuts: list[int], window: Bounds = EVERYTHING) -> Node:
+    """Return the session of an initiator that divides its window."""
+    return initiator(NaiveView(ids), window=window, cuts=tuple((at, bytes(32)) for at in cuts))
+
+
+@given(ids_of, ids_of, ids_of, st.lists(st.integers(0, 70), unique=True, max_size=5).map(sorted))
+def test_a_divided_window_is_reconciled_exactly(
+    shared: list[SyncId], ours: list[SyncId], theirs: list[SyncId], cuts: list[int]
+) -> None:
+    one, other = {*shared, *ours}, {*shared, *theirs}
+    assert_exact(join(begun(sorted(one), cuts), responder(NaiveView(sorted(other)))), one, other)
+
+
+def test_only_cuts_inside_the_window_divide_it() -> None:
+    node = begun([(15, b"\1" * 32)], [5, 10, 12, 20, 25], ((10, bytes(32)), (20, bytes(32))))
+    join(node, responder(NaiveView([])))
+    ranges = decode(node.payloads[0]).ranges
+    kinds = ranges.kinds.tolist()
+    assert kinds == [RangeKind.SKIP, RangeKind.FINGERPRINT, RangeKind.FINGERPRINT]
+    assert ranges.upper.pairs() == [(10, bytes(32)), (12, bytes(32)), (20, bytes(32))]
+    assert node.counts[0] == 1
+
+
+def test_a_cut_through_forged_sets_shows_them() -> None:
+    generator = random.Random(1)
+    hashes = [generator.randbytes(32) for _ in range(CANDIDATES)]
+    one, other = (
+        [(1_000 + place, hashes[place]) for place in half] for half in forged_halves(hashes)
+    )
+    whole, _ = join(begun(one, []), responder(NaiveView(other)))
+    assert not len(whole.to_send) + len(whole.to_receive)
+    for cut in (1_010, 1_100, 1_200):
+        results = join(begun(one, [cut]), responder(NaiveView(other)))
+        assert_exact(results, one, other)
+    beside, _ = join(begun(one, [999]), responder(NaiveView(other)))
+    assert not len(beside.to_send)
+    assert beside.window[0] == LOWEST

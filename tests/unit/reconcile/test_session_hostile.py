@@ -192,21 +192,6 @@ def test_too_many_bounds_that_an_encoder_would_not_write() -> None:
         node.give(Received(HEAD + body))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x01",
-        b"\x01\x02\x00\x03\x05",
-        b"\x01\x02\x00\x03\x05\x07",
-        b"\x01\x02\x00\x03\x05\x01\x00",
-    ],
-)
-def test_a_malformed_payload_ends_the_session(data: bytes) -> None:
-    for node in (begun(A), responder(NaiveView([A]))):
-        with pytest.raises(MalformedPayloadError):
-            node.give(Received(data))
-
-
 def test_random_changes_of_real_payloads_end_well_or_by_an_error() -> None:
     rng = random.Random(3)
     ids = some_ids(rng, 600, 300)
@@ -272,19 +257,6 @@ def test_answers_keep_to_small_limits(limits: CodecLimits, moments: int, shape: 
             ranges = read(data)[2] if data else []
             assert len(ranges) <= limits.max_ranges
             assert sum(len(item.items) for item in ranges) <= limits.max_elements
-
-
-def test_a_set_over_much_that_is_stored_is_answered_in_pieces() -> None:
-    # The peer holds nothing and says so; we hold more than one payload may list.
-    stored = some_ids(random.Random(8), 2_000, 10**6)
-    limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=150)
-    node = responder(NaiveView(stored), limits=limits)
-    sent = node.give(Received(payload(Range(END, ITEM_SET, items=[]))))
-    assert sent is not None
-    ranges = read(sent.payload)[2]
-    assert 0 < sum(len(item.items) for item in ranges) <= 100
-    assert ranges[-1].kind == FINGERPRINT
-    assert len(ended(node).to_send) <= 100
 
 
 def test_a_set_over_what_was_skipped_at_first_is_bounded_too(

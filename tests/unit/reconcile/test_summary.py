@@ -15,7 +15,6 @@ from reconcile.summaries.summary import SummaryView
 from reconcile.view import (
     Loaded,
     NeedBuckets,
-    NeedHashes,
     NeedIds,
     Needs,
     SpanParts,
@@ -185,32 +184,6 @@ def test_memory_is_bounded_however_much_is_read(world: str) -> None:
         run(view.split(EVERYTHING, np.array([3])), load)
 
 
-@pytest.mark.parametrize("limits", [DEFAULT_SUMMARY_LIMITS, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_splitting_again_and_again_ends_with_single_ids(world: str, limits: SummaryLimits) -> None:
-    rng = random.Random(7)
-    storage = NaiveStorage.of(WORLDS[world](rng, 60))
-    view = view_of(storage, LEVELS[1], limits)
-    spans, rounds = EVERYTHING, 0
-    while len(spans):
-        parts = split(view, storage, 2, spans)
-        pieces = parts.spans(spans.lower)
-        spans, rounds = pieces[parts.counts > 1], rounds + 1
-        assert rounds <= 40
-
-
-def test_a_hash_that_is_elsewhere_is_no_hit() -> None:
-    rng = random.Random(8)
-    storage = NaiveStorage.of((BASE + number, hash_of(rng)) for number in range(50))
-    view = view_of(storage)
-    spans = Spans.of([((BASE, NO_HASH), (BASE + 10, NO_HASH)), ((BASE + 10, NO_HASH), END)])
-    words = SyncIds.of([storage.ids[20], storage.ids[20]]).words
-    probed = run(view.probe(spans, words), storage.load)
-    assert probed.hit.tolist() == [False, True]
-    assert probed.found.at(1) == storage.ids[20]
-    assert [type(needs) for needs in storage.needs] == [NeedHashes]
-
-
 def test_no_more_hashes_are_looked_for_than_allowed() -> None:
     rng = random.Random(9)
     storage = NaiveStorage.of((BASE + number, hash_of(rng)) for number in range(50))
@@ -289,22 +262,6 @@ def test_a_view_of_memory_alone_answers_nothing_below_its_floor() -> None:
     assert run(view.measure(Spans.of([(floor, END)]))).counts.tolist() == [1]
     with pytest.raises(AssertionError, match="below the floor"):
         run(view.measure(Spans.of([((BASE - 1, NO_HASH), END)])))
-
-
-def test_parts_are_even_over_the_floor() -> None:
-    rng = random.Random(2)
-    storage = NaiveStorage.of((BASE + rng.randrange(DAY), hash_of(rng)) for _ in range(2_000))
-    for hour in (1, 12, 23):
-        view = layered(storage, (BASE + hour * HOUR, NO_HASH))
-        parts = split(view, storage, 10)
-        assert 8 <= len(parts.counts) <= 12
-        assert 100 <= parts.counts.min() <= parts.counts.max() <= 320
-
-
-def test_what_is_not_wanted_in_parts_is_one_part_over_the_floor() -> None:
-    storage = NaiveStorage.of([(BASE, NO_HASH), (BASE + DAY, NO_HASH)])
-    view = layered(storage, (BASE + HOUR, NO_HASH))
-    assert split(view, storage, 1).counts.tolist() == [2]
 
 
 def test_a_floor_inside_a_nanosecond_is_refused() -> None:

@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 
-from reconcile.ids import END, LOWEST, SyncId
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
+from reconcile.index import Index, IndexView
 from reconcile.view import Spans
 
 MINUTE = 60 * 10**9
@@ -75,6 +76,16 @@ WORLDS: dict[str, Callable[[random.Random, int], list[SyncId]]] = {
     "clustered": _clustered,
     "at both ends": _at_both_ends,
 }
+
+
+def chunked(ids: list[SyncId], chunk: int) -> IndexView:
+    """Return a view of many chunks, with a tail."""
+    index = Index(min_chunk_ids=chunk)
+    half = len(ids) // 2
+    index.load(SyncIds.of(ids[:half]))
+    for start in range(half, len(ids), 50):
+        index.insert(SyncIds.of(ids[start : start + 50]))
+    return index.view()
 
 
 def random_bound(rng: random.Random, ids: list[SyncId]) -> SyncId:

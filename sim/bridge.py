@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from sim.limits import COLLECT_AFTER_OBJECTS, NS_PER_MS, NS_PER_S
-from sim.rng import Rng
+from sim.rng import Random
 from sim.timeline import Timeline, Timer
 
 _T = TypeVar("_T")
@@ -89,7 +89,7 @@ class _Task(asyncio.Task[_T]):
 class TimelineLoop(asyncio.AbstractEventLoop):
     """An event loop of one run, which runs while the timeline does, inside `running`."""
 
-    def __init__(self, timeline: Timeline, rng: Rng) -> None:
+    def __init__(self, timeline: Timeline, rng: Random) -> None:
         self._timeline = timeline
         self._rng = rng
         self._began_ns = timeline.now_ns

@@ -252,10 +252,6 @@ class End:
         self._out.end(Ended(status, sentence))
         self._in.ignore()
 
-    def cancel(self) -> None:
-        """Cancel the call as the caller, unless it has ended."""
-        self._call.cancel()
-
     @property
     def has_ended(self) -> bool:
         """True if the other side has ended the call, whether or not this was read."""

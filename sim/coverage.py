@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sim.node import Node
     from sim.world import World
 
-_PAUSE_S: Final = 6.0
 _MOST_STEPS: Final = 60
 _TRIES: Final = 20
 _RETRY_S: Final = 0.1
@@ -37,12 +36,10 @@ _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
 
 
 async def read_coverage(world: World) -> None:
-    """Ask nodes, one after the other."""
-    while True:
-        await asyncio.sleep(_PAUSE_S * world.rng.uniform(0, 2))
-        node = world.rng.choice(world.nodes)
-        if node.process is not None:
-            node.process.begin_task("coverage", ask_coverage(node, node.process))
+    """Ask a node."""
+    node = world.rng.choice(world.nodes)
+    if node.process is not None:
+        node.process.begin_task("coverage", ask_coverage(node, node.process))
 
 
 def ask_after_loss(world: World, database: Database) -> None:

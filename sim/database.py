@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from sim.bridge import Promise
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS, NS_PER_S
 from sim.messages import claim_of
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from sim.scenario import Faults
 from sim.timeline import Timeline
 from store.domain.claims import Claim, rank
 from store.domain.coverage import Statement
-from store.domain.hub import START, CommitRow, OwnCommits, Place
+from store.domain.hub import START, CommitRow, Place
 from store.domain.ports import Source, StoreBusyError, StoreUnavailableError
 from store.domain.unread import OwnBatch, UnreadEvent
 from store.domain.view import Span
@@ -39,6 +39,9 @@ from store.gossip.limits import MAX_PEERS
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import CONTENT_DIGEST_BYTES
+
+if TYPE_CHECKING:
+    from sim.process import Process
 
 _T = TypeVar("_T")
 
@@ -56,16 +59,6 @@ WriteListener = Callable[[Iterable[bytes]], None]
 
 class DatabaseUnavailableError(StoreUnavailableError):
     """The database does not answer; what was written may be durable all the same."""
-
-
-class Client(Protocol):
-    """A client of a database: one life of a node."""
-
-    alive: bool
-    own: OwnCommits
-
-    def crash_soon(self) -> None:
-        """End it at this moment."""
 
 
 @dataclass(slots=True)
@@ -112,7 +105,7 @@ class Database:
     """
 
     def __init__(
-        self, store_id: str, timeline: Timeline, rng: Rng, judge: Judge, lengths_ns: list[int]
+        self, store_id: str, timeline: Timeline, rng: Random, judge: Judge, lengths_ns: list[int]
     ) -> None:
         self.store_id = store_id
         self.faults = Faults()
@@ -135,9 +128,9 @@ class Database:
         self.unread: dict[bytes, UnreadRow] = {}
         self.confirmed: dict[bytes, dict[str, None]] = {}
         self.max_confirms = 0
-        self.listeners: dict[Client, WriteListener] = {}
+        self.listeners: dict[Process, WriteListener] = {}
         self._added: dict[int, list[SyncId]] = {}
-        self._newest: deque[tuple[int, Client, list[SyncId]]] = deque(maxlen=NEWEST_BATCHES)
+        self._newest: deque[tuple[int, Process, list[SyncId]]] = deque(maxlen=NEWEST_BATCHES)
         self._batches = count(1)
         self._timeline = timeline
         self._rng = rng
@@ -146,7 +139,7 @@ class Database:
 
     def write(
         self,
-        client: Client,
+        client: Process,
         batch: RecordBatch,
         source: Source = Source.TRANSFER,
         asked: int = 0,
@@ -158,7 +151,7 @@ class Database:
         """
         return self.change(client, lambda: self._write(client, batch, source, asked))
 
-    def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
+    def change(self, client: Process, work: Callable[[], _T]) -> Promise[_T]:
         """Run work in a transaction; the promise fails as that of `write` does."""
         done: Promise[_T] = Promise()
         self._later(lambda: self._commit(client, work, done))
@@ -322,7 +315,7 @@ class Database:
         """Return a snapshot of the stored messages."""
         return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns, self.digests)
 
-    def added_by_others(self, client: Client, within_ns: int) -> set[SyncId]:
+    def added_by_others(self, client: Process, within_ns: int) -> set[SyncId]:
         """Return what other clients have committed in the last time."""
         since_ns = self._timeline.now_ns - within_ns
         return {
@@ -342,7 +335,7 @@ class Database:
         assert all(self.stored[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
 
-    def _write(self, client: Client, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
+    def _write(self, client: Process, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
         new = self.add(batch, self._timeline.now_ns)
         ids = zip(batch.timestamps, batch.hashes, strict=True)
         self._newest.append((self._timeline.now_ns, client, list(ids)))
@@ -363,7 +356,7 @@ class Database:
             row = self.unread.setdefault(digest, UnreadRow(needed, self._timeline.now_ns))
             row.needed = max(row.needed, needed)
 
-    def _commit(self, client: Client, work: Callable[[], _T], done: Promise[_T]) -> None:
+    def _commit(self, client: Process, work: Callable[[], _T], done: Promise[_T]) -> None:
         if not self.available or (not client.alive and self._rng.random() < 0.5):
             done.fail(DatabaseUnavailableError("the database did not commit"))
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.coverage import ask_after_loss
@@ -42,7 +43,11 @@ class FaultInjector:
         self._befall(self._faults)
         for every_ns, what in self._kinds():
             if every_ns:
-                self._tasks.append(self._world.loop.begin(None, self._again(every_ns, what)))
+                self._tasks.append(
+                    self._world.loop.begin(
+                        None, self._world.repeat(every_ns, partial(self._break, what))
+                    )
+                )
         if self._faults.skew_ns:
             for host in self._world.clocked:
                 host.jump(self._offset_ns())
@@ -84,12 +89,10 @@ class FaultInjector:
         most_ns = self._faults.skew_ns
         return 0 if happens(self._rng, 0.5) else int(self._rng.uniform(-most_ns, most_ns))
 
-    async def _again(self, every_ns: int, what: Fault) -> None:
-        while True:
-            await asyncio.sleep(self._rng.uniform(0, 2) * every_ns / NS_PER_S)
-            if not self._world.members and happens(self._rng, _BUSY_MOMENTS):
-                await self._busy_moment()
-            await what()
+    async def _break(self, what: Fault) -> None:
+        if not self._world.members and happens(self._rng, _BUSY_MOMENTS):
+            await self._busy_moment()
+        await what()
 
     async def _busy_moment(self) -> None:
         """Wait until a call is under way, and a little longer: for a time without one, not long."""

@@ -121,18 +121,14 @@ class Connector:
     ) -> AsyncIterator[GossipConnection]:
         """Begin a stream; the peer is known at once, and needs no greeting."""
         del greeting
-        node, process = self._node, self._node.process
+        node = self._node
         node.world.gossip_checker.connects(node.name, peer.host)
         try:
-            end = await node.world.network.call(node.name, peer.host, GOSSIP, node.who)
+            async with node.world.network.call(node.name, peer.host, GOSSIP, node.who) as end:
+                self._answered[peer] = end.there.node_id
+                yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
         except CallClosedError as error:
             raise _failure(error) from None
-        self._answered[peer] = end.there.node_id
-        try:
-            yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
-        finally:
-            if process is not None and process.alive:
-                end.cancel()
 
     def node_id(self, peer: PeerAddress) -> str:
         """Return the ID that is known of a peer."""

@@ -34,14 +34,10 @@ class Client(Host):
         self._world = world
         self._made = count(1)
 
-    async def run(self) -> None:
-        """Publish until this is cancelled."""
-        world = self._world
-        while True:
-            pause_ns = world.scenario.publish_every_ns * world.rng.uniform(0, 2)
-            await asyncio.sleep(pause_ns / NS_PER_S)
-            messages = [self._make() for _ in range(world.rng.choice(_BATCHES))]
-            await self._publish([message.encoded for message in messages])
+    async def act(self) -> None:
+        """Publish some messages."""
+        messages = [self._make() for _ in range(self._world.rng.choice(_BATCHES))]
+        await self._publish([message.encoded for message in messages])
 
     def _make(self) -> Message:
         """Draw a message; some are too old or too new for some nodes, or ephemeral, or large."""
@@ -74,12 +70,9 @@ class Client(Host):
 
     async def _call(self, node: Node, messages: list[bytes]) -> None:
         who = Identity(self.name, "")
-        end = await self._world.network.call(self.name, node.name, PUBLISH, who)
-        try:
+        async with self._world.network.call(self.name, node.name, PUBLISH, who) as end:
             await end.send(messages)
             await end.read()
-        finally:
-            end.cancel()
 
 
 _ANSWER_TIMES_S: Final = (0.0, 1.0, 60.0)
@@ -87,14 +80,9 @@ _FROM_NS: Final = (None, 0)
 """Where a session begins: as the schedule has it, or with everything."""
 
 
-async def ask_nodes(world: World) -> None:
-    """Ask nodes, one after the other; what was asked for goes on when this is cancelled."""
-    while True:
-        await asyncio.sleep(world.scenario.ask_every_ns * world.rng.uniform(0, 2) / NS_PER_S)
-        await _ask(world, world.rng.choice(world.nodes))
-
-
-async def _ask(world: World, node: Node) -> None:
+async def ask_node(world: World) -> None:
+    """Ask a node for a session, which goes on when this is cancelled."""
+    node = world.rng.choice(world.nodes)
     process, peering = node.process, node.peering
     if peering is None or not node.peers:
         return

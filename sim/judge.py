@@ -126,7 +126,8 @@ class Judge:
         self._fail_run(violation)
         raise violation from cause
 
-    def _demand(self, holds: bool, sentence: str) -> None:
+    def demand(self, holds: bool, sentence: str) -> None:
+        """Fail the run unless a rule holds."""
         if not holds:
             self.fail(sentence)
 
@@ -141,7 +142,7 @@ class Judge:
         batch.check()
         for index, digest in enumerate(batch.hashes):
             message = self.made.get(digest)
-            self._demand(
+            self.demand(
                 message is not None
                 and not message.ephemeral
                 and message.timestamp_ns == batch.timestamps[index]
@@ -179,7 +180,7 @@ class Judge:
         """Check a view that was requested when ``durable`` was stored (rule 3)."""
         seen = set(shown)
         missing = [each for each in durable if each >= floor and each not in seen]
-        self._demand(
+        self.demand(
             not [
                 each
                 for each in missing
@@ -188,7 +189,7 @@ class Judge:
             f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
         )
         strange = [each for each in shown if each[1] not in self.made]
-        self._demand(not strange, f"a view of {database.store_id} shows what was never stored")
+        self.demand(not strange, f"a view of {database.store_id} shows what was never stored")
 
     def meet(self, session_id: str, role: Role, side: Side) -> None:
         """Note a side of a session by the name of the session."""
@@ -205,7 +206,7 @@ class Judge:
         if len(meeting.results) < 2 or len(meeting.sides) < 2:
             return
         self.compared += 1
-        self._demand(
+        self.demand(
             len(set(meeting.summed_from.values())) == 1,
             f"the sides of session {session_id[:8]} conclude by sums from other times: "
             f"{meeting.summed_from}",
@@ -225,15 +226,11 @@ class Judge:
                 # A sum that was forged may also be taken for that of one message.
                 made_up = self._not_hidden(meeting, given - truth)
                 exact = not made_up and not (whole and missed)
-                self._demand(
+                self.demand(
                     exact,
                     f"the {side.value} of session {session_id[:8]} found {len(given)} IDs {what}, "
                     f"of which {len(made_up)} are none, and {len(missed)} are missing",
                 )
-
-    def accused(self, by: str, what: str) -> None:
-        """Fail: a node reports that its peer breaks the protocol (rule 6)."""
-        self._demand(False, f"{by} accuses an honest peer: {what}")
 
     def in_sync(self, session_id: str, refused: int) -> None:
         """Check a session that is reported in sync but for ``refused`` messages (rule 5)."""
@@ -251,7 +248,7 @@ class Judge:
                 and each[1] not in side.database.stored
                 and each[1] not in self.lost
             ]
-            self._demand(
+            self.demand(
                 len(lost) <= refused,
                 f"session {session_id[:8]} calls itself in sync, and {side.database.store_id} "
                 f"lacks {len(lost)} messages",
@@ -271,9 +268,7 @@ class Judge:
         said.append(_Said(statements, either))
         asked_ns = meeting.sides[Role.INITIATOR].asked_ns
         for each in statements:
-            self._demand(
-                each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late"
-            )
+            self.demand(each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late")
             if not each.equal:
                 continue
             within = _within(either, each.start_ns, each.end_ns)
@@ -283,7 +278,7 @@ class Judge:
                 continue
             sides = [side.database for side in meeting.sides.values()]
             lacking = [one.store_id for one in sides if not all(one.had(at[1]) for at in within)]
-            self._demand(
+            self.demand(
                 named(within) == (each.count, each.fingerprint) and not lacking,
                 f"session {session_id[:8]} states equality of {len(within)} messages as of "
                 f"{each.count}, and {lacking or 'nobody'} lacks some",
@@ -316,7 +311,7 @@ class Judge:
             for start_ns, end_ns in sorted(good):
                 if start_ns <= reached_ns:
                     reached_ns = max(reached_ns, end_ns)
-            self._demand(
+            self.demand(
                 reached_ns >= span[1],
                 f"{by.store_id} says that {store_id} is equal over {span} as of {compared_ns}, "
                 f"which is not so from {reached_ns} on",
@@ -347,25 +342,9 @@ class Judge:
     def remembered(self, by: str, now_ns: int, digests: Iterable[bytes]) -> None:
         """Check the messages that a node remembers as too new, by its clock (rule 8)."""
         due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
-        self._demand(
-            not due, f"{by} refuses {due} messages as too new although their time has come"
-        )
-
-    def noticed(self, by: str, late_ns: int, limit_ns: int) -> None:
-        """Check the time from the failure of a stream to the end of its user (rule 9)."""
-        self._demand(
-            late_ns <= limit_ns, f"{by} goes on for {late_ns} ns after its stream has failed"
-        )
-
-    def waited(self, by: str, waited_ns: int, limit_ns: int) -> None:
-        """Check the time that a node has waited for one frame (rule 10)."""
-        self._demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
+        self.demand(not due, f"{by} refuses {due} messages as too new although their time has come")
 
     # Look-ups
-
-    def asked(self, by: str, stored: set[HistoryEntry]) -> None:
-        """Check that a node requests no messages that its store held all the time (rule 11)."""
-        self._demand(not stored, f"{by} asks for {len(stored)} SDS messages that it holds")
 
     def fetched(
         self,
@@ -383,11 +362,11 @@ class Judge:
         by = database.store_id
         known = Counter((*done.already_stored, *done.found, *done.missing, *done.refused))
         whole = known == Counter(entries) if not done.error else known <= Counter(entries)
-        self._demand(whole, f"a look-up of {by} does not account for what it was asked for")
+        self.demand(whole, f"a look-up of {by} does not account for what it was asked for")
         passed_over = had.intersection(done.missing)
-        self._demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
+        self.demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
         pretended = {*done.already_stored, *done.found} - taken
-        self._demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
+        self.demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
 
     # Resume
 
@@ -403,7 +382,7 @@ class Judge:
             and each[1] not in refused
             and each[1] not in self.lost
         ]
-        self._demand(
+        self.demand(
             not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages"
         )
 

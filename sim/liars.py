@@ -57,11 +57,8 @@ class Liar(Host):
             store_id = f"{LIAR}{self._number}/{next(self._lives)}"
             who = Identity(f"{LIAR}{self._number}", store_id)
             with suppress(CallClosedError):
-                end = await world.network.call(self.name, victim, GOSSIP, who)
-                try:
+                async with world.network.call(self.name, victim, GOSSIP, who) as end:
                     await self._talk(end)
-                finally:
-                    end.cancel()
             await asyncio.sleep(_PAUSE_S * world.rng.uniform(0.5, 1.5))
 
     async def _talk(self, end: End) -> None:

@@ -102,7 +102,10 @@ class JudgedFetcher(Fetcher):
             done = await super().fetch(peer, request)
         finally:
             asked = self._asked.pop(asyncio.current_task(), ())
-            judge.asked(process.name, _still(here, self._stored(own, request)).intersection(asked))
+            kept_ids = _still(here, self._stored(own, request)).intersection(asked)
+            judge.demand(
+                not kept_ids, f"{process.name} asks for {len(kept_ids)} SDS messages that it holds"
+            )
         honest = lies == judge.lies[peer.host]
         judge.fetched(
             process.database,
@@ -111,7 +114,8 @@ class JudgedFetcher(Fetcher):
             had=_still(there, self._stored(other, request)) if honest else set(),
             taken={each for each, digest in self._claimed(own, request) if own.had(digest)},
         )
-        judge.waited(process.name, process.timeline.now_ns - began_ns, _PATIENCE_NS)
+        waited_ns = process.timeline.now_ns - began_ns
+        judge.demand(waited_ns <= _PATIENCE_NS, f"{process.name} has waited {waited_ns} ns")
         for mark, entries in (
             (Mark.LOOKED_UP, done.found),
             (Mark.NOT_FOUND, done.missing),
@@ -136,16 +140,14 @@ class JudgedFetcher(Fetcher):
 
 
 async def seek(world: World) -> None:
-    """Look up messages at nodes, and then their parents."""
-    while True:
-        await asyncio.sleep(world.rng.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
-        node, entries = world.rng.choice(world.nodes), world.channel.recent()
-        for _ in range(_GENERATIONS):
-            for peer in world.rng.sample(node.peers, len(node.peers)):
-                if entries and node.peering is not None:
-                    await asyncio.wait({node.peering.fetch(peer, entries)})
-            spoken = [world.channel.spoken[each.message_id] for each in entries]
-            entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
+    """Look up messages at a node, and then their parents."""
+    node, entries = world.rng.choice(world.nodes), world.channel.recent()
+    for _ in range(_GENERATIONS):
+        for peer in world.rng.sample(node.peers, len(node.peers)):
+            if entries and node.peering is not None:
+                await asyncio.wait({node.peering.fetch(peer, entries)})
+        spoken = [world.channel.spoken[each.message_id] for each in entries]
+        entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
 
 
 def _still(before: _StoredEntries, now: _StoredEntries) -> set[HistoryEntry]:

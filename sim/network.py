@@ -7,13 +7,14 @@ come twice, or after one that was sent later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from sim.bridge import Promise
 from sim.calls import Call, CallClosedError, End, Identity, Status
 from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from sim.scenario import Faults
 from sim.timeline import Timeline, Trace
 
@@ -49,7 +50,7 @@ class Network:
         keepalive_ns: after so long an end of a call notices that it broke, if it does not at once.
     """
 
-    def __init__(self, timeline: Timeline, rng: Rng, trace: Trace, counts: Counter[str]) -> None:
+    def __init__(self, timeline: Timeline, rng: Random, trace: Trace, counts: Counter[str]) -> None:
         self.counts = counts
         self.timeline = timeline
         self.trace = trace
@@ -67,8 +68,11 @@ class Network:
 
     # Calls
 
-    async def call(self, caller: str, target: str, method: str, who: Identity) -> End:
-        """Call a method; done when the callee's metadata have come.
+    @asynccontextmanager
+    async def call(
+        self, caller: str, target: str, method: str, who: Identity
+    ) -> AsyncIterator[End]:
+        """Call a method; yields when the callee's metadata have come, and cancels at the end.
 
         Raises:
             CallClosedError: it cannot be reached, or does not serve the method.
@@ -82,14 +86,14 @@ class Network:
         late = CallClosedError(Status.UNAVAILABLE, f"{target} did not answer in time")
         timer = self.timeline.after(_CONNECT_NS, lambda: opened.fail(late))
         try:
-            call.caller.there = await opened
-        except BaseException:
-            call.cancel()
-            raise
+            try:
+                call.caller.there = await opened
+            finally:
+                timer.cancel()
+            call.caller.on_lost = None
+            yield call.caller
         finally:
-            timer.cancel()
-        call.caller.on_lost = None
-        return call.caller
+            call.cancel()
 
     def _connect(self, call: Call, method: str, opened: Promise[Identity]) -> None:
         caller, target = call.hosts

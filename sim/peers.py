@@ -131,7 +131,7 @@ class JudgedExchange(shipped.Exchange):
         name = self._names.pop(asyncio.current_task(), "")
         process.note(f"{report.role} session with {report.node_id}: {described(report)}")
         if report.fault in (Fault.PROTOCOL, Fault.LIMIT):
-            process.judge.accused(process.name, report.error)
+            process.judge.fail(f"{process.name} accuses an honest peer: {report.error}")
         for mark in _marks(report):
             process.mark(mark)
         if report.ending is SyncEnding.REFUSED:

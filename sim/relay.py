@@ -26,7 +26,7 @@ from typing import Final
 
 from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from sim.stage import Stage
 from store.gateway.gossipsub import (
     BACKOFF_S,
@@ -131,7 +131,7 @@ class RelayScenario:
     pushes: bool = True
 
 
-def drawn_relay(rng: Rng) -> RelayScenario:
+def drawn_relay(rng: Random) -> RelayScenario:
     """Draw a scenario: the routers that forward are always connected by links."""
     count = rng.randint(MIN_ROUTERS, MAX_ROUTERS)
     leaves = rng.randint(0, 1)
@@ -413,7 +413,7 @@ class RelayWorld(Stage):
     check_every = 1_000
 
     def __init__(
-        self, scenario: RelayScenario, rng: Rng, sink: Callable[[str], None] | None = None
+        self, scenario: RelayScenario, rng: Random, sink: Callable[[str], None] | None = None
     ) -> None:
         super().__init__(rng, scenario.delay_ns, sink)
         self.scenario = scenario

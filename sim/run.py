@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from sim.groups.scenario import drawn_group, fixed_group
 from sim.relay import RelayWorld, drawn_relay, without_pushes
-from sim.rng import Rng
+from sim.rng import Random
 from sim.scenario import Scenario, draw_with_gossip, drawn
 from sim.stage import Stage, Summary
 from sim.world import World
@@ -22,7 +21,7 @@ class SimulationError(AssertionError):
     """A run failed; says how to repeat it."""
 
 
-_SCENARIOS: Final[Mapping[str, Callable[[Rng, int | None], Scenario]]] = {
+_SCENARIOS: Final[Mapping[str, Callable[[Random, int | None], Scenario]]] = {
     "nodes": drawn,
     "gossip": partial(draw_with_gossip, beside=False),
     "gossip-and-sync": partial(draw_with_gossip, beside=True),
@@ -35,7 +34,7 @@ KINDS: Final = (*_SCENARIOS, "relay", "relay-without-pushes", "year")
 """The kinds of runs; each but relay takes the number of its nodes, participants or days."""
 
 
-def _stage(kind: str, rng: Rng, size: int | None, sink: Sink | None) -> Stage:
+def _stage(kind: str, rng: Random, size: int | None, sink: Sink | None) -> Stage:
     if kind == "year":
         return YearWorld(rng, size or YEAR_DAYS, sink)
     if kind in _SCENARIOS:
@@ -50,7 +49,7 @@ def simulate(kind: str, seed: int, size: int | None = None, *, sink: Sink | None
     Raises:
         SimulationError: A rule is broken.
     """
-    world = _stage(kind, random.Random(seed), size, sink)
+    world = _stage(kind, Random(seed), size, sink)
     try:
         return world.run()
     except Exception as error:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.limits import NS_PER_MS, NS_PER_S
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from store.gossip.limits import GossipLimits
 from store.sync.limits import ONLINE_INTERVAL_S, IndexLimits, TransferLimits
 from storenode.message.limits import MAX_CAUSAL_MESSAGES, MAX_SDS_CLAIMANTS
@@ -211,7 +211,7 @@ class Scenario:
         return len(self.stores)
 
 
-def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
+def drawn(rng: Random, nodes: int | None = None) -> Scenario:
     """Draw a scenario, with so many nodes if that is given."""
     count = nodes or rng.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
     stores = _stores(rng, count)
@@ -277,7 +277,7 @@ def drawn(rng: Rng, nodes: int | None = None) -> Scenario:
     )
 
 
-def draw_with_gossip(rng: Rng, nodes: int | None = None, *, beside: bool) -> Scenario:
+def draw_with_gossip(rng: Random, nodes: int | None = None, *, beside: bool) -> Scenario:
     """Draw a scenario in which nodes gossip; ``beside``: they reconcile too.
 
     Every message is for every store: runs without gossip have policy and retention.
@@ -308,7 +308,7 @@ def draw_with_gossip(rng: Rng, nodes: int | None = None, *, beside: bool) -> Sce
     return replace(base, gossip=gossip, faults=faults)
 
 
-def _gossip_faults(rng: Rng, faults: Faults) -> Faults:
+def _gossip_faults(rng: Random, faults: Faults) -> Faults:
     """Draw faults in which publishers are answered and the store fails often: streams last."""
     outages_ns = rng.choice((0, 0, 6, 15)) * NS_PER_S
     busy = rng.choice((0.0, 0.0, 0.05, 0.2))
@@ -322,7 +322,7 @@ def without_clock_faults(faults: Faults) -> Faults:
     return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
 
 
-def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:
+def _stores(rng: Random, nodes: int) -> tuple[int, ...]:
     """Draw mostly a store per node; sometimes two nodes share one, if two stores are left."""
     stores = list(range(nodes))
     if nodes > MIN_NODES and happens(rng, 0.25):
@@ -330,7 +330,7 @@ def _stores(rng: Rng, nodes: int) -> tuple[int, ...]:
     return tuple(stores)
 
 
-def _peers(rng: Rng, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _peers(rng: Random, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Draw which nodes each node calls; the stores are connected by any node of each."""
     nodes = len(stores)
     everyone = [tuple(other for other in range(nodes) if other != node) for node in range(nodes)]
@@ -346,13 +346,13 @@ def _peers(rng: Rng, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(everyone)
 
 
-def _retention(rng: Rng, history_ns: int) -> int | None:
+def _retention(rng: Random, history_ns: int) -> int | None:
     if not happens(rng, 0.35):
         return None
     return 3 * MINUTE_NS + int(history_ns * rng.uniform(0.0, 0.8))
 
 
-def _some_nodes(rng: Rng, nodes: int) -> list[int]:
+def _some_nodes(rng: Random, nodes: int) -> list[int]:
     return rng.sample(range(nodes), rng.randint(1, nodes - 1))
 
 
@@ -410,12 +410,12 @@ _CHOICES: Final[Mapping[type, Mapping[str, Sequence[Any]]]] = {
 _T = TypeVar("_T")
 
 
-def _limits(rng: Rng, kind: type[_T], **fixed: object) -> _T:
+def _limits(rng: Random, kind: type[_T], **fixed: object) -> _T:
     """Draw limits of a kind."""
     return kind(**{name: rng.choice(each) for name, each in _CHOICES[kind].items()}, **fixed)
 
 
-def _faults(rng: Rng) -> Faults:
+def _faults(rng: Random) -> Faults:
     def share(*most: float) -> float:
         return rng.choice((0.0, *most))
 
@@ -443,13 +443,13 @@ def _faults(rng: Rng) -> Faults:
     )
 
 
-def _tricks(rng: Rng) -> list[Trick]:
+def _tricks(rng: Random) -> list[Trick]:
     """Draw what liars do, if there are any."""
     return rng.sample(list(Trick), rng.choice((1, 1, 2))) if happens(rng, 0.5) else []
 
 
 def _gossip(
-    rng: Rng, stores: Sequence[int], tricks: Sequence[Trick], *, beside: bool
+    rng: Random, stores: Sequence[int], tricks: Sequence[Trick], *, beside: bool
 ) -> GossipScenario:
     """Draw the gossip among nodes with these stores."""
     honest = len(set(stores))

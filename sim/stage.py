@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from sim.bridge import TimelineLoop
 from sim.judge import ViolationError
-from sim.limits import NS_PER_MS, START_NS
+from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.network import Host, Network
-from sim.rng import Rng
+from sim.rng import Random
 from sim.timeline import Timeline, Trace
 
 _T = TypeVar("_T")
@@ -53,7 +53,9 @@ class Stage(ABC):
     max_events: int
     check_every: int
 
-    def __init__(self, rng: Rng, network_delay_ns: int, sink: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, rng: Random, network_delay_ns: int, sink: Callable[[str], None] | None
+    ) -> None:
         self.rng = rng
         self.timeline = Timeline(START_NS)
         # Abstract is what needs sockets, signals or processes: there are none.
@@ -135,6 +137,12 @@ class Stage(ABC):
         while not task.done():
             self.step()
         return task.result()
+
+    async def repeat(self, every_ns: float, act: Callable[[], Awaitable[object]]) -> NoReturn:
+        """Repeat an action, with pauses of so many nanoseconds in the mean."""
+        while True:
+            await asyncio.sleep(self.rng.uniform(0, 2) * every_ns / NS_PER_S)
+            await act()
 
     # Partitions
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from reconcile.ids import END, SyncId, SyncIds
@@ -35,6 +35,9 @@ from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import FRESH_NS
 from storenode.common.bounded_dict import BoundedDict
+
+if TYPE_CHECKING:
+    from sim.gossip import Gossiping
 
 _T = TypeVar("_T")
 
@@ -340,23 +343,10 @@ class SimColdView:
         return await self._database.look(load, _PORTIONS, since=self._outages)
 
 
-class _CommitListener(Protocol):
-    """A part of a node that is notified of commits."""
-
-    def start(self) -> None:
-        """Begin: commits are reported from now on."""
-
-    def commits(self, commits: Sequence[CommitRow]) -> None:
-        """Take commits in their order."""
-
-    def lost(self) -> None:
-        """Note that the database has lost commits."""
-
-
 class SimFeed(_Port):
     """A feed that reports commits to its listeners, in their order, as they come."""
 
-    def __init__(self, process: Process, listeners: Sequence[_CommitListener]) -> None:
+    def __init__(self, process: Process, listeners: Sequence[Gossiping | HotIndex]) -> None:
         super().__init__(process)
         self._listeners = listeners
         self._woken = asyncio.Event()

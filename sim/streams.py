@@ -106,7 +106,10 @@ class EndStream:
         process = self._process
         if not process.life.ended:
             waited_ns = process.timeline.now_ns - began_ns
-            process.judge.waited(process.name, waited_ns, self._patience_ns)
+            process.judge.demand(
+                waited_ns <= self._patience_ns,
+                f"{process.name} has waited {waited_ns} ns for a frame",
+            )
 
     def _failed(self, error: CallClosedError) -> StatusReceivedError:
         if self.failed_ns is None:
@@ -133,19 +136,16 @@ class SimConnector:
         identified: Callable[[str, str], None] | None = None,
     ) -> AsyncIterator[EndStream]:
         """Begin a call; it is cancelled at the end if it still goes on."""
-        process = self._process
+        process, who = self._process, self._process.identity
         try:
-            end = await process.network.call(process.name, peer.host, method, process.identity)
+            async with process.network.call(process.name, peer.host, method, who) as end:
+                self._names[peer] = end.there.node_id
+                stream = EndStream(process, end, calls=True, identified=identified)
+                if method == TRANSFER:
+                    stream.on_written = acknowledgements(process)
+                yield stream
         except CallClosedError as error:
             raise StatusReceivedError(error.status, error.sentence) from None
-        self._names[peer] = end.there.node_id
-        stream = EndStream(process, end, calls=True, identified=identified)
-        if method == TRANSFER:
-            stream.on_written = acknowledgements(process)
-        try:
-            yield stream
-        finally:
-            end.cancel()
         _demand_notice(process, stream)
 
 
@@ -175,7 +175,7 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
         if status is None:
             raise
         if status is Status.INVALID_ARGUMENT:
-            process.judge.accused(process.name, str(error))
+            process.judge.fail(f"{process.name} accuses an honest peer: {error}")
         if status is Status.ABORTED:
             process.mark(Mark.GAVE_WAY)
         end.finish(status, str(error))
@@ -187,4 +187,7 @@ async def served(process: Process, end: End, method: str, work: Handler) -> None
 def _demand_notice(process: Process, stream: EndStream) -> None:
     if stream.failed_ns is not None and not process.life.ended:
         late_ns = process.timeline.now_ns - stream.failed_ns
-        process.judge.noticed(process.name, late_ns, NOTICE_NS)
+        process.judge.demand(
+            late_ns <= NOTICE_NS,
+            f"{process.name} goes on for {late_ns} ns after its stream has failed",
+        )

@@ -7,9 +7,9 @@ participants of a channel, and one who forges their messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
@@ -21,7 +21,7 @@ from sim.gossip_judge import GossipChecker
 from sim.groups.judge import GroupJudge
 from sim.groups.link import encoded
 from sim.groups.member import LEAVE_NS, Member
-from sim.intake import PUBSUB, Client, ask_nodes
+from sim.intake import PUBSUB, Client, ask_node
 from sim.judge import Judge, ViolationError
 from sim.liars import Forger, Liar
 from sim.limits import (
@@ -39,7 +39,7 @@ from sim.lookups import Channel, Spoken, seek
 from sim.messages import CANDIDATES, Message, forged_halves, message_of
 from sim.node import Node
 from sim.peers import described
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from sim.scenario import HOUR_NS, Faults, GossipScenario, GroupScenario, Scenario
 from sim.stage import LOOK_EVERY_NS, Stage
 from store.domain.admission import Admission
@@ -53,6 +53,7 @@ _UNDER_WAY_NS: Final = 25 * NS_PER_S
 unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
+_COVERAGE_EVERY_NS: Final = 6 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
 _NOT_EQUAL: Final = "the stores do not become equal"
 _GOSSIP_PATIENCE_NS: Final = 600 * NS_PER_S
@@ -89,7 +90,7 @@ class World(Stage):
     def __init__(
         self,
         scenario: Scenario,
-        rng: Rng,
+        rng: Random,
         sink: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(rng, scenario.network_delay_ns, sink)
@@ -118,7 +119,7 @@ class World(Stage):
         self.members: list[Member] = []
         if scenario.group is not None:
             shape = scenario.group.config.filter
-            self.group_judge = GroupJudge(shape, lambda: self.timeline.now_ns)
+            self.group_judge = GroupJudge(self.judge, shape, lambda: self.timeline.now_ns)
             self.members = [Member(self, number) for number in range(len(scenario.group.joins_ns))]
         self.forger = Forger(self)
         self.connect([self.forger, *self.members])
@@ -192,15 +193,6 @@ class World(Stage):
     def faults_now(self) -> Faults:
         """The faults of this moment."""
         return self.scenario.faults if self.faulty else Faults()
-
-    @contextmanager
-    def judging(self) -> Iterator[None]:
-        """Fail the run with what the judge raises in a block inside a participant."""
-        try:
-            yield
-        except Exception as error:
-            self.loop.fail(error)
-            raise
 
     def next_number(self) -> int:
         """Return a new number."""
@@ -361,18 +353,27 @@ class World(Stage):
     def _begin_actors(self) -> None:
         """Begin what clients, operators and liars do."""
         scenario, names = self.scenario, [node.name for node in self.nodes]
-        self._act(client.run() for client in self.clients)
+        self.begin_clients()
         if scenario.gossip is None and scenario.group is None:
-            self._act([ask_nodes(self)] if scenario.ask_every_ns else ())
-            self._act([seek(self)] if scenario.sds_share else ())
-            self._act([read_coverage(self)])
+            for every_ns, act in (
+                (scenario.ask_every_ns, ask_node),
+                (scenario.seek_every_ns if scenario.sds_share else 0, seek),
+                (_COVERAGE_EVERY_NS, read_coverage),
+            ):
+                if every_ns:
+                    self._act(every_ns, partial(act, self))
         for liar in self.liars:
             for victim in self.rng.sample(names, self.gossip.victims):
                 self._lying.append(self.loop.begin(None, liar.haunt(victim)))
 
-    def _act(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    def begin_clients(self) -> None:
+        """Let the clients publish."""
+        for client in self.clients:
+            self._act(self.scenario.publish_every_ns, client.act)
+
+    def _act(self, every_ns: float, act: Callable[[], Awaitable[None]]) -> None:
         """Begin what goes on until the faults end."""
-        self._actors += [self.loop.begin(None, each) for each in work]
+        self._actors.append(self.loop.begin(None, self.repeat(every_ns, act)))
 
     def look_around(self) -> None:
         """Verify every node, and one participant after the other."""

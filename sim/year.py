@@ -27,7 +27,7 @@ from sim.limits import NS_PER_S
 from sim.network import Network
 from sim.node import Node
 from sim.process import Process
-from sim.rng import Rng
+from sim.rng import Random
 from sim.scenario import DAY_NS, HOUR_NS, Faults, Scenario, drawn
 from sim.timeline import Timeline
 from sim.world import World
@@ -62,7 +62,7 @@ class YearWorld(World):
     check_every = 4_096
 
     def __init__(
-        self, rng: Rng, days: int = YEAR_DAYS, sink: Callable[[str], None] | None = None
+        self, rng: Random, days: int = YEAR_DAYS, sink: Callable[[str], None] | None = None
     ) -> None:
         self.days = days
         self.month_days = min(MONTH_DAYS, days // 4)
@@ -73,7 +73,7 @@ class YearWorld(World):
         """Let the days pass, and look at what has grown."""
         for node in self.nodes:
             node.boot()
-        self._act(client.run() for client in self.clients)
+        self.begin_clients()
         for day in range(self.days):
             self.pass_for(DAY_NS)
             self._end_day(day)
@@ -136,7 +136,7 @@ class YearWorld(World):
         self._wait_until_equal()
         self.clients = [Client(self, f"later{each}") for each in range(len(self.clients))]
         self.connect(self.clients)
-        self._act(client.run() for client in self.clients)
+        self.begin_clients()
 
     def _quiet(self) -> None:
         """Stop all clients, and wait until all stores are equal."""
@@ -175,7 +175,7 @@ def objects_of(roots: Iterable[object]) -> int:
     return count
 
 
-def _scenario_of(rng: Rng, retention_ns: int) -> Scenario:
+def _scenario_of(rng: Random, retention_ns: int) -> Scenario:
     """Return three stores that call each other, without faults but those of the calendar."""
     everyone = [tuple(other for other in range(_STORES) if other != one) for one in range(_STORES)]
     return replace(

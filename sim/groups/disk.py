@@ -102,8 +102,7 @@ class SimState(SqliteState):
         if happens(rng, faults.send_crashes):
             member.crash_soon("between a transaction and what follows from it")
         self._fail(happens(rng, faults.doubtful_saves))
-        with member.world.judging():
-            member.world.group_judge.saved(member.view, disk, batch)
+        member.world.group_judge.saved(member.view, disk, batch)
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Return messages of the log by their IDs."""
@@ -113,10 +112,9 @@ class SimState(SqliteState):
 
     def _fail(self, broken: bool) -> None:
         if broken:
-            self._member.world.counts["a transaction failed"] += 1
-            world, view = self._member.world, self._member.view
-            with world.judging():
-                world.group_judge.tried(view, "a transaction", world.timeline.now_ns)
+            world = self._member.world
+            world.counts["a transaction failed"] += 1
+            world.group_judge.tried(self._member.view, "a transaction")
             raise StateError("The disk fails.")
 
 

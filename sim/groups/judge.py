@@ -33,13 +33,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from sim.groups.disk import Disk
-from sim.judge import ViolationError
+from sim.judge import Judge
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.service import SCAN
 from storenode.sds.aio.participant import Participant
@@ -168,7 +168,7 @@ class View:
 
 
 class GroupJudge:
-    """Looks on, and raises `ViolationError`.
+    """A judge of participants; ``judge`` is that of the run.
 
     Attributes:
         made: every message with content that was broadcast, by ID.
@@ -176,7 +176,8 @@ class GroupJudge:
         wrong: about acknowledgements by filters.
     """
 
-    def __init__(self, shape: FilterShape, now_ns: Callable[[], int]) -> None:
+    def __init__(self, judge: Judge, shape: FilterShape, now_ns: Callable[[], int]) -> None:
+        self._demand = judge.demand
         self.made: dict[str, SdsMessage] = {}
         self.forged: dict[tuple[str, bytes], SdsMessage] = {}
         self._shape = shape
@@ -186,19 +187,6 @@ class GroupJudge:
         self.wrong = Wrong()
         self.delivered: dict[str, set[str]] = {}
         self.taken: dict[str, set[str]] = {}
-        self._saw: Mapping[type[Event], Callable[[View, Event, SdsMessage | None], None]] = {
-            Received: self._received,
-            Message: self._delivered,
-            Withdrawn: self._withdrawn,
-            Forged: self._forged,
-            Acknowledged: self._acknowledged,
-            GaveUp: self._gave_up,
-            Lost: self._lost,
-            Missing: self._missing,
-            Behind: self._behind,
-            ClockCapped: self._capped,
-            RepairAnswered: self._answered,
-        }
 
     def read(self, payload: bytes) -> SdsMessage:
         """Return a message by its bytes."""
@@ -235,12 +223,16 @@ class GroupJudge:
             ("lost", core.lost.keys(), _names(disk, "lost")),
             ("waiting", {each.message_id for each in waiting}, self._waiting(disk)),
         ):
-            _demand(found == written, f"{view.name} does not go on from its {what}")
+            self._demand(found == written, f"{view.name} does not go on from its {what}")
         forgotten = (view.left | view.promised) - view.ids
-        _demand(not forgotten, f"{view.name} has forgotten {len(forgotten)} messages that it sent")
+        self._demand(
+            not forgotten, f"{view.name} has forgotten {len(forgotten)} messages that it sent"
+        )
         ended = set(view.own) & view.ids - core.outgoing.by_id.keys() - view.given_up
         unsure = {name for name in ended if disk.log[name]["acknowledged_by"] is None}
-        _demand(not unsure, f"{view.name} has forgotten who acknowledged {len(unsure)} messages")
+        self._demand(
+            not unsure, f"{view.name} has forgotten who acknowledged {len(unsure)} messages"
+        )
         own = {entry.message_id: entry.lamport for entry in entries if entry.sender_id == view.name}
         view.own, view.last_own = own, max(own.values(), default=0)
         view.lost &= core.lost.keys()
@@ -256,14 +248,6 @@ class GroupJudge:
         view.ticked_ns = self._now_ns()
         view.attend(now_ms)
 
-    def stopped(self, view: View, left: Sequence[object]) -> None:
-        """Check a participant that has left (rule 18)."""
-        _demand(not left, f"tasks are left of {view.name}: {left}")
-
-    def stays(self, view: View) -> None:
-        """Fail: a participant ought to have left, and has not (rule 18)."""
-        _demand(False, f"{view.name} does not leave")
-
     # What its driver does
 
     def saved(self, view: View, disk: Disk, batch: StateBatch) -> None:
@@ -275,7 +259,7 @@ class GroupJudge:
         before = [each for each in view.scanned if gap_ns is None or each[0] < gap_ns]
         if before and batch.number > view.scanned_after:
             lacking = {name for _, name in before} - disk.log.keys() - self._waiting(disk)
-            _demand(not lacking, f"{view.name} closes a gap and lacks {len(lacking)} messages")
+            self._demand(not lacking, f"{view.name} closes a gap and lacks {len(lacking)} messages")
             view.scanned = [each for each in view.scanned if each not in before]
         for row in batch.rows["outbox"].values():
             if row is not None and (name := row["message_id"].decode()) not in view.left:
@@ -290,7 +274,9 @@ class GroupJudge:
                 for time_ns, name in messages
                 if name not in saved and (gap_ns is None or time_ns < gap_ns)
             ]
-            _demand(not lacking, f"{view.name} has a cursor past {len(lacking)} unsaved messages")
+            self._demand(
+                not lacking, f"{view.name} has a cursor past {len(lacking)} unsaved messages"
+            )
             if known == cursor:
                 return
 
@@ -314,14 +300,16 @@ class GroupJudge:
             if message.content:
                 named.add(message.message_id)
                 known = self._said.setdefault(message.content, message.message_id)
-                _demand(known == message.message_id, f"{view.name} says one thing under two IDs")
+                self._demand(
+                    known == message.message_id, f"{view.name} says one thing under two IDs"
+                )
                 view.left.add(message.message_id)
                 view.ready.pop(message.message_id, None)
             unsaved = named - disk.log.keys()
             if unsaved:
                 # The genuine message may wait for its causes where a forged one has been.
                 unsaved -= self._waiting(disk)
-            _demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
+            self._demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
 
     def shown(self, view: View, disk: Disk, message: Message) -> None:
         """Check a message that an application is shown (rules 13 and 14)."""
@@ -329,33 +317,35 @@ class GroupJudge:
         forged = self.forged_as(message.message_id, message.content)
         # A forged one may be withdrawn already when its reader comes to it.
         saved = forged is not None or message.message_id in disk.log
-        _demand(saved, f"{view.name} shows {name} before it is saved")
+        self._demand(saved, f"{view.name} shows {name} before it is saved")
         made = forged or self.made.get(message.message_id)
-        _demand(made is not None and made.content == message.content, f"nobody said {name}")
-        _demand(bool(message.proof) != bool(forged), f"{view.name} shows {name} as what it is not")
+        self._demand(made is not None and made.content == message.content, f"nobody said {name}")
+        self._demand(
+            bool(message.proof) != bool(forged), f"{view.name} shows {name} as what it is not"
+        )
         place = bisect_left(view.shown_keys, message.key)
         again = view.shown_keys[place : place + 1] == [message.key]
-        _demand(not again, f"{view.name} shows {name} twice")
+        self._demand(not again, f"{view.name} shows {name} twice")
         # A page that is read late lacks what has been withdrawn since its commit.
         gone = [key for key in view.withdrawn if key > message.key and key not in view.shown_keys]
         uncounted = message.entries_after - (len(view.shown_keys) - place)
-        _demand(0 <= uncounted <= len(gone), f"{view.name} shows {name} at another place")
+        self._demand(0 <= uncounted <= len(gone), f"{view.name} shows {name} at another place")
         view.shown_keys.insert(place, message.key)
 
-    @staticmethod
-    def hidden(view: View, event: Withdrawn) -> None:
+    def hidden(self, view: View, event: Withdrawn) -> None:
         """Note that an application is notified of a forged message, which it may not have shown."""
         key = event.lamport, event.message_id
         view.withdrawn.discard(key)
         if key in view.shown_keys:
             view.shown_keys.remove(key)
 
-    def tried(self, view: View, what: str, now_ns: int) -> None:
+    def tried(self, view: View, what: str) -> None:
         """Check the rate of a participant's calls and failed transactions (rule 17)."""
         most = _MOST_SCANS if what == SCAN else _MOST_TRIES
+        now_ns = self._now_ns()
         times = view.tries.setdefault(what, deque(maxlen=most))
         often = len(times) == most and now_ns - times[0] < NS_PER_S
-        _demand(not often, f"{view.name} tries {what} {most} times in a second")
+        self._demand(not often, f"{view.name} tries {what} {most} times in a second")
         times.append(now_ns)
 
     def _content(self, messages: Iterable[Fetched]) -> list[tuple[int, str]]:
@@ -380,16 +370,43 @@ class GroupJudge:
             view.asked.pop(received.message_id, None)
             view.lacking.discard(received.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
-        _demand(
+        self._demand(
             channel.clock.value <= ahead,
             f"the clock of {view.name} is {channel.clock.value - view.latest_ms} ms ahead",
         )
 
     def saw(self, view: View, event: Event, received: SdsMessage | None) -> None:
         """Check an event of a channel."""
-        look = self._saw.get(type(event))
-        if look is not None:
-            look(view, event, received)
+        match event:
+            case Received():
+                assert received is not None
+                self._received(view, event, received)
+            case Message():
+                self._delivered(view, event)
+            case Withdrawn():
+                self._withdrawn(view, event)
+            case Forged():
+                forged, name = self.forged_as(event.message_id, event.content), event.message_id
+                self._demand(
+                    forged is not None, f"{view.name} calls the genuine {name[:10]} forged"
+                )
+            case Acknowledged():
+                self._acknowledged(view, event)
+            case GaveUp():
+                self._end(view, event.message_id)
+                view.given_up.add(event.message_id)
+            case Lost():
+                self._lost(view, event)
+            case Missing():
+                had = [each for each in event.messages if each.message_id in view.ids]
+                self._demand(not had, f"{view.name} misses {len(had)} messages that it has")
+            case Behind():
+                view.searched.append(event.since_ms * NS_PER_MS)
+            case ClockCapped():
+                # The clock need not follow the message that is delivered next.
+                view.capped = event.message_id
+            case RepairAnswered():
+                self._answered(view, event)
 
     def caught_up(self, view: View, event: CaughtUp, channel: MessageChannel) -> None:
         """Check a channel that reports that it has all of a peer (rule 19)."""
@@ -409,46 +426,40 @@ class GroupJudge:
         ]
         # A filter that is wrong hides a message that nobody names; several do not happen.
         most = 0 if shape.error_rate < _EXACT else 1
-        _demand(len(lacking) <= most, f"{view.name} has caught up and lacks {len(lacking)}")
+        self._demand(len(lacking) <= most, f"{view.name} has caught up and lacks {len(lacking)}")
 
     def ended_step(self, view: View, channel: MessageChannel, received: SdsMessage | None) -> None:
         """Check a channel after a step (rules 5 and 20); ``received`` was not refused."""
         if received is not None and received == self.made.get(received.message_id, None):
             kept = received.message_id in view.deceived
-            _demand(not kept, f"{view.name} keeps a forged message after the genuine one came")
+            self._demand(not kept, f"{view.name} keeps a forged message after the genuine one came")
         if view.shown and not channel.incoming.waiting:
             lacking = view.shown - view.lost
-            _demand(not lacking, f"{view.name} calls itself synced and lacks {len(lacking)}")
+            self._demand(not lacking, f"{view.name} calls itself synced and lacks {len(lacking)}")
 
-    def spoke(self, view: View, reason: BroadcastReason, message: SdsMessage, now_ns: int) -> None:
+    def spoke(self, view: View, reason: BroadcastReason, message: SdsMessage) -> None:
         """Check a broadcast of a participant (rules 6 to 8)."""
         message_id, lamport = message.message_id, message.lamport or 0
         if reason is BroadcastReason.CONTENT:
-            _demand(message_id not in self.made, f"{view.name} uses {message_id[:10]} again")
-            _demand(lamport > view.last_own, f"the clock of {view.name} goes back")
-            _demand(
+            self._demand(message_id not in self.made, f"{view.name} uses {message_id[:10]} again")
+            self._demand(lamport > view.last_own, f"the clock of {view.name} goes back")
+            self._demand(
                 lamport > view.highest, f"{view.name} places a message before what it has delivered"
             )
             self.made[message_id] = message
             view.own[message_id] = view.last_own = lamport
             self._insert(view, (lamport, message_id), None)
         if reason is BroadcastReason.RESEND:
-            _demand(message_id in view.sent_ns, f"{view.name} sends {message_id[:10]} for nothing")
+            self._demand(
+                message_id in view.sent_ns, f"{view.name} sends {message_id[:10]} for nothing"
+            )
         if self.forged_as(message_id, message.content):
             knows = message_id not in view.deceived
-            _demand(not knows, f"{view.name} sends a forged message that it knows as such")
+            self._demand(not knows, f"{view.name} sends a forged message that it knows as such")
         if reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND):
-            view.sent_ns[message_id] = now_ns
+            view.sent_ns[message_id] = self._now_ns()
         late = [each for each in message.history if each.message_id not in self.made]
-        _demand(not late, f"{view.name} names {len(late)} messages that nobody made")
-
-    @staticmethod
-    def slept(view: View, delay_ms: int) -> None:
-        """Check the delay after which a participant wants to be woken (rule 11)."""
-        _demand(
-            delay_ms <= max(view.config.sync_at_least_ms, 1),
-            f"{view.name} sleeps for {delay_ms} ms",
-        )
+        self._demand(not late, f"{view.name} names {len(late)} messages that nobody made")
 
     def check(self, view: View, participant: Participant) -> None:
         """Verify the whole of a participant (rules 2, 8, 16 and 17, and its bounds).
@@ -459,28 +470,41 @@ class GroupJudge:
         """
         channel, now_ns = participant.core, self._now_ns()
         channel.check()
-        _check_bounds(participant)
+        self._check_bounds(participant)
         keys = [entry.key for entry in channel.log.entries()]
-        _demand(keys == view.keys, f"the log of {view.name} is not what it was told")
-        _demand(keys == sorted(keys), f"the log of {view.name} is not in order")
-        _demand(now_ns - view.ticked_ns <= _LATEST_TICK_NS, f"nobody ticks {view.name}")
+        self._demand(keys == view.keys, f"the log of {view.name} is not what it was told")
+        self._demand(keys == sorted(keys), f"the log of {view.name} is not in order")
+        self._demand(now_ns - view.ticked_ns <= _LATEST_TICK_NS, f"nobody ticks {view.name}")
         self._check_sending(view, channel, now_ns)
 
-    @staticmethod
-    def _check_sending(view: View, channel: MessageChannel, now_ns: int) -> None:
+    def _check_bounds(self, participant: Participant) -> None:
+        channel = participant.core
+        config, incoming = channel.config, channel.incoming
+        volatile = participant.publisher._volatile
+        syncs = sum(item.reason is BroadcastReason.SYNC for item in volatile)
+        for count, bound, what in (
+            (len(incoming.waiting), config.max_waiting, "messages wait"),
+            (len(incoming.wants), config.max_missing, "messages are missing"),
+            (len(channel.outgoing), config.max_outgoing, "messages are unacknowledged"),
+            (syncs, 1, "sync messages wait to be published"),
+            (len(channel.filter), config.filter.capacity, "IDs are in one filter"),
+        ):
+            self._demand(count <= bound, f"{count} {what} where {bound} may")
+
+    def _check_sending(self, view: View, channel: MessageChannel, now_ns: int) -> None:
         config = view.config
         longest_ns = (config.resend_possible_ms + config.resend_ms + _SLACK_MS) * NS_PER_MS
         open_ids = channel.outgoing.by_id.keys()
-        _demand(open_ids == view.sent_ns.keys(), f"{view.name} has lost sight of what it sent")
+        self._demand(open_ids == view.sent_ns.keys(), f"{view.name} has lost sight of what it sent")
         for message_id, sent_ns in view.sent_ns.items():
-            _demand(
+            self._demand(
                 now_ns - sent_ns <= longest_ns,
                 f"{view.name} does not send {message_id[:10]} again, unacknowledged as it is",
             )
         if view.listens:
             for message_id, since_ns in view.ready.items():
                 late = now_ns - max(since_ns, view.waits_ns) > _PROMPT_NS
-                _demand(not late, f"{view.name} keeps {message_id[:10]} back")
+                self._demand(not late, f"{view.name} keeps {message_id[:10]} back")
 
     def unequal(self, views: list[View]) -> str:
         """Return a sentence about a log that lacks messages without notice; empty if none does."""
@@ -505,9 +529,7 @@ class GroupJudge:
 
     # Events
 
-    def _received(self, view: View, event: Event, message: SdsMessage | None) -> None:
-        assert isinstance(event, Received)
-        assert message is not None
+    def _received(self, view: View, event: Received, message: SdsMessage) -> None:
         if event.kind is MessageKind.CONTENT:
             self.taken.setdefault(event.message_id, set()).add(view.name)
         for entry in message.history:
@@ -524,51 +546,44 @@ class GroupJudge:
                 lacking = {key for key in view.ids if not holds(seen, _probe(self._shape, key))}
                 view.lacking |= lacking
 
-    def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Message)
+    def _delivered(self, view: View, event: Message) -> None:
         forged = self.forged_as(event.message_id, event.content)
         made = forged or self.made.get(event.message_id)
         name = f"{event.message_id[:10]} at {view.name}"
-        _demand(
+        self._demand(
             made is not None
             and (made.sender_id, made.lamport) == (event.sender_id, event.lamport)
             and made.content == event.content,
             f"nobody said {name}",
         )
         assert made is not None
-        _demand(event.message_id not in view.ids, f"{name} is delivered again")
-        _demand(bool(event.proof) != bool(forged), f"{name} is taken for what it is not")
+        self._demand(event.message_id not in view.ids, f"{name} is delivered again")
+        self._demand(bool(event.proof) != bool(forged), f"{name} is taken for what it is not")
         if forged is not None:
             view.deceived.add(event.message_id)
         causes = {entry.message_id for entry in made.history}
         absent = causes - view.ids
-        _demand(set(event.unmet) == absent, f"{name} comes without {len(absent)} causes, unsaid")
-        _demand(absent <= view.lost | view.replaced, f"{name} comes before its causes")
+        self._demand(
+            set(event.unmet) == absent, f"{name} comes without {len(absent)} causes, unsaid"
+        )
+        self._demand(absent <= view.lost | view.replaced, f"{name} comes before its causes")
         self.delivered.setdefault(event.message_id, set()).add(view.name)
         self._insert(view, (event.lamport, event.message_id), event.entries_after)
         if view.capped != event.message_id:
             view.highest = max(view.highest, event.lamport)
 
-    @staticmethod
-    def _withdrawn(view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Withdrawn)
+    def _withdrawn(self, view: View, event: Withdrawn) -> None:
         name = event.message_id
-        _demand(name in view.deceived, f"{view.name} withdraws the genuine {name[:10]}")
+        self._demand(name in view.deceived, f"{view.name} withdraws the genuine {name[:10]}")
         view.keys.remove((event.lamport, name))
         view.withdrawn.add((event.lamport, name))
         view.replaced.add(name)
         view.ids.discard(name)
         view.deceived.discard(name)
 
-    def _forged(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Forged)
-        name = event.message_id
-        forged = self.forged_as(name, event.content)
-        _demand(forged is not None, f"{view.name} calls the genuine {name[:10]} forged")
-
     def _insert(self, view: View, key: Key, after: int | None) -> None:
         place = bisect_left(view.keys, key)
-        _demand(
+        self._demand(
             after is None or after == len(view.keys) - place,
             f"{view.name} shows {key[1][:10]} at another place than its log has it",
         )
@@ -576,18 +591,7 @@ class GroupJudge:
         view.ids.add(key[1])
         view.shown.discard(key[1])
 
-    @staticmethod
-    def _behind(view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Behind)
-        view.searched.append(event.since_ms * NS_PER_MS)
-
-    def _capped(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        """Note that the clock need not follow the message that is delivered next."""
-        assert isinstance(event, ClockCapped)
-        view.capped = event.message_id
-
-    def _acknowledged(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Acknowledged)
+    def _acknowledged(self, view: View, event: Acknowledged) -> None:
         key = event.message_id
         self._end(view, key)
         if event.error_probability:
@@ -595,39 +599,32 @@ class GroupJudge:
             self.wrong.found += not self.taken.get(key, set()) - {view.name}
         else:
             known = self.delivered.get(key, set()) - {view.name}
-            _demand(bool(known), f"{view.name} calls {key[:10]} acknowledged, and nobody has it")
+            self._demand(
+                bool(known), f"{view.name} calls {key[:10]} acknowledged, and nobody has it"
+            )
 
-    def _gave_up(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, GaveUp)
-        self._end(view, event.message_id)
-        view.given_up.add(event.message_id)
-
-    @staticmethod
-    def _end(view: View, key: str) -> None:
-        _demand(key in view.sent_ns, f"{view.name} ends {key[:10]}, which was not waiting for that")
+    def _end(self, view: View, key: str) -> None:
+        self._demand(
+            key in view.sent_ns, f"{view.name} ends {key[:10]}, which was not waiting for that"
+        )
         del view.sent_ns[key]
 
-    def _lost(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Lost)
+    def _lost(self, view: View, event: Lost) -> None:
         had = [key for key in event.message_ids if key in view.ids or key not in view.shown]
-        _demand(not had, f"{view.name} calls {len(had)} messages lost that it was not waiting for")
+        self._demand(
+            not had, f"{view.name} calls {len(had)} messages lost that it was not waiting for"
+        )
         lived_ms = view.last_ms - view.attended_ms
-        _demand(
+        self._demand(
             view.abandons or 2 * (lived_ms + _BOOT_MS) >= (view.config.lost_after_ms or 0),
             f"{view.name} gives up after {lived_ms} ms",
         )
         view.lost.update(event.message_ids)
 
-    def _missing(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, Missing)
-        had = [each for each in event.messages if each.message_id in view.ids]
-        _demand(not had, f"{view.name} misses {len(had)} messages that it has")
-
-    def _answered(self, view: View, event: Event, _: SdsMessage | None) -> None:
-        assert isinstance(event, RepairAnswered)
+    def _answered(self, view: View, event: RepairAnswered) -> None:
         key = event.message_id
         waits = key in view.asked or key in view.lacking
-        _demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
+        self._demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
         view.asked.pop(key, None)
 
 
@@ -638,24 +635,3 @@ def _probe(shape: FilterShape, message_id: str) -> Probe:
 
 def _names(disk: Disk, table: str) -> set[str]:
     return {row["message_id"].decode() for row in disk.tables[table].values()}
-
-
-def _check_bounds(participant: Participant) -> None:
-    channel = participant.core
-    config, incoming = channel.config, channel.incoming
-    volatile = participant.publisher._volatile
-    syncs = sum(item.reason is BroadcastReason.SYNC for item in volatile)
-    bounds = (
-        (len(incoming.waiting), config.max_waiting, "messages wait"),
-        (len(incoming.wants), config.max_missing, "messages are missing"),
-        (len(channel.outgoing), config.max_outgoing, "messages are unacknowledged"),
-        (syncs, 1, "sync messages wait to be published"),
-        (len(channel.filter), config.filter.capacity, "IDs are in one filter"),
-    )
-    for count, bound, what in bounds:
-        _demand(count <= bound, f"{count} {what} where {bound} may")
-
-
-def _demand(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ViolationError(sentence)

@@ -101,8 +101,7 @@ class GroupLink(Link):
             if self._life.ended:
                 raise TransportError("The participant has crashed.")
             messages = [world.taken(each) for each in batch]
-            with world.judging():
-                world.group_judge.left(member.view, member.disk, messages)
+            world.group_judge.left(member.view, member.disk, messages)
             for message in messages:
                 world.relay(member.name, message)
             if self._node is not None:
@@ -115,8 +114,7 @@ class GroupLink(Link):
             else:
                 verdicts = [PublishResult(stored=True, hint=each.hint) for each in messages]
         except TransportError:
-            with world.judging():
-                world.group_judge.tried(member.view, PUBLISH, world.timeline.now_ns)
+            world.group_judge.tried(member.view, PUBLISH)
             raise
         member.view.listens, member.view.waits_ns = True, world.timeline.now_ns
         return verdicts
@@ -165,20 +163,16 @@ class GroupLink(Link):
     def _begin(self, method: str) -> None:
         if self._life.ended:
             raise TransportError("The participant has crashed.")
-        world = self._world
-        with world.judging():
-            world.group_judge.tried(self._member.view, method, world.timeline.now_ns)
+        self._world.group_judge.tried(self._member.view, method)
 
     @asynccontextmanager
     async def _call(self, method: str) -> AsyncIterator[End]:
         name = self._member.name
         assert self._node is not None
         try:
-            end = await self._world.network.call(name, self._node, method, Identity(name, name))
-            try:
+            who = Identity(name, name)
+            async with self._world.network.call(name, self._node, method, who) as end:
                 yield end
-            finally:
-                end.cancel()
         except CallClosedError as error:
             refused = error.status is Status.OUT_OF_RANGE
             raise (FeedCursorRefusedError if refused else TransportError)(error.sentence) from None

@@ -114,8 +114,8 @@ class Member(Host):
         life = self.life
 
         def look() -> None:
-            if not (life.ended or self.world.over):
-                self.world.group_judge.stays(self.view)
+            left = life.ended or self.world.over
+            self.world.judge.demand(left, f"{self.name} does not leave")
 
         self.world.timeline.after(LEAVE_NS, look)
 
@@ -133,8 +133,7 @@ class Member(Host):
         links = [GroupLink(self, life, node) for node in nodes]
         participant = await Participant.join(joining, None, links)
         self.note(f"starts with {len(participant.core.log)} messages")
-        with world.judging():
-            world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
+        world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
         self._watch(participant.core)
         self.participant, self._channel = participant, Channel(participant)
         world.loop.begin(life, self._read(self._channel))
@@ -145,7 +144,8 @@ class Member(Host):
 
     def _over(self, life: Life) -> None:
         if not (life.ended or self.world.over):
-            self.world.group_judge.stopped(self.view, list(life.tasks))
+            tasks = list(life.tasks)
+            self.world.judge.demand(not tasks, f"tasks are left of {self.name}: {tasks}")
             self.note("has left")
             life.end()
             self.world.return_later(self)
@@ -174,11 +174,10 @@ class Member(Host):
         await asyncio.sleep(self.world.rng.uniform(0, _LATEST_READER_S))
         with suppress(ClientClosedError):
             async for change in channel.changes():
-                with self.world.judging():
-                    if isinstance(change, Withdrawn):
-                        self.world.group_judge.hidden(self.view, change)
-                    else:
-                        self.world.group_judge.shown(self.view, self.disk, change)
+                if isinstance(change, Withdrawn):
+                    self.world.group_judge.hidden(self.view, change)
+                else:
+                    self.world.group_judge.shown(self.view, self.disk, change)
 
     # What others do
 
@@ -249,8 +248,11 @@ class Member(Host):
         def due_watched(rng: object) -> int:
             due_ms: int = next_due_ms(rng)
             if self.view.ticked_ns == self.world.timeline.now_ns:
-                with self.world.judging():
-                    self.world.group_judge.slept(self.view, due_ms - self.now_ms)
+                delay_ms = due_ms - self.now_ms
+                self.world.judge.demand(
+                    delay_ms <= max(self.config.sync_at_least_ms, 1),
+                    f"{self.name} sleeps for {delay_ms} ms",
+                )
             return due_ms
 
         core.receive, core.next_due_ms = one_by_one, due_watched
@@ -275,18 +277,17 @@ class Member(Host):
     ) -> list[Event]:
         world, view = self.world, self.view
         judge = world.group_judge
-        with world.judging():
-            judge.stepped(view, core, self.now_ms, received)
-            view.abandons = abandoned
-            for event in events:
-                judge.saw(view, event, received)
-                if isinstance(event, CaughtUp):
-                    judge.caught_up(view, event, core)
-                if isinstance(event, Broadcast):
-                    message = judge.read(event.payload)
-                    world.counts[event.reason.value] += 1
-                    judge.spoke(view, event.reason, message, world.timeline.now_ns)
-                    self.note(f"{event.reason.value} {message.message_id[:10]}")
-            refused = any(isinstance(event, Refused) for event in events)
-            judge.ended_step(view, core, None if refused else received)
+        judge.stepped(view, core, self.now_ms, received)
+        view.abandons = abandoned
+        for event in events:
+            judge.saw(view, event, received)
+            if isinstance(event, CaughtUp):
+                judge.caught_up(view, event, core)
+            if isinstance(event, Broadcast):
+                message = judge.read(event.payload)
+                world.counts[event.reason.value] += 1
+                judge.spoke(view, event.reason, message)
+                self.note(f"{event.reason.value} {message.message_id[:10]}")
+        refused = any(isinstance(event, Refused) for event in events)
+        judge.ended_step(view, core, None if refused else received)
         return events

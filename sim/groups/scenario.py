@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from sim.limits import NS_PER_MS, NS_PER_S
-from sim.rng import Rng, happens
+from sim.rng import Random, happens
 from sim.scenario import HOUR_NS, MIN_NODES, Faults, GroupScenario, Scenario, drawn
 from storenode.message.limits import MAX_PAGE_MESSAGES
 from storenode.sds.bloom import FilterShape
@@ -29,7 +29,7 @@ _CHANNEL: Final = "room"
 _IN_STEP_NS: Final = 3 * NS_PER_S
 
 
-def drawn_group(rng: Rng, size: int | None = None, *, with_store: bool) -> Scenario:
+def drawn_group(rng: Random, size: int | None = None, *, with_store: bool) -> Scenario:
     """Draw a scenario for so many participants, or three, with store nodes or without."""
     size = size or _SMALLEST_GROUP
     small = size <= SMALL_GROUP
@@ -81,7 +81,7 @@ def drawn_group(rng: Rng, size: int | None = None, *, with_store: bool) -> Scena
     )
 
 
-def _nodes(rng: Rng, stores: int, group: GroupScenario, *, pull_ns: int) -> Scenario:
+def _nodes(rng: Random, stores: int, group: GroupScenario, *, pull_ns: int) -> Scenario:
     """Return the scenario of a group beside store nodes, whose limits are drawn beside the run's.
 
     ``pull_ns``: how often one reconciles with another, 0: never.
@@ -107,7 +107,7 @@ def _nodes(rng: Rng, stores: int, group: GroupScenario, *, pull_ns: int) -> Scen
     )
 
 
-def fixed_group(rng: Rng, size: int | None = None) -> Scenario:
+def fixed_group(rng: Random, size: int | None = None) -> Scenario:
     """Return a scenario of the same conversation for any size beside two stores.
 
     Participants and stores have the options that ship. Of what participants broadcast to each
@@ -144,7 +144,7 @@ def fixed_group(rng: Rng, size: int | None = None) -> Scenario:
     )
 
 
-def _joins(rng: Rng, size: int, talk_ns: int) -> tuple[int, ...]:
+def _joins(rng: Random, size: int, talk_ns: int) -> tuple[int, ...]:
     late = rng.choice((0.0, 0.1, 0.4))
     return tuple(
         int(rng.uniform(0, talk_ns)) if number and happens(rng, late) else 0
@@ -153,7 +153,7 @@ def _joins(rng: Rng, size: int, talk_ns: int) -> tuple[int, ...]:
 
 
 def _config(
-    rng: Rng,
+    rng: Random,
     size: int,
     messages: int,
     lost_after_ms: int | None,
@@ -191,7 +191,7 @@ def _config(
     )
 
 
-def _small_faults(rng: Rng) -> Faults:
+def _small_faults(rng: Random) -> Faults:
     def share(*some: float) -> float:
         return rng.choice((0.0, *some))
 

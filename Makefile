@@ -96,8 +96,8 @@ ratchet: $(DEV) ## lower the ceilings of size and ways to what is measured now
 	$(BIN)/python tools/check_size.py --update
 	$(BIN)/python -m bench.ways --update
 
-report: $(DEV) ## print rooms, lines, targets, ways and the time of the tests
-	@exec $(BIN)/python tools/report.py
+report: $(DEV) ## print the lines, files, public classes and target of each room
+	@exec $(BIN)/python tools/check_size.py --report
 
 format: $(DEV) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

@@ -25,9 +25,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 BENCHMARKS: Final = (
-    *("publish", "single", "disk", "scan", "hashes", "causal_history", "reconcile", "sync"),
-    *("sessions", "gossip", "sds", "lines", "nats", "groups", "idle", "readers", "gateway"),
-    "pipeline",
+    *("publish", "single", "scan", "hashes", "causal_history", "reconcile", "sync"),
+    *("sessions", "gossip", "sds", "lines", "nats", "groups", "idle", "readers", "pipeline"),
 )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from store.db.insert import HEADER, TRAILER
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 
@@ -80,31 +78,3 @@ def hashes(data: list[Row]) -> list[bytes]:
         message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)
         for row in data
     ]
-
-
-def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
-    """Encode rows as blocks of COPY: timestamp, hash, pubsub topic, content topic, payload.
-
-    Source: PostgreSQL manual, "COPY", "Binary Format".
-    """
-    pubsub = field(PUBSUB_TOPIC.encode())
-    blocks = [HEADER]
-    for start in range(0, len(data), BATCH):
-        parts: list[bytes] = []
-        for row, digest in zip(
-            data[start : start + BATCH], digests[start : start + BATCH], strict=True
-        ):
-            parts += (
-                struct.pack(">hiq", 5, 8, row.timestamp),
-                field(digest),
-                pubsub,
-                field(row.content_topic.encode()),
-                field(row.payload),
-            )
-        blocks.append(b"".join(parts))
-    return [*blocks, TRAILER]
-
-
-def field(value: bytes) -> bytes:
-    """Encode a value of a binary COPY: its length, then its bytes."""
-    return len(value).to_bytes(4, "big") + value

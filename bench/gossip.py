@@ -93,7 +93,7 @@ def spread(nodes: Sequence[Bench], requests: Sequence[store_pb2.PublishRequest])
     count = sum(len(request.messages) for request in requests)
     copy_bytes = sum(message.ByteSize() for request in requests for message in request.messages)
     baseline = alone(requests)
-    before, cpu = sum(map(sent_bytes, nodes)), [used(bench) for bench in nodes]
+    before, cpu = sum(map(sent_bytes, nodes)), [used(bench.node) for bench in nodes]
     start = stored(nodes[0])
 
     def work() -> None:
@@ -101,7 +101,7 @@ def spread(nodes: Sequence[Bench], requests: Sequence[store_pb2.PublishRequest])
         wait_until_stored(nodes, start + count)
 
     taken = seconds(work)
-    each = [used(bench).since(then, count) for bench, then in zip(nodes, cpu, strict=True)]
+    each = [used(bench.node).since(then, count) for bench, then in zip(nodes, cpu, strict=True)]
     links = len(list(combinations(nodes, 2)))
     report(
         benchmark="gossip",

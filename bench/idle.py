@@ -16,8 +16,8 @@ from typing import Final
 
 import psutil
 
-from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
-from bench.support import options, report, seconds
+from bench.pipeline.cpu import own_cpu_s
+from bench.support import options, report, seconds, used
 from tests.support.node import NodeProcess, running_node
 
 STARTS: Final = 5
@@ -53,21 +53,16 @@ def idle(folder: Path, wanted_s: int) -> None:
     ):
         nodes = {"alone": alone, "called by a peer": callee, "with a peer": caller}
         time.sleep(SETTLED_S)
-        before = {name: _used_s(node) for name, node in nodes.items()}
+        before = {name: used(node) for name, node in nodes.items()}
         time.sleep(wanted_s)
-        after = {name: _used_s(node) for name, node in nodes.items()}
-    for name, (node_s, postgres_s) in after.items():
+        after = {name: used(node) for name, node in nodes.items()}
+    for name, spent in after.items():
         report(
             benchmark="idle",
             case=name,
-            node_s_per_hour=(node_s - before[name][0]) * _HOUR_S / wanted_s,
-            postgres_s_per_hour=(postgres_s - before[name][1]) * _HOUR_S / wanted_s,
+            node_s_per_hour=(spent.node - before[name].node) * _HOUR_S / wanted_s,
+            postgres_s_per_hour=(spent.postgres - before[name].postgres) * _HOUR_S / wanted_s,
         )
-
-
-def _used_s(node: NodeProcess) -> tuple[float, float]:
-    pid = node.process.pid
-    return own_cpu_s(psutil.Process(pid)), descendants_cpu_s(pid)
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 The cores of a group talk beside a store in virtual time: what is published is stored, unless it is
 ephemeral, and comes to the others 100 ms later or is lost; what is missing is fetched from the
-store. ``--messages`` is the number of lines. The baseline, in the same run, sends the Bloom filter
-with every message, names the last two messages only, and stores all that is sent.
+store. ``--messages`` is the number of lines.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Final
 
 from bench.support import options, report
 from storenode.sds.channel import MessageChannel
@@ -31,10 +30,9 @@ LOSSES: Final = (0.0, 0.1)
 class Group:
     """People, the store beside them, and what is under way."""
 
-    def __init__(self, people: int, lost: float, **given: Any) -> None:  # noqa: ANN401 - options
+    def __init__(self, people: int, lost: float) -> None:
         self.rng = random.Random(1)
         self.lost = lost
-        self.stores_all = bool(given)
         self.now_ms = START_MS
         self.stored: dict[str, Packet] = {}
         self.sent_ms: dict[str, int] = {}
@@ -44,7 +42,7 @@ class Group:
         self._due: list[tuple[int, int, int, Packet]] = []
         self._number = 0
         self.people = [
-            MessageChannel(ChannelConfig("room", f"person{number}", **given), START_MS, self.rng)
+            MessageChannel(ChannelConfig("room", f"person{number}"), START_MS, self.rng)
             for number in range(people)
         ]
 
@@ -90,7 +88,7 @@ class Group:
     def _publish(self, who: int, event: Broadcast) -> None:
         self.broadcasts[event.reason.value] += 1
         packet = Packet(event.payload)
-        if not event.passes or self.stores_all:
+        if not event.passes:
             packet = Packet(event.payload, sha256(b"%d" % self.now_ms + event.payload).digest())
             self.stored[event.message_id] = packet
             self.stored_bytes += len(event.payload)
@@ -104,9 +102,9 @@ class Group:
         heappush(self._due, (self.now_ms + WAY_MS, self._number, who, packet))
 
 
-def measure(lines: int, people: int, every_s: int, lost: float, **given: Any) -> dict[str, float]:  # noqa: ANN401
+def measure(lines: int, people: int, every_s: int, lost: float) -> dict[str, float]:
     """Return the bytes stored per line, and the mean seconds until a line is acknowledged."""
-    group = Group(people, lost, **given)
+    group = Group(people, lost)
     for number in range(lines):
         # Lines come at any time, so often in the mean.
         group.say(START_MS + int((number + group.rng.random()) * every_s * 1_000))
@@ -128,15 +126,10 @@ def main() -> None:
     for people in PEOPLE:
         for every_s in EVERY_S:
             for lost in LOSSES:
-                case = (given.messages, people, every_s, lost)
-                ours = measure(*case)
-                before = measure(*case, filter_every=1, name_heads=False)
                 report(
                     benchmark="sds lines",
                     people=people,
                     seconds_between_lines=every_s,
                     lost=lost,
-                    **ours,
-                    **{f"baseline_{name}": value for name, value in before.items()},
-                    ratio=ours["bytes_per_line"] / before["bytes_per_line"],
+                    **measure(given.messages, people, every_s, lost),
                 )

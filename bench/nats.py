@@ -50,9 +50,9 @@ def peer_cases(count: int) -> dict[str, dict[str, float]]:
 
 def cost_us(bench: Bench, work: Callable[[], object], count: int) -> float:
     """Return the microseconds of all processes for each of so many messages."""
-    before = used(bench)
+    before = used(bench.node)
     work()
-    return sum(used(bench).since(before, count).values())
+    return sum(used(bench.node).since(before, count).values())
 
 
 async def follow(bench: Bench) -> float:
@@ -64,9 +64,9 @@ async def follow(bench: Bench) -> float:
         group, waiting = await stack.enter_async_context(asyncio.TaskGroup()), Waiting()
         work = [grpc_follower(each, CROWD, waiting) for each in clients]
         tasks = await begin_all(group, [*work], waiting)
-        before = used(bench)
+        before = used(bench.node)
         await publish_timed(clients[0], CROWD, waiting, FOLLOWERS, FOLLOWED)
-        spent = used(bench).since(before, FOLLOWED * FOLLOWERS)
+        spent = used(bench.node).since(before, FOLLOWED * FOLLOWERS)
         for task in tasks:
             task.cancel()
     return sum(spent.values())

@@ -127,12 +127,12 @@ async def followers(bench: Bench, count: int, connections: int) -> None:
         tasks = await begin_all(group, work, crowd)
         begun_s, used_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
         tasks += await begin_all(group, [grpc_follower(clients[0], ALONE, alone)], alone)
-        before = used(bench)
+        before = used(bench.node)
         to_all = await publish_timed(clients[0], CROWD, crowd, count)
-        costs = used(bench).since(before, SENT * count)
-        before = used(bench)
+        costs = used(bench.node).since(before, SENT * count)
+        before = used(bench.node)
         to_one = await publish_timed(clients[0], ALONE, alone, 1, SENT_ALONE)
-        alone_costs = used(bench).since(before, SENT_ALONE)
+        alone_costs = used(bench.node).since(before, SENT_ALONE)
         for task in tasks:
             task.cancel()
     report(
@@ -197,7 +197,7 @@ async def scans(bench: Bench, count: int, participants: int) -> None:
     taken, read = [], 0
     async with connect(bench.node.listen) as client:
         await read_channel(client, 0)
-        before, first_bytes = used(bench), node_bytes(bench)
+        before, first_bytes = used(bench.node), node_bytes(bench)
         for number in range(count):
             began = time.perf_counter()
             read += await read_channel(client, number % channels)
@@ -210,7 +210,7 @@ async def scans(bench: Bench, count: int, participants: int) -> None:
         p50_ms=statistics.median(taken),
         p99_ms=statistics.quantiles(taken, n=100)[98],
         grew_mib=(node_bytes(bench) - first_bytes) / MIB,
-        **{f"scan_{name}": value for name, value in used(bench).since(before, count).items()},
+        **{f"scan_{name}": value for name, value in used(bench.node).since(before, count).items()},
     )
 
 

@@ -53,12 +53,12 @@ def in_turn(bench: Bench, data: list[Row]) -> dict[str, list[float]]:
 
 def alone(bench: Bench, data: Sequence[Row]) -> dict[str, float]:
     """Return the processor time of messages of one caller, in microseconds by process."""
-    before = used(bench)
+    before = used(bench.node)
     with bench.channel() as channel:
         stub = StoreStub(channel)
         for row in data:
             publish_one(stub, row)
-    spent = used(bench).since(before, len(data))
+    spent = used(bench.node).since(before, len(data))
     return {f"alone_{name}": value for name, value in spent.items()}
 
 
@@ -89,9 +89,9 @@ def main() -> None:
         taken = in_turn(bench, first)
         spent_alone = alone(bench, third)
         ((commits,),) = bench.connection.execute(_COMMITS).fetchall()
-        before = used(bench)
+        before = used(bench.node)
         taken_s = seconds(partial(at_once, bench, second))
-        spent = used(bench).since(before, count)
+        spent = used(bench.node).since(before, count)
         ((commits_after,),) = bench.connection.execute(_COMMITS).fetchall()
     figures = {
         f"{side}_p{percent}_ms": values[len(values) * percent // 100]

@@ -16,7 +16,7 @@ import grpc
 import psutil
 import psycopg
 
-from bench.data import Row, batches, copy_blocks, hashes, publish_request
+from bench.data import PUBSUB_TOPIC, Row, batches, hashes, publish_request
 from bench.pipeline.cpu import descendants_cpu_s, own_cpu_s
 from store.embedded import running_url
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
@@ -30,7 +30,7 @@ create table plain (ts bigint not null, hash bytea not null, pubsub_topic text n
                     content_topic text not null, payload bytea not null, primary key ({key}))
 """
 PLAIN_COLUMNS = "ts, hash, pubsub_topic, content_topic, payload"
-COPY_PLAIN = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
+_COPY_PLAIN = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def bench_node(*args: str) -> Iterator[Bench]:
 
 
 @contextmanager
-def bench_node_on(data_dir: Path, *args: str, **environment: str) -> Iterator[Bench]:
+def bench_node_on(data_dir: Path, *args: str) -> Iterator[Bench]:
     """Start a node on a data directory, which stays."""
     options = ("--log-level", "warning", "--sync-interval", "0", *args)
-    with running_node(data_dir, *options, **environment) as node:
+    with running_node(data_dir, *options) as node:
         url = running_url(data_dir)
         assert url is not None
         with psycopg.connect(url, autocommit=True) as connection:
@@ -75,11 +75,12 @@ def options(description: str | None, messages: int = 500_000, **more: int) -> ar
     return parser.parse_args()
 
 
-def copy_in(bench: Bench, statement: str, blocks: Iterable[bytes]) -> None:
-    """Send prepared blocks by COPY; the commit is part of it."""
-    with bench.connection.cursor() as cursor, cursor.copy(statement) as copy:
-        for block in blocks:
-            copy.write(block)
+def copy_rows(bench: Bench, data: list[Row], digests: list[bytes]) -> None:
+    """Copy rows into the plain table one by one; the commit is part of it."""
+    with bench.connection.cursor() as cursor, cursor.copy(_COPY_PLAIN) as copy:
+        copy.set_types(["int8", "bytea", "text", "text", "bytea"])
+        for row, digest in zip(data, digests, strict=True):
+            copy.write_row((row.timestamp, digest, PUBSUB_TOPIC, row.content_topic, row.payload))
 
 
 def make_plain(bench: Bench, key: str) -> None:
@@ -88,18 +89,12 @@ def make_plain(bench: Bench, key: str) -> None:
     bench.connection.execute(_PLAIN_TABLE.format(key=key))
 
 
-def fill_plain(bench: Bench, data: list[Row], key: str) -> list[bytes]:
-    """Make the plain table and copy rows into it; the hash of each row."""
-    digests = hashes(data)
-    make_plain(bench, key)
-    copy_in(bench, COPY_PLAIN, copy_blocks(data, digests))
-    return digests
-
-
 def load(bench: Bench, data: list[Row], key: str) -> list[bytes]:
     """Fill the node and a plain table with this primary key alike; the hash of each row."""
     publish(bench, data)
-    digests = fill_plain(bench, data, key)
+    digests = hashes(data)
+    make_plain(bench, key)
+    copy_rows(bench, data, digests)
     settle(bench)
     return digests
 
@@ -120,14 +115,14 @@ class Used:
         }
 
 
-def used(bench: Bench) -> Used:
-    """Read the processor time of this process, the node and its Postgres.
+def used(node: NodeProcess) -> Used:
+    """Read the processor time of this process, a node and its Postgres.
 
     Unlike the time that passes, it hardly depends on what else the machine does.
     """
-    pid = bench.node.process.pid
-    own, node = (own_cpu_s(psutil.Process(each)) for each in (None, pid))
-    return Used(own, node, descendants_cpu_s(pid))
+    pid = node.process.pid
+    client_s, node_s = (own_cpu_s(psutil.Process(each)) for each in (None, pid))
+    return Used(client_s, node_s, descendants_cpu_s(pid))
 
 
 def publish(bench: Bench, data: list[Row]) -> None:

@@ -88,7 +88,7 @@ class Pair:
 
     def used(self) -> tuple[Used, Used]:
         """Read the processor time of the processes of either side."""
-        return used(self.caller), used(self.callee)
+        return used(self.caller.node), used(self.callee.node)
 
 
 def digest(bench: Bench) -> bytes:

@@ -11,9 +11,9 @@ makes each of these calls until all is warm, then `TURNS` times more:
 
 Functions are those entered in every turn, and counts the least of all turns, so that timers that
 happen to fire are left out; also left out are generated code, libraries, comprehensions and
-lambdas. ``--list`` prints the functions in the order in which they were entered first, ``--tree``
-measures another checkout's node. ``--check`` compares with the ceilings of `ways.toml` and fails
-above one; ``--update`` lowers the ceilings to what was counted and never raises one.
+lambdas. ``--list`` prints the functions in the order in which they were entered first. ``--check``
+compares with the ceilings of `ways.toml` and fails above one; ``--update`` lowers the ceilings to
+what was counted and never raises one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class Traced:
 
     node: NodeProcess
     control: socket.socket
-    tree: Path
 
     def begin(self) -> None:
         """Start to record."""
@@ -89,8 +88,8 @@ class Traced:
         steps = []
         for name, function in found["steps"]:
             path = Path(name)
-            if path.is_relative_to(self.tree) and not function.endswith(">"):
-                path = path.relative_to(self.tree)
+            if path.is_relative_to(ROOT) and not function.endswith(">"):
+                path = path.relative_to(ROOT)
                 if not _NOT_COUNTED.intersection(path.parts):
                     steps.append((str(path), function))
         return Turn(steps, {name: found["counts"].get(name, 0) for name in COUNTS})
@@ -154,18 +153,21 @@ class Way:
 
 
 @contextmanager
-def traced_node(directory: Path, name: str, tree: Path, *options: str) -> Iterator[Traced]:
-    """Run a node of a checkout under the recorder."""
+def traced_node(directory: Path, name: str, *options: str) -> Iterator[Traced]:
+    """Run a node without gossip under the recorder."""
     path = str(directory / f"{name}.sock")
-    program = (sys.executable, str(NODE), path, str(tree))
-    arguments = ("--log-level", "warning", "--sync-interval", "0", "--max-clock-drift", "off")
-    node = NodeProcess(directory / name, (*arguments, *options), program=program, cwd=tree)
+    program = (sys.executable, str(NODE), path)
+    arguments = (
+        *("--log-level", "warning", "--sync-interval", "0"),
+        *("--max-clock-drift", "off", "--gossip", "off"),
+    )
+    node = NodeProcess(directory / name, (*arguments, *options), program=program)
     with ExitStack() as stack:
         stack.callback(node.close)
         node.start()
         control = stack.enter_context(socket.socket(socket.AF_UNIX))
         control.connect(path)
-        yield Traced(node, control, tree)
+        yield Traced(node, control)
 
 
 class Calls:
@@ -225,13 +227,12 @@ class Calls:
         return payload
 
 
-def measure(tree: Path) -> Iterator[Way]:
-    """Measure each way by the nodes of a checkout, in the order of `WAYS`."""
+def measure() -> Iterator[Way]:
+    """Measure each way, in the order of `WAYS`."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ways-")))
-        other = stack.enter_context(traced_node(directory, "b", tree, "--gossip", "off"))
-        peer = ("--gossip", "off", "--peer", other.node.peer)
-        own = stack.enter_context(traced_node(directory, "a", tree, *peer))
+        other = stack.enter_context(traced_node(directory, "b"))
+        own = stack.enter_context(traced_node(directory, "a", "--peer", other.node.peer))
         calls = Calls(own, other, stack)
         publish = Way("publish").measure(own, calls.publish)
         yield publish
@@ -267,12 +268,12 @@ def find_excesses(ways: list[Way], ceilings: dict[str, dict[str, int]]) -> list[
     ]
 
 
-def check(tree: Path, *, update: bool, listed: bool) -> int:
+def check(*, update: bool, listed: bool) -> int:
     """Compare the ways with their ceilings; return the exit code."""
     ceilings = read_ceilings()
     excesses: list[str] = []
     for _ in range(ATTEMPTS):
-        ways = list(measure(tree))
+        ways = list(measure())
         for way in ways:
             way.show(listed=listed)
         if update:
@@ -291,14 +292,12 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.ways")
     parser.add_argument("--list", action="store_true", help="print the functions, in order")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to measure")
     parser.add_argument("--check", action="store_true", help="fail above a ceiling of ways.toml")
     parser.add_argument("--update", action="store_true", help="check, and lower the ceilings")
     options = parser.parse_args()
-    tree = options.tree.resolve()
     if options.check or options.update:
-        return check(tree, update=options.update, listed=options.list)
-    for way in measure(tree):
+        return check(update=options.update, listed=options.list)
+    for way in measure():
         way.show(listed=options.list)
     return 0
 

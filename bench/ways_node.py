@@ -1,6 +1,6 @@
-"""A node that records what a call costs it: ``ways_node.py SOCKET TREE ARGUMENT...``.
+"""A node that records what a call costs it: ``ways_node.py SOCKET ARGUMENT...``.
 
-It runs the command of the checkout TREE with the arguments. A client of SOCKET sends `BEGIN` and is
+It runs the command with the arguments. A client of SOCKET sends `BEGIN` and is
 answered when recording has begun, then `END` and is answered with a line of JSON: the file and
 the qualified name of each function that was entered in between, in order, and counts of dataclasses
 of which instances were made, statements sent to Postgres, commits of writes and new connections.
@@ -116,17 +116,16 @@ def _counting(function: Callable[..., Any], note: Callable[..., None]) -> Callab
 
 def main() -> None:
     """Run the command under the recorder."""
-    path, tree, *arguments = sys.argv[1:]
-    # In the place of this directory, whose names are not the checkout's.
-    sys.path[0] = tree
+    path, *arguments = sys.argv[1:]
+    # In the place of this directory, whose names are not the project's.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     sys.argv = ["storenode", *arguments]
     recorder = Recorder()
     record_statements(recorder)
     threading.Thread(target=recorder.serve, args=(path,), daemon=True).start()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
-    package = "storenode" if Path(tree, "storenode").exists() else "store"
-    runpy.run_module(f"{package}.cli", run_name="__main__")
+    runpy.run_module("storenode.cli", run_name="__main__")
 
 
 if __name__ == "__main__":

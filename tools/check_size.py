@@ -1,10 +1,11 @@
 """Checks the lines, files and public classes of each room against ceilings that only fall.
 
-    python tools/check_size.py [--update]
+    python tools/check_size.py [--update] [--report]
 
 `size_budget.toml` has the ceilings beside the target of each room. Lines are physical lines with
 docstrings and blank lines, of Python and C; a public class is one at the top of a module whose name
-has no leading underscore. ``--update`` lowers each ceiling to today's figure and never raises one.
+has no leading underscore. ``--update`` lowers each ceiling to today's figure and never raises one,
+``--report`` prints the figures of each room beside its target.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument(
         "--update", action="store_true", help="lower the ceilings to today's figures"
     )
+    parser.add_argument("--report", action="store_true", help="print the figures of each room")
     options = parser.parse_args(arguments)
     try:
         rooms = read_rooms(root)
@@ -88,6 +90,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     if options.update:
         path = root / BUDGET
         path.write_text(lower_ceilings(path.read_text("utf-8"), measured), encoding="utf-8")
+    if options.report:
+        for room in rooms:
+            figures = "".join(f"{measured[room.name][name]:>8,} {name}" for name in FIGURES)
+            print(f"{room.name:<20}{figures}, target {room.target or '-'}")
     excesses = find_excesses(rooms, measured) + [
         f"{source}: more than {MAX_FILE_LINES:,} lines: split it by subject"
         for source in list_sources(root)

@@ -10,12 +10,11 @@ measured and a tenth.
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 import time
 import tomllib
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +22,8 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from bench.pipeline.cpu import tree_cpu_s
+from tools.rooms import lower_ceilings
 
-RESULT: Final = Path("build/test-times.json")
 SLOWEST: Final = 10
 HEADROOM: Final = 1.1
 """A ceiling is this multiple of what was measured when it was set."""
@@ -39,12 +38,7 @@ def time_loop_s() -> float:
     return time.process_time() - began_s
 
 
-def folder_of(path: str) -> str:
-    """Return the folder that a test file is counted in, such as ``tests/unit``."""
-    return "/".join(path.split("/")[:2]) if path != START else START
-
-
-def read_folder_ceilings(file: Path) -> tuple[float, dict[str, float]]:
+def read_ceilings(file: Path) -> tuple[float, dict[str, int]]:
     """Read the reference time of the loop, and the ceilings by folder, in seconds.
 
     Raises:
@@ -52,49 +46,47 @@ def read_folder_ceilings(file: Path) -> tuple[float, dict[str, float]]:
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-        folders = {name: float(ceiling_s) for name, ceiling_s in document["ceiling_s"].items()}
-        return float(document["loop_s"]), folders
+        loop_s = float(document.pop("loop_s"))
+        return loop_s, {name: int(table["seconds"]) for name, table in document.items()}
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise pytest.UsageError(f"{file} has no ceilings of processor time: {error!r}") from error
 
 
-def judge(files: dict[str, float], loop_s: float, file: Path) -> str | None:
+def add_up(files: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each folder."""
+    folders: defaultdict[str, float] = defaultdict(float)
+    for path, seconds in files.items():
+        folders["/".join(path.split("/")[:2]) if path != START else START] += seconds
+    return folders
+
+
+def judge(files: Mapping[str, float], loop_s: float, file: Path) -> str | None:
     """Compare the measured seconds of files with the ceilings.
 
     Returns:
         A sentence that says what is wrong, None if the total is below the ceiling.
     """
-    reference_s, ceilings = read_folder_ceilings(file)
-    folders = {folder_of(path) for path in files}
-    if unknown := sorted(folders - ceilings.keys()):
+    reference_s, ceilings = read_ceilings(file)
+    folders = add_up(files)
+    if unknown := sorted(folders.keys() - ceilings.keys()):
         return f"{file} has no ceiling for {', '.join(unknown)}: add one"
     ceiling_s = sum(ceilings[folder] for folder in folders)
-    slowness = max(1.0, loop_s / reference_s)
-    total_s = sum(files.values()) / slowness
+    total_s = sum(folders.values()) / max(1.0, loop_s / reference_s)
     if total_s <= ceiling_s:
         return None
     return (
-        f"the tests took {total_s:,.0f} processor seconds, the ceiling is {ceiling_s:,.0f}: "
+        f"the tests took {total_s:,.0f} processor seconds, the ceiling is {ceiling_s:,}: "
         f"make the slowest files cheaper"
     )
 
 
-def lower_ceilings(text: str, files: dict[str, float], loop_s: float) -> str:
+def lower(text: str, files: Mapping[str, float], loop_s: float) -> str:
     """Return the text of the ceilings, each lowered to the measured seconds and a tenth."""
-    folders: defaultdict[str, float] = defaultdict(float)
-    for path, seconds in files.items():
-        folders[folder_of(path)] += HEADROOM * seconds
-
-    def lowered(found: re.Match[str]) -> str:
-        folder = found[1].strip('"')
-        if folder not in folders:
-            return found[0]
-        return f"{found[1]} = {min(float(found[2]), round(folders[folder], 1))}"
-
-    reference_s = float(tomllib.loads(text)["loop_s"])
-    if loop_s > HEADROOM * reference_s:
+    if loop_s > HEADROOM * float(tomllib.loads(text)["loop_s"]):
         return text  # measured on a slower machine
-    return re.sub(r"(?m)^(\S+|\".*\") = ([\d.]+)$", lowered, text)
+    folders = add_up(files).items()
+    measured = {name: {"seconds": round(HEADROOM * seconds)} for name, seconds in folders}
+    return lower_ceilings(text, measured)
 
 
 class ProcessorTime:
@@ -139,11 +131,9 @@ class ProcessorTime:
         if ceilings is None or not self._files:
             return
         loop_s = statistics.median(self._loops_s)
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps({"loop_s": loop_s, "files": self._files}), encoding="utf-8")
         file = Path(ceilings)
         if self._config.getoption("lower_processor_time"):
-            text = lower_ceilings(file.read_text(encoding="utf-8"), self._files, loop_s)
+            text = lower(file.read_text(encoding="utf-8"), self._files, loop_s)
             file.write_text(text, encoding="utf-8")
         self._problem = judge(self._files, loop_s, file)
         if self._problem is not None and exitstatus == pytest.ExitCode.OK:
@@ -153,22 +143,16 @@ class ProcessorTime:
         """Print the table of folders and the slowest files."""
         if self._config.getoption("processor_time") is None or not self._files:
             return
-        folders: defaultdict[str, float] = defaultdict(float)
-        for path, seconds in self._files.items():
-            folders[folder_of(path)] += seconds
         write = terminalreporter.write_line
         terminalreporter.write_sep("=", "processor seconds")
-        for table in (folders, dict(self._slowest())):
-            for name, seconds in sorted(table.items(), key=lambda item: -item[1]):
+        for table, rows in ((add_up(self._files), None), (self._files, SLOWEST)):
+            for name, seconds in sorted(table.items(), key=lambda item: -item[1])[:rows]:
                 write(f"{seconds:>9,.1f}  {name}")
             write("")
         loop_ms = 1_000 * statistics.median(self._loops_s)
         write(f"{sum(self._files.values()):>9,.1f}  in all; the loop took {loop_ms:.1f} ms")
         if self._problem is not None:
             write(self._problem, red=True)
-
-    def _slowest(self) -> list[tuple[str, float]]:
-        return sorted(self._files.items(), key=lambda item: -item[1])[:SLOWEST]
 
     def _measure(self) -> None:
         """Count what was used since the last measurement for the file that ran."""

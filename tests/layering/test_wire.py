@@ -1,43 +1,28 @@
 """The generated package: names that clients see, and the private schema's likeness."""
 
+from importlib import import_module
+
 import pytest
 from google.protobuf.message import Message
 
 from storenode.wire.sds.v1 import message_pb2 as sds_pb2
-from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.internal.v1 import (
     gossip_raw_pb2,
-    libp2p_pb2,
     message_raw_pb2,
     publish_raw_pb2,
     sds_raw_pb2,
     transfer_raw_pb2,
     waku_protocols_pb2,
 )
-from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
+from storenode.wire.storenode.v1 import peer_pb2, store_pb2
 from storenode.wire.waku.message.v1 import message_pb2 as waku_pb2
-from storenode.wire.waku.segmentation.v1 import segment_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as query_pb2
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2
 from tools.rooms import ROOT
 
 MODULES = [
-    admin_pb2,
-    coverage_pb2,
-    gossip_raw_pb2,
-    libp2p_pb2,
-    message_raw_pb2,
-    peer_pb2,
-    publish_raw_pb2,
-    query_pb2,
-    sds_pb2,
-    sds_raw_pb2,
-    segment_pb2,
-    store_pb2,
-    transfer_pb2,
-    transfer_raw_pb2,
-    waku_pb2,
-    waku_protocols_pb2,
+    import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for path in sorted((ROOT / "storenode/wire").rglob("*_pb2.py"))
 ]
 
 
@@ -81,25 +66,31 @@ def test_a_raw_message_differs_in_what_it_has_as_bytes_only(
         assert (field.name, field.type, field.is_repeated) == (name, field.TYPE_BYTES, True)
 
 
+NAMED_OTHERWISE = {"status_description", "relay_peers"}
+"""Names of the gateway's protocols, of which the second is not in a node's answer."""
+
+
 @pytest.mark.parametrize(
     ("part", "whole"),
     [
         (message_raw_pb2.RawMessage, waku_pb2.WakuMessage),
+        (message_raw_pb2.RawMessageAndTopic, transfer_pb2.WakuMessageAndTopic),
+        (message_raw_pb2.RawEntry, query_pb2.WakuMessageKeyValue),
+        (message_raw_pb2.RawScanPage, store_pb2.ScanPage),
+        (message_raw_pb2.RawScanPage, store_pb2.FollowPage),
         (waku_protocols_pb2.WakuResponse, query_pb2.StoreQueryResponse),
         (waku_protocols_pb2.QueriedPage, query_pb2.StoreQueryResponse),
-        (message_raw_pb2.RawEntry, query_pb2.WakuMessageKeyValue),
-        (message_raw_pb2.RawScanPage, store_pb2.FollowPage),
         (waku_protocols_pb2.PublishedMessages, store_pb2.PublishRequest),
-        (waku_protocols_pb2.TransferredMessage, transfer_pb2.WakuMessageAndTopic),
     ],
 )
-def test_the_gateway_reads_a_part_of_what_the_node_sends(
+def test_a_part_of_a_message_has_the_names_and_numbers_of_the_whole(
     part: type[Message], whole: type[Message]
 ) -> None:
     for field in part.DESCRIPTOR.fields:
         known = whole.DESCRIPTOR.fields_by_number.get(field.number)
-        assert known is not None or field.name == "relay_peers", field.full_name
-        assert known is None or known.is_repeated == field.is_repeated, field.full_name
+        if field.name not in NAMED_OTHERWISE:
+            assert known is not None, field.full_name
+            assert (known.name, known.is_repeated) == (field.name, field.is_repeated)
 
 
 def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:
@@ -111,20 +102,3 @@ def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:
     (published,) = peer_pb2.Events.DESCRIPTOR.fields
     assert (messages.number, messages.name) == (published.number, published.name)
     assert (messages.type, messages.is_repeated) == (messages.TYPE_BYTES, published.is_repeated)
-
-
-@pytest.mark.parametrize(
-    ("raw", "public"),
-    [
-        (message_raw_pb2.RawMessage, waku_pb2.WakuMessage),
-        (message_raw_pb2.RawMessageAndTopic, transfer_pb2.WakuMessageAndTopic),
-        (message_raw_pb2.RawEntry, query_pb2.WakuMessageKeyValue),
-        (message_raw_pb2.RawScanPage, store_pb2.ScanPage),
-    ],
-)
-def test_a_raw_message_has_the_names_and_numbers_of_the_public_one(
-    raw: type[Message], public: type[Message]
-) -> None:
-    named = {field.number: field.name for field in public.DESCRIPTOR.fields}
-    for field in raw.DESCRIPTOR.fields:
-        assert named[field.number] == field.name

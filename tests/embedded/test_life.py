@@ -219,15 +219,6 @@ def test_the_server_goes_when_its_node_is_killed(data_dir: Path) -> None:
         assert values(server.url) == [1, 2]
 
 
-def test_a_node_that_follows_at_once_waits_for_the_old_server(data_dir: Path) -> None:
-    with node(data_dir) as running:
-        insert(running.said["url"], 2)
-        running.kill()
-        with EmbeddedPostgres(data_dir) as server:
-            assert server.pid != running.said["pid"]
-            assert values(server.url) == [1, 2]
-
-
 @pytest.fixture
 def suspended(data_dir: Path) -> Iterator[psutil.Process]:
     """Yield a server whose node was killed and which, being suspended, cannot act on that."""
@@ -448,15 +439,6 @@ def _refusal(data_dir: Path, settings: Mapping[str, str] = MappingProxyType({}))
         server.start()
     assert server.pid is None
     return str(caught.value)
-
-
-def test_a_second_node_is_refused_with_the_process_that_has_the_directory(data_dir: Path) -> None:
-    with node(data_dir) as running:
-        assert f"in use by process {running.process.pid}" in _refusal(data_dir)
-        assert values(running.said["url"]) == [1]
-    with EmbeddedPostgres(data_dir) as server:
-        assert f"in use by process {os.getpid()}" in _refusal(data_dir)
-        assert values(server.url) == [1]
 
 
 def test_a_setting_that_postgres_refuses_is_named_and_leaves_the_directory_free(

@@ -1,4 +1,4 @@
-"""Clocks that are set while messages are stored: retention and the order of the feed."""
+"""Clocks that are set while messages are stored: what retention drops then."""
 
 from __future__ import annotations
 
@@ -85,20 +85,6 @@ class Node:
         """Return all hashes, as a follower gets them."""
         async with following(self.storage.feed, from_beginning()) as [follower]:
             return (await follower.until_live()).hashes
-
-
-async def test_a_clock_set_back_changes_neither_messages_nor_their_order(
-    database_url: str,
-) -> None:
-    async with Node().opened(database_url) as node:
-        await node.maintain()
-        sent = [await node.publish(1)]
-        for number, offset_ns in enumerate((-5 * DAY_NS, -DAY_NS, 0, -3_600 * 10**9)):
-            node.offset_ns = offset_ns
-            await node.maintain()
-            sent.append(await node.publish(2 + number))
-        assert await node.fed() == sent, "positions make the order, not clocks"
-        assert "partition_dropped" not in node.events
 
 
 async def test_a_leap_of_a_year_drops_nothing_until_it_has_lasted_a_day(

@@ -12,7 +12,7 @@ import psutil
 
 from chaos.checker.history import History
 from chaos.soak.postgres import kill_machine
-from tests.faults.processes import log_size, logged, postmaster_of, until
+from tests.faults.processes import log_size, logged, metrics, postmaster_of, until
 from tests.support.clients import (
     acknowledged,
     check_nodes,
@@ -90,6 +90,7 @@ async def test_a_node_outlives_its_postgres_and_starts_again_where_it_was_killed
                 if kill is not kill_backend:
                     await logged(node, "postgres_restarted", logged_bytes)
             await acknowledged(history, 500)
+        assert metrics(node)["storenode_database_events_total", "away"] >= 1
         stored = await check_nodes(history, node.listen)
         await receives(reader, stored)
         assert reader.stored == stored == history.published.keys()

@@ -17,10 +17,9 @@ from store.db.migrate import upgrade
 from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from tests.faults.processes import is_refused, until
-from tests.faults.two_nodes import Maker
 from tests.support.clients import scanned
 from tests.support.command import Command
-from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
+from tests.support.fleet import NS_PER_S, Fleet, hashes, made, publish, synchronize
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
 from tests.support.places import keep_logs
@@ -134,12 +133,13 @@ async def test_back_to_a_point_in_time(
     fleet: Fleet,
 ) -> None:
     lost, restored = servers
-    maker = Maker(time.time_ns() - 90 * NS_PER_S, payload_bytes=100)
+    everything = set[bytes]()
     peer = fleet.start(database_url=database_url)
     node = fleet.start(database_url=lost.url)
 
     async def publish_more() -> bytes:
-        some = maker.some(500)
+        some = made(500, time.time_ns() - 90 * NS_PER_S, seed=len(everything))
+        everything.update(hashes(some))
         for each in (node, peer):
             await publish(each, some)
         return await cursor_at_head(node)
@@ -147,7 +147,7 @@ async def test_back_to_a_point_in_time(
     await publish_more()
     backups.run("pg_basebackup", SUPERUSER_URL=superuser(lost))
     before = await publish_more()
-    kept = set(maker.made)
+    kept = set(everything)
     point = backups.run("pg_create_restore_point", SUPERUSER_URL=superuser(lost))
     beyond = await publish_more()
     await archive_up_to(lost, point.split()[2])
@@ -166,8 +166,8 @@ async def test_back_to_a_point_in_time(
     assert await is_refused(node, beyond)
 
     ended, report = synchronize(node, *EVERYTHING)
-    assert (ended.code, report["messages_received"]) == (0, len(maker.made - kept)), ended
-    assert await scanned(node.listen) == maker.made
+    assert (ended.code, report["messages_received"]) == (0, len(everything - kept)), ended
+    assert await scanned(node.listen) == everything
     # The same messages are in other commits, unknown to this follower.
     assert await is_refused(node, beyond)
     assert not await is_refused(node, before)

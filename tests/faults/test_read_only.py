@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from chaos.checker.clients import PUBSUB, TOPICS
-from chaos.soak.postgres import ClusterServer, Pair
-from store.db.errors import READ_ONLY
+from chaos.soak.postgres import Pair
 from storenode.client.messages import new_message
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.client.retry import Retry
 from storenode.client.types import PublishResult
 from storenode.connection.errors import NodeError
 from tests.faults.processes import until
-from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import running_pair
@@ -116,28 +114,6 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
     # As many as there are files for, on two listeners, with a warning.
     (warning,) = [each for each in reading.log().splitlines() if "connections_reduced" in each]
     assert json.loads(warning)["to"] == (2000 - 256) // 2
-
-
-async def test_a_node_whose_database_turns_read_only_says_so_and_recovers(
-    server: ClusterServer, node: NodeProcess
-) -> None:
-    node.database_url = server.url
-    node.start()
-    async with connect(node.listen, retry=ONCE) as client:
-        assert await publish(client, b"one") == PublishResult.STORED
-        server.reload(default_transaction_read_only="on")
-        reason = f"not ready: {READ_ONLY.sentence}\n"
-        await until(lambda: get(node.metrics, "/readyz") == (503, reason))
-        with pytest.raises(NodeError, match="the database is read-only") as refusal:
-            await publish(client, b"two")
-        assert (refusal.value.code, refusal.value.retryable) == ("UNAVAILABLE", True)
-        assert await scanned(client) == [b"one"]
-        problems = Command.of(node)("status", "--check").lines
-        assert problems
-        assert all(READ_ONLY.sentence in each for each in problems), problems
-        server.reload(default_transaction_read_only="off")
-        await until(lambda: get(node.metrics, "/readyz")[0] == 200)
-        assert await publish(client, b"two") == PublishResult.STORED
 
 
 def test_a_node_that_only_reads_has_one_host(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ import pytest_asyncio
 from reconcile.session import Role
 from store.sync.session.exchange import RECONCILE
 from storenode.client.messages import hash_of
+from storenode.client.node import connect
+from storenode.client.types import SyncReport
 from storenode.connection.call_status import BROKEN_WRITE, Ending
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from tests.faults.processes import event, log_size, memory_bytes, metrics
-from tests.faults.two_nodes import Maker, request_sync
 from tests.integration.peers.hostile import (
     LARGEST,
     METADATA,
@@ -35,8 +36,9 @@ from tests.integration.peers.hostile import (
     honest_reconcile,
     hostile_server,
 )
-from tests.support.fleet import NS_PER_S, Fleet, holdings, publish
+from tests.support.fleet import NS_PER_S, Fleet, hashes, holdings, made, publish
 from tests.support.node import NodeProcess
+from tests.support.polling import PATIENCE_S
 from tests.support.reconcile_pair import memory_view
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -74,7 +76,8 @@ class Siege:
     honest: NodeProcess
     hostile: str
     scripts: Scripts
-    maker: Maker
+    newest_ns: int
+    stored: set[bytes]
 
     def play(self, reconcile: Script, transfer: Script | None = None) -> None:
         """Set what the hostile peer does from now on."""
@@ -87,7 +90,7 @@ def payload(data: bytes) -> ReconcileFrame:
 
 def announced(siege: Siege) -> Script:
     """Return a valid reconciliation of a peer with other messages."""
-    return honest_reconcile(Maker(siege.maker.newest_ns - 1).some(1_000))
+    return honest_reconcile(made(1_000, siege.newest_ns, seed=2))
 
 
 def endless(ranges: int) -> Script:
@@ -134,21 +137,28 @@ def flood(size: int) -> bytes:
 async def siege(
     tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
 ) -> AsyncIterator[Siege]:
-    scripts, maker = Scripts(), Maker(time.time_ns() - 90 * NS_PER_S)
+    scripts, newest_ns = Scripts(), time.time_ns() - 90 * NS_PER_S
+    messages = made(2_000, newest_ns)
     async with AsyncExitStack() as stack:
         hostile = await stack.enter_async_context(hostile_server(scripts))
         fleet = Fleet(tmp_path_factory.mktemp("siege"), new_database=new_store)
         stack.callback(fleet.close)
         honest = fleet.start()
         node = fleet.start(peers=[hostile.target, honest.peer])
-        await publish(node, maker.some(2_000))
-        yield Siege(node, honest, hostile.target, scripts, maker)
+        await publish(node, messages)
+        yield Siege(node, honest, hostile.target, scripts, newest_ns, hashes(messages))
+
+
+async def request_sync(node: NodeProcess, peer: str) -> SyncReport:
+    """Reconcile a node with a peer over all times, as ``storenode sync --from 0`` does."""
+    async with connect(node.admin) as client:
+        return await client.synchronize(peer, time_start=0, timeout_s=PATIENCE_S)
 
 
 async def check_unharmed(siege: Siege) -> None:
     """Check that the node has its messages, and reconciles with the honest peer."""
     assert (await request_sync(siege.node, siege.honest.peer)).in_sync
-    assert holdings(siege.node) == holdings(siege.honest) == siege.maker.made
+    assert holdings(siege.node) == holdings(siege.honest) == siege.stored
 
 
 async def test_hundreds_of_thousands_of_promises(siege: Siege) -> None:

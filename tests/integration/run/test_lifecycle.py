@@ -309,29 +309,6 @@ def test_a_node_with_time_tries_again_and_another_host(tmp_path: Path, database_
         assert get(node.metrics, "/readyz") == (200, "ready\n")
 
 
-def test_a_node_outlives_its_embedded_server(tmp_path: Path) -> None:
-    with (
-        running_node(copy_cluster(tmp_path / "data")) as node,
-        grpc.insecure_channel(node.listen) as channel,
-    ):
-        states = watch_health(channel)
-        assert next(states) == SERVING
-        (server,) = [
-            child
-            for child in psutil.Process(node.process.pid).children()
-            if child.name().startswith("postgres")
-        ]
-        server.send_signal(signal.SIGKILL)
-        assert next(states) == NOT_SERVING
-        assert next(states) == SERVING
-        assert get(node.metrics, "/readyz") == (200, "ready\n")
-        # It may have been reached again before it is told that it was started again.
-        for event in ("postgres_restarted", "away"):
-            counted = f'storenode_database_events_total{{event="{event}"}} 1.0'
-            eventually(lambda line=counted: line in get(node.metrics, "/metrics")[1])  # type: ignore[misc]
-        assert node.terminate() == 0
-
-
 def allow_connections(server: PostgresServer, name: str, *, allowed: bool) -> None:
     """Let a database accept connections again, or end those that it has and accept no more."""
     with psycopg.connect(server.admin_url, autocommit=True) as connection:

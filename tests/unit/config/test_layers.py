@@ -66,20 +66,20 @@ def test_a_table_is_for_its_command_alone_and_the_top_is_for_all(
 ) -> None:
     config_file.write_text(
         'retention = "10d"\ncluster = 3\ndry-run = true\n'
-        '[run]\nretention = "20d"\n[db.prune]\nretention = "off"\nfrom = "1"\n'
+        '[run]\nretention = "20d"\n[db.prune]\nretention = "off"\n'
     )
     arguments = ("--config", str(config_file))
     config = command_line.run(*arguments)
     assert (config.retention, config.cluster) == (20 * 86_400_000 * MS, 3)
     prune = command_line("db", "prune", *arguments)
-    assert prune.other == {"retention": "off", "dry_run": True, "start": "1"}
+    assert (prune["retention"], prune["dry_run"]) == (None, True)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ('lisen = "127.0.0.1:1"\n', "sets lisen, which is no option of storenode: did you mean l"),
-        ('maintenance-intervall = "1m"\n', "did you mean sync_interval?"),
+        ('maintenance-intervall = "1m"\n', "did you mean nwaku_sync_interval?"),
         ("[run]\ndry-run = true\n", "sets dry-run in [run], which is no option of storenode"),
         (
             "[rum]\ncluster = 1\n",

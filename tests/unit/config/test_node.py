@@ -45,7 +45,7 @@ def test_an_option_that_was_removed_says_what_replaced_it(
     sentence = f"{option} was removed: {REMOVED[option]}."
     variable = f"STORENODE_{option[2:].upper().replace('-', '_')}"
     file = tmp_path / "node.toml"
-    file.write_text(f"{option[2:]} = 7\n")
+    file.write_text(f"[run]\n{option[2:]} = 7\n")
     assert command_line.refusal(f"{option}=7") == sentence
     assert command_line.refusal(env={variable: "7"}) == f"{variable} is set, and {sentence}"
     assert command_line.refusal("--config", str(file)).endswith(f"is set, and {sentence}")

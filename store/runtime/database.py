@@ -22,7 +22,7 @@ from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.errors import UnreachableError, WrongConfigurationError, ended
+from store.runtime.errors import UnreachableError, WrongConfigurationError, as_sentence
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.node_files import SeenFiles
 from storenode.common.backoff import Backoff
@@ -124,11 +124,8 @@ class ExternalHost:
                 await asyncio.to_thread(migrate.require_served, chosen)
             except psycopg.OperationalError as error:
                 reason = sentence(error)
-                hopeless = is_login_refused(error)
-                refused = isinstance(error, HostRefusedError)
-                if hopeless or time.monotonic() + backoff.pause_s > deadline_s:
-                    text = ended(f"The database may not be used: {reason}") if refused else None
-                    raise UnreachableError(text or _unreachable(url, reason)) from error
+                if is_login_refused(error) or time.monotonic() + backoff.pause_s > deadline_s:
+                    raise UnreachableError(_unreachable(url, error)) from error
                 _LOG.warning("database_not_reached", reason=reason, retry_in_s=backoff.pause_s)
             else:
                 self._used = chosen
@@ -173,8 +170,11 @@ class ExternalHost:
         await asyncio.to_thread(self.guard.keep)
 
 
-def _unreachable(url: str, reason: str) -> str:
-    # Never the user or the password.
+def _unreachable(url: str, error: psycopg.OperationalError) -> str:
+    """Return why no database can be used, without its user and password."""
+    reason = sentence(error)
+    if isinstance(error, HostRefusedError):
+        return as_sentence(f"The database may not be used: {reason}")
     hosts = ", ".join(map(label, hosts_of(url)))
     return (
         f"The database at {hosts} could not be reached ({reason}): check --database-url, and that"

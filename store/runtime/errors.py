@@ -21,12 +21,8 @@ class UnreachableError(NodeFailedError):
     exit_code = UNREACHABLE
 
 
-def ended(text: str) -> str:
-    """Return a text with the mark that ends a sentence, which it may have already."""
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
 def as_sentence(error: Exception | str) -> str:
-    """Return the text of an error with a capital letter and the mark that ends a sentence."""
+    """Return a text with a capital letter and the mark that ends a sentence."""
     text = str(error)
-    return ended(text[:1].upper() + text[1:])
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -67,7 +67,6 @@ from store.runtime.errors import (
     UnreachableError,
     WrongConfigurationError,
     as_sentence,
-    ended,
 )
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
@@ -96,20 +95,6 @@ from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.node")
-
-LOG_SUMMARY_INTERVAL_S: Final = 10.0
-TRIM_INTERVAL_S: Final = 60.0
-HOSTS_INTERVAL_S: Final = 2.0
-HOSTS_KEEP_INTERVAL_S: Final = 10.0
-TOKEN_CHECK_INTERVAL_S: Final = 2.0
-CONNECTIONS_INTERVAL_S: Final = 5.0
-DISK_INTERVAL_S: Final = 10.0
-PROBLEMS_INTERVAL_S: Final = 10.0
-FOLLOW_INTERVAL_S: Final = 30.0
-CONDITION_INTERVAL_S: Final = 60.0
-UNREAD_INTERVAL_S: Final = 600.0
-"""How often periodic work is done; requests read the horizon, the condition of the database and the
-problems in between."""
 
 DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
@@ -203,7 +188,7 @@ class NodeRuntime:
         except SchemaError as error:
             raise NodeFailedError(as_sentence(error)) from error
         except StoreUnavailableError as error:
-            raise UnreachableError(ended(f"The database does not serve: {error}")) from error
+            raise UnreachableError(as_sentence(f"The database does not serve: {error}")) from error
         _LOG.info("ended")
 
     def stop(self) -> None:
@@ -491,21 +476,22 @@ class NodeRuntime:
             "database monitor": self._monitor.run,
             "unfinished requests": context.arrivals.run,
         }
-        every: list[tuple[float, str, Callable[[], object]]] = [
-            (CONNECTIONS_INTERVAL_S, "connections", limiter.enforce),
-            (FOLLOW_INTERVAL_S, "telemetry", self._status.follow),
-            (CONDITION_INTERVAL_S, "condition", partial(condition.get, READ_TIMEOUT_S)),
-            (DISK_INTERVAL_S, "disk space", self._disk.look),
-            (PROBLEMS_INTERVAL_S, "problems", health.look),
-            (LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed),
-            (TRIM_INTERVAL_S, "memory", trim_memory),
+        # Seconds between two rounds of each work: requests read in between what the last one found.
+        every: list[tuple[int, str, Callable[[], object]]] = [
+            (5, "connections", limiter.enforce),
+            (30, "telemetry", self._status.follow),
+            (60, "condition", partial(condition.get, READ_TIMEOUT_S)),
+            (10, "disk space", self._disk.look),
+            (10, "problems", health.look),
+            (10, "log summary", write_suppressed),
+            (60, "memory", trim_memory),
         ]
         if isinstance(self._host, ExternalHost) and self._host.guard is not None:
             look_at_hosts = partial(self._host.look, self.database, metrics, health)
-            every.append((HOSTS_INTERVAL_S, "database hosts", look_at_hosts))
-            every.append((HOSTS_KEEP_INTERVAL_S, "newest commit", self._host.keep))
+            every.append((2, "database hosts", look_at_hosts))
+            every.append((10, "newest commit", self._host.keep))
         if config.client_token_file is not None:
-            every.append((TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow))
+            every.append((2, "token file", self._tokens.follow))
         if not config.read_only:
             self.canary = WriteCanary(
                 self.database,
@@ -518,7 +504,7 @@ class NodeRuntime:
             stack.push_async_callback(_finish, self._recorder.note)
             work |= {"write canary": self.canary.run, "maintainer": self.maintainer.run}
             work |= {"online": self._recorder.run, "resume": self.resumer.run}
-            every.append((UNREAD_INTERVAL_S, "unread events", self._sweep_unread))
+            every.append((600, "unread events", self._sweep_unread))
         stack.push_async_callback(tasks.stop)
         map_large_blocks()
         for name, run in work.items():

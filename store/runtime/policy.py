@@ -15,7 +15,7 @@ from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.errors import WrongConfigurationError, ended
+from store.runtime.errors import WrongConfigurationError, as_sentence
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
@@ -174,7 +174,7 @@ class TokenFile:
             self.access = parse_token_file(content.decode(), self._limits)
         except (TokenFileError, UnicodeDecodeError) as error:
             raise WrongConfigurationError(
-                ended(f"The token file {self._path} cannot be used: {error}")
+                as_sentence(f"The token file {self._path} cannot be used: {error}")
             ) from error
         self._on_use(True)
 

@@ -35,24 +35,21 @@ def archives(world: World) -> None:
     with running_node(data, *OFTEN, database_url=url) as node:
         asyncio.run(publish(node, made(20, time.time_ns() - EXPIRED_NS)))
     with running_node(data, *OFTEN, *WAITS, database_url=url) as node:
-        blocked, behind = (
-            world.incident(name, node.metrics, values=values, env=environment(node) | QUICK)
-            for name in ("retention-blocked-by-archive", "archive-behind")
-        )
-        blocked.left = ELSEWHERE
-        behind.left = {"storenode pipeline archive ARCHIVE --dry-run": "tests/integration/pipeline"}
+        details = {"values": values, "env": environment(node) | QUICK}
         eventually(lambda: metric(node, OLDEST))
-        blocked.fires()
-        assert "not archived" in blocked.do("storenode db prune", codes=(0, 1)).out
-        blocked.do("storenode pipeline archive")
-        eventually(lambda: not metric(node, OLDEST))
-        dropped = {"event": "partition_dropped"}
-        eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
-        blocked.resolved()
-        behind.well()
-        asyncio.run(publish(node, made(20, time.time_ns() - 36 * HOUR_NS)))
-        eventually(lambda: metric(node, OLDEST))
-        behind.fires()
-        behind.do("storenode pipeline archive ARCHIVE")
-        eventually(lambda: not metric(node, OLDEST))
-        behind.resolved()
+        with world.incident(
+            "retention-blocked-by-archive", node, before_min=0, left=ELSEWHERE, **details
+        ) as blocked:
+            blocked.fires()
+            assert "not archived" in blocked.do("storenode db prune", codes=(0, 1)).out
+            blocked.do("storenode pipeline archive")
+            eventually(lambda: not metric(node, OLDEST))
+            dropped = {"event": "partition_dropped"}
+            eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
+        left = {"storenode pipeline archive ARCHIVE --dry-run": "tests/integration/pipeline"}
+        with world.incident("archive-behind", node, left=left, **details) as behind:
+            asyncio.run(publish(node, made(20, time.time_ns() - 36 * HOUR_NS)))
+            eventually(lambda: metric(node, OLDEST))
+            behind.fires()
+            behind.do("storenode pipeline archive ARCHIVE")
+            eventually(lambda: not metric(node, OLDEST))

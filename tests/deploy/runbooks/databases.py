@@ -18,7 +18,6 @@ from tests.deploy.runbooks.scene import (
     Incident,
     World,
     database_url,
-    environment,
     execute,
     metric,
     superuser,
@@ -54,86 +53,79 @@ def _query() -> StoreQueryRequest:
 
 
 def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
-    shown = {"env": environment(node), "admin_url": superuser(node)}
-    waiting = world.incident("connections-exhausted", node.metrics, **shown)
-    slow_to_store = world.incident("publish-slow", node.metrics, **shown)
-    slow_to_read = world.incident("reads-slow", node.metrics, **shown)
-    slow = (slow_to_store, slow_to_read)
     stub.Publish(_request())
     stub.Query(_query())
-    for incident in (waiting, *slow):
-        incident.well()
-    with closing(psycopg.connect(database_url(node))) as holder:
-        holder.execute("lock table storenode.messages, storenode.hashes")
-        stored = [stub.Publish.future(_request()) for _ in range(CALLS)]
-        found = [stub.Query.future(_query()) for _ in range(CALLS)]
-        eventually(lambda: metric(node, "storenode_publishes_in_flight"))
-        eventually(lambda: metric(node, "storenode_pool_connections", state="waiting") > 1)
-        # The node counts from when it has got a call.
-        begun = time.monotonic()
-        waiting.fires()
-        waiting.do("select state")
-        assert "storenode|" in waiting.do("select usename").out
-        for incident in slow:
-            incident.do("select")
-        eventually(lambda: time.monotonic() - begun > SLOWER_THAN_S)
-        waiting.do("select pg_terminate_backend", PID=str(holder.info.backend_pid))
-    for publishing in stored:
-        publishing.result()
-    for reading in found:
-        reading.result()
-    waiting.resolved()
-    for incident in slow:
-        incident.fires()
-    slow_to_read.do("ANALYZE")
-    for incident in slow:
-        incident.resolved()
+    with (
+        world.incident("publish-slow", node) as slow_to_store,
+        world.incident("reads-slow", node) as slow_to_read,
+    ):
+        with (
+            world.incident("connections-exhausted", node) as waiting,
+            closing(psycopg.connect(database_url(node))) as holder,
+        ):
+            holder.execute("lock table storenode.messages, storenode.hashes")
+            stored = [stub.Publish.future(_request()) for _ in range(CALLS)]
+            found = [stub.Query.future(_query()) for _ in range(CALLS)]
+            eventually(lambda: metric(node, "storenode_publishes_in_flight"))
+            eventually(lambda: metric(node, "storenode_pool_connections", state="waiting") > 1)
+            # The node counts from when it has got a call.
+            begun = time.monotonic()
+            waiting.fires()
+            waiting.do("select state")
+            assert "storenode|" in waiting.do("select usename").out
+            for incident in (slow_to_store, slow_to_read):
+                incident.do("select")
+            eventually(lambda: time.monotonic() - begun > SLOWER_THAN_S)
+            waiting.do("select pg_terminate_backend", PID=str(holder.info.backend_pid))
+            for publishing, reading in zip(stored, found, strict=True):
+                publishing.result()
+                reading.result()
+        for incident in (slow_to_store, slow_to_read):
+            incident.fires()
+        slow_to_read.do("ANALYZE")
 
 
 def _damaged(world: World, node: NodeProcess, stub: StoreStub) -> None:
     admin = superuser(node)
-    failing = world.incident("calls-failing", node.metrics, env=environment(node), admin_url=admin)
-    failing.well()
-    execute(admin, "alter table storenode.hashes rename to moved")
-    with pytest.raises(grpc.RpcError) as failed:
+    with world.incident("calls-failing", node) as failing:
+        execute(admin, "alter table storenode.hashes rename to moved")
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Query(_query())
+        assert failed.value.code() is grpc.StatusCode.INTERNAL
+        failing.fires()
+        assert failing.do("storenode db check", codes=(1,)).code == 1
+        execute(admin, "alter table storenode.moved rename to hashes")
+        failing.do("storenode db current")
         stub.Query(_query())
-    assert failed.value.code() is grpc.StatusCode.INTERNAL
-    failing.fires()
-    assert failing.do("storenode db check", codes=(1,)).code == 1
-    execute(admin, "alter table storenode.moved rename to hashes")
-    failing.do("storenode db current")
-    stub.Query(_query())
-    eventually(lambda: metric(node, "storenode_ready"))
-    failing.resolved()
+        eventually(lambda: metric(node, "storenode_ready"))
 
 
 def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
-    env = environment(node)
-    unreachable = world.incident(
-        "database-unreachable", node.metrics, env=env, admin_url=world.postgres.admin_url
-    )
-    unreachable.left = {"curl http://db-a-1:8008": "the server here is without Patroni"}
-    failing = world.incident("publish-errors", node.metrics, env=env)
-    for incident in (unreachable, failing):
-        incident.well()
-    with _no_connections(world, node):
-        eventually(lambda: not metric(node, "storenode_database_up"))
-        with pytest.raises(grpc.RpcError) as failed:
-            stub.Publish(_request())
-        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-        for incident in (failing, unreachable):
-            incident.fires(1)
-        said = unreachable.do("psql", codes=(2,)).err
-        assert "not currently accepting connections" in said
-        assert "database_away" in node.log()
-        unreachable.do("select count")
-        unreachable.do("select * from pg_stat_replication")
-    eventually(lambda: metric(node, "storenode_database_up"))
-    assert "\n f\n" in unreachable.do("psql").out
-    eventually(lambda: metric(node, "storenode_ready"))
-    stub.Publish(_request())
-    for incident in (unreachable, failing):
-        incident.resolved()
+    with (
+        world.incident(
+            "database-unreachable",
+            node,
+            admin_url=world.postgres.admin_url,
+            left={"curl http://db-a-1:8008": "the server here is without Patroni"},
+        ) as unreachable,
+        world.incident("publish-errors", node) as failing,
+    ):
+        with _no_connections(world, node):
+            eventually(lambda: not metric(node, "storenode_database_up"))
+            with pytest.raises(grpc.RpcError) as failed:
+                stub.Publish(_request())
+            assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+            for incident in (failing, unreachable):
+                incident.fires(1)
+            said = unreachable.do("psql", codes=(2,)).err
+            assert "not currently accepting connections" in said
+            assert "database_away" in node.log()
+            unreachable.do("select count")
+            unreachable.do("select * from pg_stat_replication")
+        eventually(lambda: metric(node, "storenode_database_up"))
+        assert "\n f\n" in unreachable.do("psql").out
+        eventually(lambda: metric(node, "storenode_ready"))
+        stub.Publish(_request())
 
 
 @contextmanager
@@ -157,23 +149,16 @@ def maintenance(world: World) -> None:
         grpc.insecure_channel(node.listen) as channel,
     ):
         StoreStub(channel).Publish(new_request([new_message(b"old", CONTENT, PUBSUB, old_ns)]))
-    often = ("--maintenance-interval", "50ms")
     with closing(psycopg.connect(url)) as forgotten:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(
             world.directory / "data",
-            *often,
-            "--retention",
-            "2d",
+            *("--maintenance-interval", "50ms", "--retention", "2d"),
             database_url=url,
         ) as node:
-            shown = {"env": environment(node), "admin_url": superuser(node)}
-            failing = world.incident(
-                "retention-failing", node.metrics, values={"30d": "2d"}, **shown
-            )
-            failing.well()
-            _lower_retention(world, node)
-            _forgotten_session(failing, node, forgotten)
+            with world.incident("retention-failing", node, values={"30d": "2d"}) as failing:
+                _lower_retention(world, node)
+                _forgotten_session(failing, node, forgotten)
             _table_in_the_way(world, node)
             _dead_rows(world, node)
             _wrong_clock(world, node)
@@ -182,19 +167,17 @@ def maintenance(world: World) -> None:
 def _lower_retention(world: World, node: NodeProcess) -> None:
     # The only day with messages would go; a session still locks it when an operator agrees.
     left = {"storenode sync": "The node has no peer."}
-    incident = world.incident(
-        "retention-held", node.metrics, values={"30d": "2d"}, env=environment(node), left=left
-    )
-    incident.fires()
-    assert "would drop  1 days" in incident.do("storenode db retention --retention").out
-    incident.do("storenode db retention --lower-horizon")
-    eventually(lambda: not metric(node, "storenode_retention_overdue_days"))
-    incident.do("storenode db retention --apply", codes=(1,))
-    incident.resolved()
+    with world.incident(
+        "retention-held", node, values={"30d": "2d"}, left=left, before_min=0
+    ) as held:
+        held.fires()
+        assert "would drop  1 days" in held.do("storenode db retention --retention").out
+        held.do("storenode db retention --lower-horizon")
+        eventually(lambda: not metric(node, "storenode_retention_overdue_days"))
+        held.do("storenode db retention --apply", codes=(1,))
 
 
 def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.Connection) -> None:
-    problems = "storenode_maintenance_events_total"
     eventually(lambda: metric(node, "storenode_maintenance_failing", task="retention"))
     failing.fires()
     assert "held a lock" in node.log()
@@ -202,106 +185,102 @@ def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.
     assert "1 partitions would go" in report, report
     failing.do("select pid, now()")
     failing.do("select pg_terminate_backend", PID=str(forgotten.info.backend_pid))
-    eventually(lambda: metric(node, problems, event="partition_dropped"))
-    failing.resolved()
+    dropped = {"event": "partition_dropped"}
+    eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
 
 
 def _table_in_the_way(world: World, node: NodeProcess) -> None:
     """Drop partitions ahead, and give a table the name of one."""
     admin = superuser(node)
-    shown = {"env": environment(node), "admin_url": admin}
-    failing = world.incident("maintenance-failing", node.metrics, **shown)
-    missing = world.incident("partitions-missing", node.metrics, **shown)
-    for incident in (failing, missing):
-        incident.well()
     names = [
         f"storenode.messages_{time.strftime('%Y%m%d', time.gmtime(time.time() + days * 86_400))}"
         for days in (1, 2)
     ]
-    execute(
-        admin, "begin", f"drop table {', '.join(names)}", f"create table {names[0]} ()", "commit"
-    )
-    event = {"event": "maintenance_failed"}
-    seen = metric(node, "storenode_maintenance_events_total", **event)
-    eventually(lambda: metric(node, "storenode_maintenance_events_total", **event) > seen + 6)
+    drop = f"drop table {', '.join(names)}"
     reaches = "storenode_partitions_until_timestamp_seconds"
-    eventually(lambda: metric(node, reaches) < time.time() + 36 * 3_600)
-    for incident in (failing, missing):
-        incident.fires()
-    failing.do("storenode db check --sample 100000", codes=(0, 1))
-    missing.do("storenode db partitions")
-    missing.do("select * from pg_locks")
-    assert "ensure_ahead" in node.log()
-    execute(admin, f"drop table {names[0]}")
-    eventually(lambda: metric(node, reaches) > time.time() + 36 * 3_600)
-    failing.do("storenode db check")
-    failing.do("storenode db resummarize")
-    failing.do("ALTER ROLE")
-    for incident in (failing, missing):
-        incident.resolved()
+
+    def failures() -> float:
+        event = {"event": "maintenance_failed"}
+        return metric(node, "storenode_maintenance_events_total", **event)
+
+    with (
+        world.incident("maintenance-failing", node) as failing,
+        world.incident("partitions-missing", node) as missing,
+    ):
+        execute(admin, "begin", drop, f"create table {names[0]} ()", "commit")
+        seen = failures()
+        eventually(lambda: failures() > seen + 6)
+        eventually(lambda: metric(node, reaches) < time.time() + 36 * 3_600)
+        for incident in (failing, missing):
+            incident.fires()
+        failing.do("storenode db check --sample 100000", codes=(0, 1))
+        missing.do("storenode db partitions")
+        missing.do("select * from pg_locks")
+        assert "ensure_ahead" in node.log()
+        execute(admin, f"drop table {names[0]}")
+        eventually(lambda: metric(node, reaches) > time.time() + 36 * 3_600)
+        failing.do("storenode db check")
+        failing.do("storenode db resummarize")
+        failing.do("ALTER ROLE")
 
 
 def _dead_rows(world: World, node: NodeProcess) -> None:
     admin = superuser(node)
-    dead = world.incident("dead-tuples", node.metrics, admin_url=admin)
-    dead.well()
-    execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
-    with psycopg.connect(admin) as updating:
-        updating.execute(
-            "insert into storenode.unread (hash, ts, content_digest, needed)"
-            " select int8send(n), n, '', 1 from generate_series(1, 110000) as n"
-        )
-        updating.rollback()
-        updating.execute("select pg_stat_force_next_flush()")
     rows = {"table": "unread", "state": "dead"}
-    eventually(lambda: metric(node, "storenode_table_rows", **rows) > 100_000)
-    dead.fires()
-    dead.do("select relname")
-    dead.do("select pid")
-    dead.do("VACUUM")
-    eventually(lambda: metric(node, "storenode_table_rows", **rows) < 100_000)
-    dead.resolved()
+    with world.incident("dead-tuples", node) as dead:
+        execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
+        with psycopg.connect(admin) as updating:
+            updating.execute(
+                "insert into storenode.unread (hash, ts, content_digest, needed)"
+                " select int8send(n), n, '', 1 from generate_series(1, 110000) as n"
+            )
+            updating.rollback()
+            updating.execute("select pg_stat_force_next_flush()")
+        eventually(lambda: metric(node, "storenode_table_rows", **rows) > 100_000)
+        dead.fires()
+        dead.do("select relname")
+        dead.do("select pid")
+        dead.do("VACUUM")
+        eventually(lambda: metric(node, "storenode_table_rows", **rows) < 100_000)
 
 
 def _wrong_clock(world: World, node: NodeProcess) -> None:
     """Set the database's clock two hours back."""
     admin, name = superuser(node), database_url(node).rpartition("/")[2]
-    wrong, differs = (
-        world.incident(page, node.metrics, admin_url=admin, env=environment(node))
-        for page in ("clock-wrong", "clock-differs")
-    )
-    wrong.left = {
+    left = {
         "storenode db prune --trust-clock": "the page warns of it",
         "storenode pipeline restore": "nothing was dropped",
     }
-    wrong.well()
-    differs.well()
     clock = "create function slow.clock_timestamp() returns timestamptz language sql as"
     path = f"alter role storenode in database {name} "
     ended = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'storenode'"
     end = f"{ended} and datname = '{name}'"
-    execute(
-        admin,
-        "create schema slow",
-        f"{clock} $$ select pg_catalog.clock_timestamp() - interval '2 hours' $$",
-        "grant usage on schema slow to storenode",
-        f"{path} set search_path = slow, pg_catalog, public",
-        end,
-    )
-    event = {"event": "clock_ahead"}
-    eventually(lambda: metric(node, "storenode_maintenance_events_total", **event))
-    wrong.fires()
-    eventually(lambda: metric(node, "storenode_clock_offset_seconds", other="database") < -7_000)
-    differs.fires()
-    assert (
-        "the clock of database differs from this node's by -7,2"
-        in differs.do("storenode status").out
-    )
-    for incident in (wrong, differs):
-        incident.do("SELECT now()")
-        incident.do("date -u")
-    execute(admin, f"{path} reset search_path", "drop schema slow cascade", end)
-    eventually(lambda: metric(node, "storenode_maintenance_in_charge"))
-    eventually(lambda: abs(metric(node, "storenode_clock_offset_seconds", other="database")) < 10)
-    wrong.resolved()
-    differs.resolved()
+
+    def offset_s() -> float:
+        return metric(node, "storenode_clock_offset_seconds", other="database")
+
+    with (
+        world.incident("clock-wrong", node, left=left) as wrong,
+        world.incident("clock-differs", node) as differs,
+    ):
+        execute(
+            admin,
+            "create schema slow",
+            f"{clock} $$ select pg_catalog.clock_timestamp() - interval '2 hours' $$",
+            "grant usage on schema slow to storenode",
+            f"{path} set search_path = slow, pg_catalog, public",
+            end,
+        )
+        event = {"event": "clock_ahead"}
+        eventually(lambda: metric(node, "storenode_maintenance_events_total", **event))
+        wrong.fires()
+        eventually(lambda: offset_s() < -7_000)
+        differs.fires()
+        shown = differs.do("storenode status").out
+        assert "the clock of database differs from this node's by -7,2" in shown
+        for incident in (wrong, differs):
+            incident.do("SELECT now()")
+            incident.do("date -u")
+        execute(admin, f"{path} reset search_path", "drop schema slow cascade", end)
+        eventually(lambda: metric(node, "storenode_maintenance_in_charge"))
+        eventually(lambda: abs(offset_s()) < 10)

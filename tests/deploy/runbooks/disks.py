@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -31,12 +32,22 @@ def disks(world: World) -> None:
         _restarting(world, node)
 
 
-def _incident(world: World, name: str, node: NodeOnSmallDisk) -> Incident:
-    found = world.incident(name, node.metrics, inside=node.mounted.enter)
-    found.env = environment(node) | {"STORENODE_DATA_DIR": str(node.data_dir)}
-    found.values = {"DATA_DIR": str(node.data_dir), "DIR": str(node.data_dir)}
-    found.admin_url = node.database
-    return found
+def _incident(
+    world: World,
+    name: str,
+    node: NodeOnSmallDisk,
+    **details: Any,  # noqa: ANN401 - as of `World.incident`
+) -> Incident:
+    data_dir = str(node.data_dir)
+    return world.incident(
+        name,
+        node,
+        inside=node.mounted.enter,
+        env=environment(node) | {"STORENODE_DATA_DIR": data_dir},
+        values={"DATA_DIR": data_dir, "DIR": data_dir},
+        admin_url=node.database,
+        **details,
+    )
 
 
 def _fill(node: NodeOnSmallDisk, left_mib: int) -> None:
@@ -52,50 +63,45 @@ def _free(node: NodeOnSmallDisk) -> None:
 
 def _running_out(world: World, node: NodeOnSmallDisk) -> None:
     """Fill the disk with files that are not the node's."""
-    filling = _incident(world, "disk-running-out", node)
-    filling.left = {"select pg_drop_replication_slot": "an embedded database has no standbys"}
-    filling.well(6 * 60)
-    _fill(node, 30)
-    filling.fires(3 * 60)
-    filling.do("storenode db partitions")
-    filling.do("select slot_name")
-    assert "partitions" in filling.do("storenode db prune").out
-    _free(node)
-    filling.resolved()
+    left = {"select pg_drop_replication_slot": "an embedded database has no standbys"}
+    with _incident(world, "disk-running-out", node, left=left, before_min=6 * 60) as filling:
+        _fill(node, 30)
+        filling.fires(3 * 60)
+        filling.do("storenode db partitions")
+        filling.do("select slot_name")
+        assert "partitions" in filling.do("storenode db prune").out
+        _free(node)
 
 
 def _full(world: World, node: NodeOnSmallDisk) -> None:
     """Fill the disk so that Postgres ends, and cannot start."""
-    full = _incident(world, "disk-full", node)
-    full.well()
-    node.mounted.fill(0)
-    with pytest.raises(psycopg.OperationalError):
-        exhaust_log(node)
-    eventually(lambda: not metric(node, "storenode_database_up"))
-    eventually(lambda: "No space left on device" in node.log())
-    _fill(node, 0)  # what Postgres gave back when it ended, and the node has not looked at yet
-    full.fires(10)
-    full.do("df -h")
-    full.do("du -xsh")
-    full.do("storenode db prune")
-    full.do("storenode db partitions")
-    assert not (node.mounted.path / "data" / "reserve").exists()
-    _free(node)
-    eventually(lambda: metric(node, "storenode_ready"))
-    full.resolved()
+    with _incident(world, "disk-full", node) as full:
+        node.mounted.fill(0)
+        with pytest.raises(psycopg.OperationalError):
+            exhaust_log(node)
+        eventually(lambda: not metric(node, "storenode_database_up"))
+        eventually(lambda: "No space left on device" in node.log())
+        _fill(node, 0)  # what Postgres gave back when it ended, and the node has not looked at yet
+        full.fires(10)
+        full.do("df -h")
+        full.do("du -xsh")
+        full.do("storenode db prune")
+        full.do("storenode db partitions")
+        assert not (node.mounted.path / "data" / "reserve").exists()
+        _free(node)
+        eventually(lambda: metric(node, "storenode_ready"))
 
 
 def _restarting(world: World, node: NodeOnSmallDisk) -> None:
-    again = _incident(world, "postgres-restarting", node)
-    again.well()
-    for _ in range(3):
-        exits = metric(node, **EXITS)
-        postmaster_of(node).kill()
-        eventually(lambda exits=exits: metric(node, **EXITS) > exits)  # type: ignore[misc]
-        eventually(
-            lambda: metric(node, "storenode_ready") and metric(node, "storenode_database_up")
-        )
-    again.fires()
-    again.do("df -h")
-    again.do("storenode db check")
-    again.resolved()
+    def serves() -> bool:
+        return all(metric(node, f"storenode_{name}") for name in ("ready", "database_up"))
+
+    with _incident(world, "postgres-restarting", node) as again:
+        for _ in range(3):
+            exits = metric(node, **EXITS)
+            postmaster_of(node).kill()
+            eventually(lambda exits=exits: metric(node, **EXITS) > exits)  # type: ignore[misc]
+            eventually(serves)
+        again.fires()
+        again.do("df -h")
+        again.do("storenode db check")

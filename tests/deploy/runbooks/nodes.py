@@ -9,7 +9,7 @@ import psycopg
 import yaml
 
 from tests.deploy.runbooks.history import RULES
-from tests.deploy.runbooks.scene import World, environment, superuser
+from tests.deploy.runbooks.scene import World, superuser
 from tests.deploy.tools import DEPLOY
 from tests.integration.run.helpers import get
 from tests.support.command import Command
@@ -29,53 +29,47 @@ def nodes(world: World) -> None:
 
 
 def _killed(world: World, node: NodeProcess) -> None:
-    down = world.incident("node-down", node.metrics, env=environment(node))
-    down.values = {"127.0.0.1:7422": node.metrics}
-    down.well()
-    node.kill()
-    down.fires()
-    assert down.do("curl", codes=(7,)).code == 7, "nobody listens"
-    node.start()
-    assert down.do("curl").out == "alive\n"
-    down.do("storenode status")
-    down.resolved()
+    values = {"127.0.0.1:7422": node.metrics}
+    with world.incident("node-down", node, values=values) as down:
+        node.kill()
+        down.fires()
+        assert down.do("curl", codes=(7,)).code == 7, "nobody listens"
+        node.start()
+        assert down.do("curl").out == "alive\n"
+        down.do("storenode status")
 
 
 def _not_monitored(world: World, node: NodeProcess) -> None:
     configuration = world.directory / "prometheus.yml"
+    values = {"NODE:7422": node.metrics, "prometheus.yml": str(configuration)}
     _configure(configuration, [node.metrics])
-    lost = world.incident("no-targets", *_targets(configuration), env=environment(node))
-    lost.values = {"NODE:7422": node.metrics, "prometheus.yml": str(configuration)}
-    lost.well()
-    _configure(configuration, [])
-    lost.targets = _targets(configuration)
-    lost.fires()
-    assert lost.do("curl http://NODE:7422").out == "ready\n"
-    lost.do("storenode status")
-    _configure(configuration, [node.metrics])
-    assert "SUCCESS" in lost.do("promtool check config").out
-    lost.targets = _targets(configuration)
-    lost.resolved()
+    targets = _targets(configuration)
+    with world.incident("no-targets", node, targets=targets, values=values) as lost:
+        _configure(configuration, [])
+        lost.targets = _targets(configuration)
+        lost.fires()
+        assert lost.do("curl http://NODE:7422").out == "ready\n"
+        lost.do("storenode status")
+        _configure(configuration, [node.metrics])
+        assert "SUCCESS" in lost.do("promtool check config").out
+        lost.targets = _targets(configuration)
 
 
 def _draining(world: World, node: NodeProcess) -> None:
     """Keep a node from ending by a call that does not end."""
-    stuck = world.incident("node-not-ready", node.metrics, admin_url=superuser(node))
-    stuck.values = {"NODE:7422": node.metrics}
-    stuck.well()
-    with psycopg.connect(superuser(node)) as holder:
-        holder.execute("lock table storenode.messages in exclusive mode")
-        call = Command.of(node).start("publish", "--content-topic", CONTENT, "held up")
-        eventually(lambda: "publishes_in_flight 1.0" in get(node.metrics, "/metrics")[1])
-        node.signal(signal.SIGTERM)
-        eventually(lambda: get(node.metrics, "/readyz")[0] == 503)
-        stuck.fires()
-        stuck.do("select pg_reload_conf")
-        assert stuck.do("curl").out == "not ready: the node is shutting down\n"
-    assert call.wait() == 0, "what was under way ends well"
-    node.wait()
-    node.start()
-    stuck.resolved()
+    with world.incident("node-not-ready", node, values={"NODE:7422": node.metrics}) as stuck:
+        with psycopg.connect(superuser(node)) as holder:
+            holder.execute("lock table storenode.messages in exclusive mode")
+            call = Command.of(node).start("publish", "--content-topic", CONTENT, "held up")
+            eventually(lambda: "publishes_in_flight 1.0" in get(node.metrics, "/metrics")[1])
+            node.signal(signal.SIGTERM)
+            eventually(lambda: get(node.metrics, "/readyz")[0] == 503)
+            stuck.fires()
+            stuck.do("select pg_reload_conf")
+            assert stuck.do("curl").out == "not ready: the node is shutting down\n"
+        assert call.wait() == 0, "what was under way ends well"
+        node.wait()
+        node.start()
 
 
 def _configure(path: Path, targets: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import grpc
 
@@ -21,6 +22,7 @@ from tests.support.fleet import CONTENT, PUBSUB, made, publish, synchronize
 from tests.support.node import NodeProcess
 from tests.support.polling import eventually
 
+ABSENT = "storenode_peer_absent_since_timestamp_seconds"
 CALLS = 3
 """Sessions that fail: scheduled ones would wait longer and longer for each other."""
 OPTIONS = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")
@@ -48,59 +50,55 @@ def peers(world: World) -> None:
 
 def _unreachable(world: World, here: NodeProcess, there: NodeProcess) -> None:
     Pki(world.directory).issue("here.example")
-    away = world.incident("peer-unreachable", here.metrics, env=environment(here))
-    away.values = {"node.pem": str(world.directory / "node.pem")}
-    eventually(lambda: not metric(here, "storenode_peer_absent_since_timestamp_seconds"))
-    away.well()
-    there.terminate()
-    for _ in range(CALLS):
-        assert synchronize(here)[0].code != 0
-    away.fires()
-    assert "could not be reached" in away.do("storenode status").out
-    assert "here.example" in away.do("openssl").out
-    there.start()
-    assert "in sync" in away.do("storenode sync").out
-    eventually(lambda: not metric(here, "storenode_peer_absent_since_timestamp_seconds"))
-    away.resolved()
+    values = {"node.pem": str(world.directory / "node.pem")}
+    eventually(lambda: not metric(here, ABSENT))
+    with world.incident("peer-unreachable", here, values=values) as away:
+        there.terminate()
+        for _ in range(CALLS):
+            assert synchronize(here)[0].code != 0
+        away.fires()
+        assert "could not be reached" in away.do("storenode status").out
+        assert "here.example" in away.do("openssl").out
+        there.start()
+        assert "in sync" in away.do("storenode sync").out
+        eventually(lambda: not metric(here, ABSENT))
 
 
 def _refused(world: World, here: NodeProcess, there: NodeProcess) -> None:
-    refused = world.incident("sync-refused", here.metrics, env=environment(here))
-    refused.well()
     own = there.args
-    there.terminate()
-    there.args = (*own, "--cluster", "2")
-    there.start()
-    for _ in range(CALLS):
-        assert synchronize(here)[0].code != 0
-    refused.fires()
-    assert "cluster" in refused.do("storenode status").out
-    there.terminate()
-    there.args = own
-    there.start()
-    assert "in sync" in refused.do("storenode sync").out
-    refused.resolved()
+    with world.incident("sync-refused", here) as refused:
+        there.terminate()
+        there.args = (*own, "--cluster", "2")
+        there.start()
+        for _ in range(CALLS):
+            assert synchronize(here)[0].code != 0
+        refused.fires()
+        assert "cluster" in refused.do("storenode status").out
+        there.terminate()
+        there.args = own
+        there.start()
+        assert "in sync" in refused.do("storenode sync").out
 
 
 def _silent(world: World, here: NodeProcess, there: NodeProcess) -> None:
     """Let nothing be scheduled for hours after a session."""
     ended, _ = synchronize(here)
     assert ended.code == 0
-    silent = world.incident("peer-silent", here.metrics, env=environment(here))
-    silent.values = {"ID@HOST:PORT": there.peer}
-    silent.well(5)
-    silent.fires(3 * 60)
-    silent.do("storenode status")
-    assert silent.do("storenode sync --peer").code == 0
-    silent.resolved(5)
+    details: dict[str, Any] = {"before_min": 5, "after_min": 5}
+    values = {"ID@HOST:PORT": there.peer}
+    with world.incident("peer-silent", here, values=values, **details) as silent:
+        silent.fires(3 * 60)
+        silent.do("storenode status")
+        assert silent.do("storenode sync --peer").code == 0
 
 
 def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
-    waiting = world.incident("unread-events-ageing", here.metrics, env=environment(here))
-    waiting.well()
-    there.terminate()
     message = new_message(b"wanted", CONTENT, PUBSUB, time.time_ns())
-    with grpc.insecure_channel(here.listen) as channel:
+    with (
+        world.incident("unread-events-ageing", here) as waiting,
+        grpc.insecure_channel(here.listen) as channel,
+    ):
+        there.terminate()
         StoreStub(channel).Publish(new_request([message]))
         eventually(lambda: metric(here, "storenode_unread_events"))
         execute(
@@ -111,27 +109,24 @@ def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
         waiting.fires()
         waiting.do("storenode status")
         there.start()
-    eventually(lambda: not metric(here, "storenode_unconfirmed_oldest_seconds"))
-    waiting.resolved()
+        eventually(lambda: not metric(here, "storenode_unconfirmed_oldest_seconds"))
 
 
 def _cut_off(world: World, here: NodeProcess) -> None:
     """Send what is no frame, as a stranger; that it is no peer any more ends it."""
-    cut_off = world.incident("gossip-peer-cut-off", here.metrics, env=environment(here))
-    cut_off.well()
 
     async def garble() -> None:
         async with stream(here.peer, "garbler") as garbler:
             await garbler.send(b"\xff" * 40)
             await garbler.ending()
 
-    asyncio.run(garble())
-    cut_off.fires()
-    assert "garbler" in cut_off.do("storenode status").out
-    cut_off.do("storenode db check")
-    here.terminate()
-    here.start()
-    cut_off.resolved()
+    with world.incident("gossip-peer-cut-off", here) as cut_off:
+        asyncio.run(garble())
+        cut_off.fires()
+        assert "garbler" in cut_off.do("storenode status").out
+        cut_off.do("storenode db check")
+        here.terminate()
+        here.start()
 
 
 def sets(world: World) -> None:
@@ -159,17 +154,15 @@ def sets(world: World) -> None:
 def _forged(
     world: World, nodes: tuple[NodeProcess, NodeProcess], env: dict[str, str], tls: TlsIdentity
 ) -> None:
-    forged = world.incident("forged-fingerprint", nodes[1].metrics, env=env)
-    forged.well()
-    messages = asyncio.run(_publish_forged(nodes, tls))
-    assert forged.do("storenode sync").code == 0
-    forged.fires()
-    (said,) = events(nodes[1], "fingerprint_forged")
-    times = sorted(each.message.timestamp for each in messages)
-    forged.do("storenode query --hash", HASH=said["hashes"][0])
-    forged.do("storenode query --from", FIRST=str(times[0]), LAST=str(times[-1]))
-    forged.do("storenode db check")
-    forged.resolved()
+    with world.incident("forged-fingerprint", nodes[1], env=env) as forged:
+        messages = asyncio.run(_publish_forged(nodes, tls))
+        assert forged.do("storenode sync").code == 0
+        forged.fires()
+        (said,) = events(nodes[1], "fingerprint_forged")
+        times = sorted(each.message.timestamp for each in messages)
+        forged.do("storenode query --hash", HASH=said["hashes"][0])
+        forged.do("storenode query --from", FIRST=str(times[0]), LAST=str(times[-1]))
+        forged.do("storenode db check")
 
 
 async def _publish_forged(
@@ -191,25 +184,24 @@ def _lost(
 ) -> None:
     """Delete from a database a message that the peer still announces."""
     there, here = nodes
-    differing = world.incident("differences-not-shrinking", here.metrics, env=env)
+    differing = world.incident("differences-not-shrinking", here, env=env)
     differing.values = {"ID@HOST:PORT": f"a.example@{there.peer}"}
     differing.do("storenode sync --peer")
-    differing.well()
-    (lost,) = made(1, time.time_ns() - 60 * 10**9, seed=99)
-    asyncio.run(publish(there, [lost], tls))
-    lose = f"where ts = {lost.message.timestamp}"
-    execute(
-        superuser(there),
-        *(f"delete from storenode.{table} {lose}" for table in ("messages", "hashes")),
-    )
-    ended = differing.do("storenode sync --peer", codes=(0, 1))
-    assert "withheld" in ended.out, ended
-    differing.fires(4 * 60)
-    differing.env = env | {"STORENODE_DATABASE_URL": database_url(there)}
-    assert differing.do("storenode db check", codes=(1,)).code == 1
-    differing.do("storenode db resummarize")
-    differing.env = env
-    there.terminate()
-    there.start()
-    differing.do("storenode sync --peer")
-    differing.resolved()
+    with differing:
+        (lost,) = made(1, time.time_ns() - 60 * 10**9, seed=99)
+        asyncio.run(publish(there, [lost], tls))
+        lose = f"where ts = {lost.message.timestamp}"
+        execute(
+            superuser(there),
+            *(f"delete from storenode.{table} {lose}" for table in ("messages", "hashes")),
+        )
+        ended = differing.do("storenode sync --peer", codes=(0, 1))
+        assert "withheld" in ended.out, ended
+        differing.fires(4 * 60)
+        differing.env = env | {"STORENODE_DATABASE_URL": database_url(there)}
+        assert differing.do("storenode db check", codes=(1,)).code == 1
+        differing.do("storenode db resummarize")
+        differing.env = env
+        there.terminate()
+        there.start()
+        differing.do("storenode sync --peer")

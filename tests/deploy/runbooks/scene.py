@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -15,6 +15,7 @@ from tests.deploy.runbooks.history import History
 from tests.deploy.runbooks.page import Page, filled_in, is_sql
 from tests.faults.processes import metrics
 from tests.support.command import Command, Ended
+from tests.support.gateway import GatewayProcess
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import PostgresServer
 
@@ -26,9 +27,13 @@ TIMEOUT_S = 600.0
 class Incident:
     """A page of which a case makes the fault, runs the commands, and sees the end.
 
+    As a context manager it records that the alert's expression is not true at the beginning of the
+    block, and checks at its end that it is false again, and that the page was followed.
+
     ``values``: what stands for the page's placeholders. ``admin_url``: where its SQL runs.
     ``inside``: puts a command where the node's disk is mounted. ``left``: commands that are not
-    run, by their beginning, each with the reason.
+    run, by their beginning, each with the reason. ``before_min``, ``after_min``: for how long the
+    metrics at the beginning and at the end stand; 0: nothing is recorded at the beginning.
     """
 
     page: Page
@@ -40,19 +45,23 @@ class Incident:
     admin_url: str = ""
     inside: Callable[[list[str]], list[str]] = list
     left: Mapping[str, str] = field(default_factory=dict)
+    before_min: int = 60
+    after_min: int = 90
     _run: set[str] = field(default_factory=set)
 
-    def well(self, minutes: int = 60) -> None:
-        """Record that the expression is not true at first."""
-        self.history.lasts(minutes, *self.targets, expected=False)
+    def __enter__(self) -> Self:
+        if self.before_min:
+            self.history.lasts(self.before_min, *self.targets, expected=False)
+        return self
 
     def fires(self, minutes: int = 3) -> None:
         """Record that the expression is true now."""
         self.history.lasts(minutes, *self.targets, expected=True)
 
-    def resolved(self, minutes: int = 90) -> None:
-        """Check that the expression is false again, and that the page was followed."""
-        self.history.lasts(minutes, *self.targets, expected=False)
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is not None:
+            return
+        self.history.lasts(self.after_min, *self.targets, expected=False)
         assert True in self.history.expected, f"{self.page.name}: the alert was never true"
         self.history.check(self.page.alert)
         open_ = [
@@ -97,10 +106,16 @@ class World:
     new_store: Callable[[], str]
     resolved: list[str] = field(default_factory=list)
 
-    def incident(self, name: str, *targets: str, **details: Any) -> Incident:  # noqa: ANN401
-        """Return an incident of a page; ``details`` are fields of `Incident`."""
-        job = "storenode-gateway" if name.startswith("gateway-") else "storenode"
-        history = History(self.directory, job)
+    def incident(self, name: str, node: NodeProcess, **details: Any) -> Incident:  # noqa: ANN401
+        """Return an incident of a page at a node; ``details`` are fields of `Incident`."""
+        details = {"targets": (node.metrics,), "env": environment(node), **details}
+        if node.database_url is not None:
+            details.setdefault("admin_url", superuser(node))
+        return Incident(Page(name), History(self.directory), finished=self.resolved, **details)
+
+    def gateway_incident(self, name: str, gateway: GatewayProcess, **details: Any) -> Incident:  # noqa: ANN401
+        """Return an incident of a page at a gateway."""
+        history, targets = History(self.directory, "storenode-gateway"), (gateway.metrics,)
         return Incident(Page(name), history, targets, self.resolved, **details)
 
 

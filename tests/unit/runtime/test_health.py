@@ -129,20 +129,6 @@ def done(ending: SyncEnding, error: str = "", peer: PeerAddress | None = PEER) -
     )
 
 
-def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
-    book = PeerStates((PEER,), Metrics("1.0"), lambda: 1)
-    failed = done(SyncEnding.FAILED, "it could not be reached")
-    book.session_ended(failed)
-    (state,) = book.states()
-    assert (state.failures, state.last_error) == (1, "it could not be reached")
-    book.session_began(PEER)
-    book.session_ended(done(SyncEnding.ABORTED))
-    (state,) = book.states()
-    assert (state.failures, state.last_error) == (0, "")
-    assert state.last is failed
-    assert not state.in_session
-
-
 def test_differences_left_are_counted_by_the_window() -> None:
     metrics = Metrics("1.0")
     book = PeerStates((PEER,), metrics, lambda: 1)
@@ -174,6 +160,7 @@ def test_failures_and_refusals_are_counted_until_what_ends_them() -> None:
         names = ("storenode_peer_failures", "storenode_peer_refusals")
         return tuple(metrics.registry.get_sample_value(each, {"peer": str(PEER)}) for each in names)
 
+    shown: SessionReport | None = None
     for report, expected in (
         (done(SyncEnding.UNAVAILABLE, "it broke"), (0, 0)),  # the own database is nobody's fault
         (done(SyncEnding.FAILED, "it broke"), (1, 0)),
@@ -183,13 +170,18 @@ def test_failures_and_refusals_are_counted_until_what_ends_them() -> None:
         (done(SyncEnding.FAILED, "it called", peer=None), (3, 2)),
         (done(SyncEnding.DONE, "it called", peer=None), (3, 0)),
         (done(SyncEnding.DONE), (0, 0)),
+        (done(SyncEnding.FAILED, "it could not be reached"), (1, 0)),
+        (done(SyncEnding.ABORTED), (0, 0)),  # a tie that was lost is no report
     ):
+        book.session_began(PEER)
         book.session_ended(report)
         (state,) = book.states()
         assert counted() == expected
         assert state.failures == expected[0]
         if report.peer is not None:
-            assert state.last_error == report.error
+            shown = shown if report.ending is SyncEnding.ABORTED else report
+            assert (state.last, state.last_error) == (shown, report.error)
+            assert not state.in_session
 
 
 def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged(

@@ -5,12 +5,13 @@ A link stands between a participant and its node, so its records do not depend o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from chaos.checker.history import Published, fingerprint, message_hash
+from chaos.checker.history import Ack, History, Published, fingerprint, message_hash
 from storenode.sds.aio.transport import (
     FeedPage,
     Fetched,
@@ -41,14 +42,14 @@ class Traffic:
     """The messages that the participants of a run publish, and their acknowledgements.
 
     Attributes:
-        publish: receives messages by hash, before they are sent.
-        acknowledge: receives the name of a link and the hashes that its node stores.
+        history: has them, by hash, before they are sent.
+        find_store: returns the store behind a link now, by the name of the link.
         requested: IDs that participants requested from each other.
         answers: hashes of messages that were published again for such a request (SDS-Repair).
     """
 
-    publish: Callable[[Sequence[tuple[bytes, Published]]], None]
-    acknowledge: Callable[[str, Collection[bytes]], None]
+    history: History
+    find_store: Callable[[str], str]
     requested: set[str] = field(default_factory=set)
     answers: set[bytes] = field(default_factory=set)
 
@@ -135,7 +136,8 @@ class RecordingLink(Link):
             for outbound, result in zip(batch, results, strict=True)
             if result.stored and not outbound.ephemeral
         }
-        self.traffic.acknowledge(self.name, stored)
+        ack = Ack(self.traffic.find_store(self.name), time.monotonic(), 0)
+        self.traffic.history.acknowledge(stored, ack)
         return results
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
@@ -158,7 +160,7 @@ class RecordingLink(Link):
             mark = fingerprint(message, self.route.pubsub_topic)
             sent = Published(mark, outbound.timestamp_ns, self.state.name, outbound.ephemeral)
             rows.append((digest, sent))
-        self.traffic.publish(rows)
+        self.traffic.history.publish(rows)
 
     def _record_repair(self, payload: bytes, digest: bytes) -> None:
         with suppress(MessageError):

@@ -90,10 +90,9 @@ class Wire:
         if self.state is WireState.LOSSY:
             await self._pump(reader, writer)
             return
-        host, _, port = self.target.rpartition(":")
-        if not host:
+        if not self.target:
             return
-        there, back = await asyncio.open_connection(host, int(port))
+        there, back = await asyncio.open_connection(*self.target.rsplit(":", 1))
         self._writers.add(back)
         pumps = [
             asyncio.create_task(self._pump(reader, back)),

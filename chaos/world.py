@@ -7,9 +7,8 @@ ends with `read_logs`, `read_holdings` and the rules of the checker.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ from subprocess import TimeoutExpired
 from typing import Any, Final
 
 from chaos.checker.clients import Endpoint, Follower, read_holding
-from chaos.checker.history import Ack, History, Violation
+from chaos.checker.history import History, Violation
 from chaos.checker.logs import Log, check_logs
 from chaos.checker.stores import Holding, check_stores
 from chaos.link import Traffic
@@ -58,7 +57,7 @@ class World:
         self.followers: dict[str, Follower] = {}
         self.participants: dict[str, Participant] = {}
         self._mean_pause_s = mean_pause_s
-        self._traffic = Traffic(self.history.publish, self._acknowledge)
+        self._traffic = Traffic(self.history, lambda link: self.store(self.network.find_node(link)))
         self._silent = asyncio.Event()
         self._talking: asyncio.Task[Any] | None = None
 
@@ -175,10 +174,6 @@ class World:
 
     async def _stop_nodes(self) -> None:
         await asyncio.gather(*map(self.stop_node, self.nodes))
-
-    def _acknowledge(self, link: str, digests: Collection[bytes]) -> None:
-        ack = Ack(self.store(self.network.find_node(link)), time.monotonic(), 0)
-        self.history.acknowledge(digests, ack)
 
     async def _talk(self) -> None:
         while not self._silent.is_set():

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import grpc
 
-from chaos.attacks.catalog import Target
-from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from chaos.attacks.http2 import MESSAGE_HEAD, Connection, Target, connected
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 STORE: Final = "/storenode.v1.Store/"
@@ -130,7 +129,7 @@ async def idle_connections(target: Target, _rng: random.Random, count: int) -> s
                 if number % 10 == 0:
                     greeted.append(await stack.enter_async_context(connected(target["listen"])))
                     continue
-                reader, writer = await _connect(target["listen"])
+                reader, writer = await asyncio.open_connection(*target["listen"].rsplit(":", 1))
                 stack.callback(writer.close)
                 ends.append(asyncio.create_task(_read_to_end(reader)))
                 stack.callback(ends[-1].cancel)
@@ -183,8 +182,3 @@ def identity(rng: random.Random) -> tuple[tuple[str, str], ...]:
     name = f"invented-{rng.getrandbits(64):x}"
     store_id = ("storenode-store-id", f"store-of-{name}")
     return ("storenode-node-id", name), store_id, ("storenode-version", "6.6.6")
-
-
-async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))

@@ -6,14 +6,14 @@ import asyncio
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from chaos.attacks.catalog import Target
+from chaos.attacks.http2 import Target
 from chaos.checker.clients import (
     Endpoint,
     Follower,
@@ -24,7 +24,7 @@ from chaos.checker.clients import (
     scan,
 )
 from chaos.checker.history import History, Violation
-from chaos.checker.stores import check_stores
+from chaos.checker.stores import Served, check_stores
 from chaos.tasks import StuckError, Waiter
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
@@ -72,30 +72,24 @@ class HonestClient:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Make calls until ``ended`` is set, and wait for open calls and the follower."""
-        endpoint, publisher = self._follower.endpoint, self._publisher
-        following = asyncio.create_task(self._follower.run())
-        async with endpoint.open() as channel:
+        publisher, follower = self._publisher, self._follower
+        following = asyncio.create_task(follower.run())
+        async with follower.endpoint.open() as channel:
             store: StoreAsyncStub = StoreStub(channel)
-            calls: dict[str, Callable[[], Awaitable[None]]] = {
-                "query": lambda: self._query(store),
-                "scan": lambda: self._scan(store),
-                "probe": self._probe,
-            }
-            repeating = (self._repeat(*each, ended) for each in calls.items())
+            calls = {"query": self._query, "scan": self._scan, "probe": self._probe}
+            repeating = (self._repeat(*each, store, ended) for each in calls.items())
             await asyncio.gather(publisher.run(ended), *repeating)
         with suppress(StuckError):
             await Waiter(_PATIENCE_S).until_none(
                 "acknowledged messages that were not followed",
-                lambda: len(self._history.acks.keys() - self._follower.stored),
+                lambda: len(self._history.acks.keys() - follower.stored),
             )
         following.cancel()
         self.seconds += publisher.seconds
-        refused = publisher.outcomes.copy()
-        for stored in ("STORED", "DUPLICATE"):
-            del refused[stored]
+        refused = {k: n for k, n in publisher.outcomes.items() if k not in ("STORED", "DUPLICATE")}
         for counts in (publisher.errors, refused, Counter(publisher.failures)):
             self.failures.update({f"publish: {what}": n for what, n in counts.items()})
-        self.failures.update(self._follower.failures)
+        self.failures.update(follower.failures)
 
     async def judge(self) -> list[Violation]:
         """Return how what the node holds differs from what was published and acknowledged."""
@@ -104,12 +98,16 @@ class HonestClient:
         )
 
     async def _repeat(
-        self, name: str, call: Callable[[], Awaitable[None]], ended: asyncio.Event
+        self,
+        name: str,
+        call: Callable[[StoreAsyncStub], Awaitable[None]],
+        store: StoreAsyncStub,
+        ended: asyncio.Event,
     ) -> None:
         while not ended.is_set():
             began_s = time.monotonic()
             try:
-                await call()
+                await call(store)
             except grpc.aio.AioRpcError as error:
                 self.failures[f"{name}: {error.code().name}"] += 1
             except (OSError, NoAnswerError) as error:
@@ -120,21 +118,21 @@ class HonestClient:
 
     async def _query(self, store: StoreAsyncStub) -> None:
         owed = list(self._history.acks)[-_QUERIED:]
-        self._require(owed, {each.claimed for each in await query(store, owed)})
+        _require(owed, await query(store, owed))
 
     async def _scan(self, store: StoreAsyncStub) -> None:
         owed = list(self._history.acks)
-        self._require(owed, {each.claimed for each in await scan(store, self._topics)})
+        _require(owed, await scan(store, self._topics))
 
-    @staticmethod
-    def _require(owed: list[bytes], found: set[bytes]) -> None:
-        if missing := len(set(owed) - found):
-            raise NoAnswerError(f"{missing} acknowledged messages are missing")
-
-    async def _probe(self) -> None:
+    async def _probe(self, _store: StoreAsyncStub) -> None:
         def get() -> None:
             address = f"http://{self._target['metrics']}/healthz"
             with urllib.request.urlopen(address, timeout=_PATIENCE_S) as answer:
                 answer.read()
 
         await asyncio.to_thread(get)
+
+
+def _require(owed: Sequence[bytes], found: Sequence[Served]) -> None:
+    if missing := len(set(owed) - {each.claimed for each in found}):
+        raise NoAnswerError(f"{missing} acknowledged messages are missing")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final
+
+Target = Mapping[str, str]
+"""The addresses of a node by the names of its ready line, HOST:PORT."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -150,9 +153,8 @@ class Connection:
 @asynccontextmanager
 async def connected(address: str, source: str | None = None) -> AsyncIterator[Connection]:
     """Connect to HOST:PORT in clear; ``source`` is the local address."""
-    host, _, port = address.rpartition(":")
     local = None if source is None else (source, 0)
-    reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)
+    reader, writer = await asyncio.open_connection(*address.rsplit(":", 1), local_addr=local)
     connection = Connection(reader, writer)
     reading = asyncio.create_task(connection.read())
     try:

@@ -14,8 +14,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.calls import PEER, STORE, identity
-from chaos.attacks.catalog import Target
-from chaos.attacks.http2 import MESSAGE_HEAD, Connection, connected
+from chaos.attacks.http2 import MESSAGE_HEAD, Connection, Target, connected
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -53,16 +53,23 @@ class Holding:
     followed: Sequence[Served]
 
 
+_Case = tuple[str, str, Collection[object]]
+"""A rule, a sentence about the cases that break it, and these cases."""
+
+
 def check_stores(history: History, holdings: Sequence[Holding]) -> list[Violation]:
     """Return all violations of the rules above."""
-    stored = {each.node: _hashes(each.scanned) for each in holdings}
-    found = _check_confirms(history, len(holdings) - 1)
+    times = {each.claimed: each.timestamp_ns for holding in holdings for each in holding.scanned}
+    others = len(holdings) - 1
+    acks = history.acks.items()
+    too_many = [digest for digest, found in acks if any(ack.confirms > others for ack in found)]
+    text = f"messages have more confirmations than {others} stores"
+    cases: list[_Case] = [("confirms", text, too_many)]
     for each in holdings:
-        found += _check_lost(history, each, stored)
-        for reader in ("scan", "look-up", "follower"):
-            found += _check_served(history, each, reader)
-        found += _check_reads(history, each)
-    return found + _check_equal(history, holdings, stored)
+        cases += _find_missing(history, each, times)
+        cases += _find_altered(history, each)
+        cases += _find_differing(history, each)
+    return [violation for case in cases for violation in list_violations(*case)]
 
 
 def _hashes(served: Iterable[Served]) -> set[bytes]:
@@ -73,95 +80,53 @@ def _ephemeral(history: History) -> set[bytes]:
     return {digest for digest, message in history.published.items() if message.ephemeral}
 
 
-def _check_lost(
-    history: History, holding: Holding, stored: Mapping[str, set[bytes]]
-) -> list[Violation]:
-    anywhere = set[bytes]().union(*stored.values())
-    may_go_ns = history.may_go_ns(holding.store)
-    missing = {
-        digest
-        for digest in history.acks.keys() - stored[holding.node]
-        if history.published[digest].timestamp_ns >= may_go_ns
-        and (digest in anywhere or not history.may_be_lost(digest))
-    }
-    nowhere, elsewhere = missing - anywhere, missing & anywhere
-    return [
-        *list_violations(
-            "lost", f"acknowledged messages are at no node, nor at {holding.node}", nowhere
-        ),
-        *list_violations(
-            "lost", f"acknowledged messages of other nodes are missing at {holding.node}", elsewhere
-        ),
-    ]
+def _find_missing(
+    history: History, holding: Holding, anywhere: Mapping[bytes, int]
+) -> Iterator[_Case]:
+    """Find what a node lacks; ``anywhere``: the times of what any node holds."""
+    node, acked, may_go_ns = holding.node, history.acks.keys(), history.may_go_ns(holding.store)
+    times = {**anywhere, **{digest: history.published[digest].timestamp_ns for digest in acked}}
+    lacking = {each for each in times.keys() - _hashes(holding.scanned) if times[each] >= may_go_ns}
+    elsewhere = lacking & anywhere.keys() & acked
+    nowhere = {each for each in lacking - anywhere.keys() if not history.may_be_lost(each)}
+    yield "lost", f"acknowledged messages are at no node, nor at {node}", nowhere
+    yield "lost", f"acknowledged messages of other nodes are missing at {node}", elsewhere
+    text = f"unacknowledged messages that others serve are missing at {node}"
+    yield "unequal", text, lacking - acked
 
 
-def _check_served(history: History, holding: Holding, reader: str) -> list[Violation]:
-    served = {
-        "scan": holding.scanned,
-        "look-up": holding.by_hash,
-        "follower": holding.followed,
-    }[reader]
-    times = Counter(message.claimed for message in served)
-    unknown = times.keys() - history.published.keys()
-    altered = {
-        message.claimed
-        for message in served
-        if message.claimed not in unknown
-        and (
-            message.computed != message.claimed
-            or message.fingerprint != history.published[message.claimed].fingerprint
-        )
-    }
-    twice = {digest for digest, count in times.items() if count > 1} - _ephemeral(history)
-    where = f"in a {reader} of {holding.node}"
-    return [
-        *list_violations("unknown", f"messages {where} were never published", unknown),
-        *list_violations("altered", f"messages {where} are not as published", altered),
-        *list_violations("twice", f"messages come more than once {where}", twice),
-    ]
+def _find_altered(history: History, holding: Holding) -> Iterator[_Case]:
+    for reader, served in (
+        ("scan", holding.scanned),
+        ("look-up", holding.by_hash),
+        ("follower", holding.followed),
+    ):
+        where = f"in a {reader} of {holding.node}"
+        times = Counter(message.claimed for message in served)
+        unknown = times.keys() - history.published.keys()
+        altered = {
+            message.claimed
+            for message in served
+            if message.claimed not in unknown
+            and (message.computed, message.fingerprint)
+            != (message.claimed, history.published[message.claimed].fingerprint)
+        }
+        twice = {digest for digest, count in times.items() if count > 1} - _ephemeral(history)
+        yield "unknown", f"messages {where} were never published", unknown
+        yield "altered", f"messages {where} are not as published", altered
+        yield "twice", f"messages come more than once {where}", twice
 
 
-def _check_reads(history: History, holding: Holding) -> list[Violation]:
+def _find_differing(history: History, holding: Holding) -> Iterator[_Case]:
     node, stored = holding.node, _hashes(holding.scanned)
     must_go_ns = history.must_go_ns(holding.store)
     kept = [each.claimed for each in holding.scanned if each.timestamp_ns < must_go_ns]
     order = [(message.timestamp_ns, message.claimed) for message in holding.scanned]
     misplaced = [later for earlier, later in pairwise(order) if later < earlier]
-    differing = stored.symmetric_difference(_hashes(holding.by_hash))
+    differing = stored ^ _hashes(holding.by_hash)
+    yield "ephemeral", f"ephemeral messages are kept by {node}", stored & _ephemeral(history)
+    yield "order", f"messages come out of order in a scan of {node}", misplaced
+    yield "kept", f"messages that {node} serves should have been dropped", kept
+    yield "by hash", f"hashes of {node} differ between look-up and scan", differing
     missed = stored - _hashes(holding.followed)
-    passing = stored & _ephemeral(history)
-    return [
-        *list_violations("ephemeral", f"ephemeral messages are kept by {node}", passing),
-        *list_violations("order", f"messages come out of order in a scan of {node}", misplaced),
-        *list_violations("kept", f"messages that {node} serves should have been dropped", kept),
-        *list_violations("by hash", f"hashes of {node} differ between look-up and scan", differing),
-        *list_violations("follow", f"messages did not reach the follower of {node}", missed),
-    ]
-
-
-def _check_equal(
-    history: History, holdings: Sequence[Holding], stored: Mapping[str, set[bytes]]
-) -> list[Violation]:
-    times = {message.claimed: message.timestamp_ns for each in holdings for message in each.scanned}
-    found: list[Violation] = []
-    for each in holdings:
-        may_go_ns = history.may_go_ns(each.store)
-        lacking = {
-            digest
-            for digest in times.keys() - stored[each.node] - history.acks.keys()
-            if times[digest] >= may_go_ns
-        }
-        text = f"unacknowledged messages that others serve are missing at {each.node}"
-        found += list_violations("unequal", text, lacking)
-    return found
-
-
-def _check_confirms(history: History, others: int) -> list[Violation]:
-    too_many = [
-        digest
-        for digest, acks in history.acks.items()
-        if any(ack.confirms > others for ack in acks)
-    ]
-    return list_violations(
-        "confirms", f"messages have more confirmations than {others} stores", too_many
-    )
+    yield "follow", f"messages did not reach the follower of {node}", missed

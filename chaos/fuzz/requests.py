@@ -15,6 +15,9 @@ from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from storenode.message.varint import delimited, varint
 
 _Field: TypeAlias = Any
 """A `FieldDescriptor`, which is of another class where protobuf is compiled."""
@@ -103,34 +106,22 @@ class Requests:
                 continue
             part = getattr(made, described.name)
             if described.is_repeated:
-                self._fill_repeated(part, described, rng, depth)
+                # Many are rare: they cost as much as thousands of others.
+                count = 3_000 if rng.random() < 0.001 else rng.choice((0, 1, 1, 2, 3, 20))
+                values = [self._value(described, rng, depth) for _ in range(min(count, 8))]
+                part.extend((values * (count // 8 + 1))[:count])
             elif is_message:
                 part.SetInParent()
                 self._fill(part, rng, depth + 1)
             else:
-                setattr(made, described.name, self._value(described, rng))
+                setattr(made, described.name, self._value(described, rng, depth))
 
-    def _fill_repeated(
-        self,
-        part: Any,  # noqa: ANN401 - a container of protobuf
-        described: _Field,
-        rng: random.Random,
-        depth: int,
-    ) -> None:
-        # Many are rare: they cost as much as thousands of others.
-        count = 3_000 if rng.random() < 0.001 else rng.choice((0, 1, 1, 2, 3, 20))
-        if described.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
-            values = [self._value(described, rng) for _ in range(min(count, 8))]
-            part.extend((values * (count // 8 + 1))[:count])
-            return
-        for number in range(count):
-            if number < 5:
-                self._fill(part.add(), rng, depth + 1)
-            else:
-                part.add().CopyFrom(part[0])
-
-    def _value(self, described: _Field, rng: random.Random) -> object:
+    def _value(self, described: _Field, rng: random.Random, depth: int) -> object:
         kind = described.cpp_type
+        if kind == FieldDescriptor.CPPTYPE_MESSAGE:
+            made = GetMessageClass(described.message_type)()
+            self._fill(made, rng, depth + 1)
+            return made
         if kind == FieldDescriptor.CPPTYPE_STRING:
             return self._text_or_bytes(described, rng)
         if kind == FieldDescriptor.CPPTYPE_BOOL:
@@ -170,7 +161,7 @@ def mutate(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
             *(b"", part * times, _flip(part, rng), rng.choice(_VARINTS)),
             *(other[rng.randrange(len(other) + 1) :], rng.randbytes(rng.choice((1, 4, 200)))),
             # Fields of any number and wire type, texts that are no UTF-8, the message in itself.
-            _varint(number << 3 | rng.randrange(8)) + rng.choice((b"", b"\xff" * 8, *_VARINTS)),
+            varint(number << 3 | rng.randrange(8)) + rng.choice((b"", b"\xff" * 8, *_VARINTS)),
             _field(number, rng.choice(_BROKEN_TEXTS) * rng.choice((1, 1, 50))),
             _nest(data[:_MAX_NESTED_BYTES], rng),
         )
@@ -193,13 +184,4 @@ def _nest(data: bytes, rng: random.Random) -> bytes:
 
 
 def _field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return delimited(varint(number << 3 | 2), value)

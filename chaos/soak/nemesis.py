@@ -16,7 +16,8 @@ from typing import Final
 
 from chaos.checker.history import Pruned
 from chaos.network import WireState
-from chaos.soak.world import DAY_NS, NAMES, PARTICIPANTS, PATIENCE_S, SoakWorld
+from chaos.soak.postgres import Pair
+from chaos.soak.world import DAY_NS, FAILING_OVER, NAMES, PARTICIPANTS, PATIENCE_S, SoakWorld
 
 _NS_PER_S: Final = 1_000_000_000
 _DAY_S: Final = 86_400
@@ -79,8 +80,8 @@ async def _postgres_killed(world: SoakWorld, name: str, _rng: Random) -> AsyncIt
 
 @asynccontextmanager
 async def _failover(world: SoakWorld, name: str, _rng: Random) -> AsyncIterator[str]:
-    pair = world.machines[name].pair
-    assert pair is not None
+    pair = world.machines[name].database
+    assert isinstance(pair, Pair)
     await asyncio.to_thread(pair.first.kill)
     await asyncio.to_thread(pair.promote)
     yield "SIGKILL to the primary, standby promoted"
@@ -174,7 +175,7 @@ async def _participant_away(world: SoakWorld, name: str, _rng: Random) -> AsyncI
 FAULTS: Final[Mapping[str, Fault]] = {
     "node-killed": Fault(NAMES, _node_killed),
     "postgres-killed": Fault(NAMES, _postgres_killed),
-    "failover": Fault(("a",), _failover),
+    "failover": Fault((FAILING_OVER,), _failover),
     "partition": Fault(NAMES, _partition),
     "slow-link": Fault(NAMES, _slow_link),
     "clock-jump": Fault(NAMES, _clock_jump),

@@ -175,12 +175,12 @@ class Pair:
             self.second.copy(self.first)
             self.second.start()
         except BaseException:
-            self.close()
+            self.stop()
             raise
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.close()
+        self.stop()
 
     def synchronous(self, *, on: bool = True) -> None:
         """Let every commit of the primary wait for the standby's disk, or for none."""
@@ -217,10 +217,17 @@ class Pair:
         self.first.start()
         self.first, self.second = self.second, self.first
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop both."""
         for server in (self.second, self.first):
             server.stop()
+
+
+def find_postmaster(node: int) -> psutil.Process:
+    """Return the postmaster of the embedded Postgres of a node, by the node's process ID."""
+    children = psutil.Process(node).children()
+    (found,) = [each for each in children if each.name().startswith("postgres")]
+    return found
 
 
 def kill_machine(postmaster: psutil.Process) -> None:

@@ -20,14 +20,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import psutil
 from psycopg.conninfo import conninfo_to_dict
 
 from chaos.checker.clients import Endpoint, Publisher, new_messages
 from chaos.checker.history import Synced
 from chaos.node import PROGRAM, NodeProcess, clean_environment
 from chaos.soak import clock
-from chaos.soak.postgres import ClusterServer, Pair, start_server
+from chaos.soak.postgres import ClusterServer, Pair, find_postmaster, start_server
 from chaos.soak.small_disk import SmallDisk
 from chaos.tasks import Waiter
 from chaos.world import World
@@ -36,6 +35,9 @@ from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
 
 NAMES: Final = ("a", "b", "c")
+FAILING_OVER: Final = "a"
+"""The node that has two servers."""
+
 CHANNELS: Final = ("kitchen", "garden")
 PARTICIPANTS: Final = {
     f"{channel}-{number}": channel for channel in CHANNELS for number in range(3)
@@ -71,17 +73,16 @@ class Machine:
     """A node with its database: a pair of servers (node a), one (b), or an embedded one (c).
 
     Attributes:
-        pair: its servers, if it has two.
+        database: its servers; None if it has an embedded one.
         node: its process.
         disk: the small disk of its data directory, if it has one.
     """
 
     def __init__(self, name: str, directory: Path, disk: SmallDisk | None = None) -> None:
         self.disk = disk
-        self.pair: Pair | None = None
+        self.database: Pair | ClusterServer | None = None
         self._name = name
         self._directory = directory
-        self._server: ClusterServer | None = None
         self._place = directory
         self._clock = directory / "clock"
         self._clock.write_bytes(bytes(clock.BYTES))
@@ -89,23 +90,22 @@ class Machine:
     @property
     def server(self) -> ClusterServer | None:
         """The server that takes the node's writes; None if it is embedded."""
-        return self._server if self.pair is None else self.pair.first
+        return self.database.first if isinstance(self.database, Pair) else self.database
 
     async def install(self, life: int, options: Sequence[str] = ()) -> None:
         """Put a new node with an empty database in the place of the last one."""
         self._place = self._directory / f"life-{life}"
         self._place.mkdir(parents=True)
-        if self._name == "a":
-            self.pair = Pair(self._place)
-            await asyncio.to_thread(self.pair.__enter__)
-            await asyncio.to_thread(self.pair.synchronous)
+        if self._name == FAILING_OVER:
+            self.database = Pair(self._place)
+            await asyncio.to_thread(self.database.__enter__)
+            await asyncio.to_thread(self.database.synchronous)
         elif self._name == "b":
-            self._server = await asyncio.to_thread(start_server, self._place / "server")
-        database = self.pair or self._server
+            self.database = await asyncio.to_thread(start_server, self._place / "server")
         self.node = NodeProcess(
             (self._directory if self.disk is None else self._directory / "disk") / f"node-{life}",
             options,
-            None if database is None else database.url,
+            None if self.database is None else self.database.url,
             program=(sys.executable, "-P", clock.__file__, str(self._clock)),
             enter=list if self.disk is None else self.disk.enter,
         )
@@ -120,17 +120,15 @@ class Machine:
         """Kill all processes of an external server, or the embedded one's postmaster alone."""
         if self.server is not None:
             await asyncio.to_thread(self.server.kill)
-            return
-        children = psutil.Process(self.node.pid).children()
-        (postmaster,) = [each for each in children if each.name().startswith("postgres")]
-        postmaster.kill()
+        else:
+            find_postmaster(self.node.pid).kill()
 
     async def start_postgres(self) -> None:
         """Start an external server again; an embedded one is started by its node."""
         if self.server is not None:
             await asyncio.to_thread(self.server.start)
-        if self.pair is not None:
-            await asyncio.to_thread(self.pair.synchronous)
+        if isinstance(self.database, Pair):
+            await asyncio.to_thread(self.database.synchronous)
 
     def set_clock(self, offset_ns: int) -> None:
         """Set the error of the node's clock."""
@@ -154,19 +152,17 @@ class Machine:
 
     def ports(self) -> set[int]:
         """Return the ports of the node's database."""
-        if self.pair is not None:
-            return {self.pair.first.port, self.pair.second.port}
-        if self._server is not None:
-            return {self._server.port}
+        if isinstance(self.database, Pair):
+            return {self.database.first.port, self.database.second.port}
+        if self.database is not None:
+            return {self.database.port}
         url = running_url(self._reachable_data_dir)
         return set() if url is None else {int(conninfo_to_dict(url)["port"] or 0)}
 
     async def close(self) -> None:
         """Stop its database."""
-        if self.pair is not None:
-            await asyncio.to_thread(self.pair.close)
-        elif self._server is not None:
-            await asyncio.to_thread(self._server.stop)
+        if self.database is not None:
+            await asyncio.to_thread(self.database.stop)
 
     @property
     def _reachable_data_dir(self) -> Path:
@@ -236,7 +232,7 @@ class SoakWorld(World):
         for name, follower in self.followers.items():
             found += follower.failures
             # A failover may lose commits that were not acknowledged.
-            if follower.refusals >= self.lives[name] and self.machines[name].pair is None:
+            if follower.refusals >= self.lives[name] and name != FAILING_OVER:
                 found.append(f"follower of {name}: {follower.refusals} cursors were refused")
         return found
 

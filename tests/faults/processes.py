@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from chaos.soak.postgres import find_postmaster
 from storenode.client.node import connect
 from storenode.connection.errors import NodeError
 from tests.integration.run.helpers import get
@@ -18,12 +19,7 @@ from tests.support.node import NodeProcess
 
 
 def postmaster_of(node: NodeProcess) -> psutil.Process:
-    (found,) = [
-        child
-        for child in psutil.Process(node.process.pid).children()
-        if child.name().startswith("postgres")
-    ]
-    return found
+    return find_postmaster(node.pid)
 
 
 async def logged(node: NodeProcess, text: str, after: int = 0) -> None:

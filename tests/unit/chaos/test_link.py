@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager
 
-from chaos.checker.history import Ack, History
+from chaos.checker.history import History
 from chaos.link import LinkState, RecordingTransport, Traffic, Way
 from storenode.message.hashing import message_hash
 from storenode.sds.aio.channel import Channel
@@ -23,7 +23,7 @@ class Room:
     def __init__(self, *, remembers: bool = True) -> None:
         self.bus = Bus(remembers=remembers)
         self.history = History()
-        self.traffic = new_traffic(self.history)
+        self.traffic = Traffic(self.history, str)
 
     def join(self, name: str, link: LinkState) -> AbstractAsyncContextManager[Channel]:
         config = ChannelConfig(
@@ -36,13 +36,6 @@ class Room:
         )
         transport = RecordingTransport(self.bus.transport(name), link, self.traffic)
         return Channel.join(transport, "room", name, config=config)
-
-
-def new_traffic(history: History) -> Traffic:
-    return Traffic(
-        history.publish,
-        lambda node, digests: history.acknowledge(digests, Ack(node, 0.0, 0)),
-    )
 
 
 async def live(channel: Channel) -> None:
@@ -84,7 +77,9 @@ async def test_a_message_that_no_node_stores_arrives_by_sds_repair() -> None:
 
 async def test_ephemeral_messages_are_not_recorded_as_stored() -> None:
     history, bus = History(), Bus()
-    transport = RecordingTransport(bus.transport("alice"), LinkState("alice"), new_traffic(history))
+    transport = RecordingTransport(
+        bus.transport("alice"), LinkState("alice"), Traffic(history, str)
+    )
     link = transport.open(Route("room", "/p", "/c"))
     batch = [Outbound(b"kept", 1), Outbound(b"passing", 2, ephemeral=True)]
     assert [result.stored for result in await link.publish(batch)] == [True, True]

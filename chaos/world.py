@@ -1,21 +1,21 @@
 """The world of a run: nodes, the wires between them, clients, participants, and its history.
 
 The demo and the soak are scenarios of it: each starts nodes of its own kind, breaks some of it, and
-ends with `read_logs`, `read_holdings` and the rules of the checker.
+ends with `settle` and `check`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
 from subprocess import TimeoutExpired
 from typing import Any, Final
 
-from chaos.checker.clients import Endpoint, Follower, read_holding
+from chaos.checker.clients import Endpoint, Follower, Publisher, read_holding
 from chaos.checker.history import History, Violation
 from chaos.checker.logs import Log, check_logs
 from chaos.checker.stores import Holding, check_stores
@@ -23,7 +23,7 @@ from chaos.link import Traffic
 from chaos.network import Network
 from chaos.node import NodeProcess
 from chaos.participant import Participant
-from chaos.tasks import Tasks, Waiter
+from chaos.tasks import StuckError, Tasks, Waiter
 from storenode.connection.channel import TlsIdentity
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.channel import ChannelFullError
@@ -43,6 +43,9 @@ class World:
         lives: the number of the database that each node has now.
         followers: a client that follows each node.
         participants: the SDS participants by name.
+        given_up: the waits of `until` that were given up.
+        logs: the logs of all participants, once `settle` has read them.
+        holdings: what the nodes hold, once `check` has read it.
     """
 
     def __init__(self, directory: Path, rng: Random, waiter: Waiter, mean_pause_s: float) -> None:
@@ -56,10 +59,15 @@ class World:
         self.lives: Counter[str] = Counter()
         self.followers: dict[str, Follower] = {}
         self.participants: dict[str, Participant] = {}
+        self.given_up: list[StuckError] = []
+        self.logs: list[Log] = []
+        self.holdings: list[Holding] = []
         self._mean_pause_s = mean_pause_s
         self._traffic = Traffic(self.history, lambda link: self.store(self.network.find_node(link)))
         self._silent = asyncio.Event()
         self._talking: asyncio.Task[Any] | None = None
+        self._publishing_ends = asyncio.Event()
+        self._publishing: list[asyncio.Task[Any]] = []
 
     def store(self, name: str) -> str:
         """Return the store behind a node now: the life of its database."""
@@ -143,26 +151,52 @@ class World:
         """Return the hashes of all messages that any node holds, as its follower sees it."""
         return set().union(*(each.stored for each in self.followers.values()))
 
-    async def read_logs(self) -> list[Log]:
-        """Read the logs of all participants, and let them leave.
+    def start_publisher(self, publisher: Publisher) -> None:
+        """Let a client publish until `settle`."""
+        self._publishing.append(self.tasks.start(publisher.run(self._publishing_ends)))
 
-        Their sync messages would keep the stores from becoming equal.
-        """
-        logs = [await each.read_log() for each in self.participants.values()]
+    def count_lacking(self, name: str, digests: Collection[bytes]) -> int:
+        """Return how many of some messages a node lacks that its retention did not drop."""
+        published, may_go_ns = self.history.published, self.history.may_go_ns(self.store(name))
+        return sum(
+            each not in published or published[each].timestamp_ns >= may_go_ns
+            for each in set(digests) - self.followers[name].stored
+        )
+
+    async def until(self, what: str, count: Callable[[], int]) -> bool:
+        """Wait until nothing is left of what is counted; return False if that was given up."""
+        try:
+            await self.waiter.until_none(what, count)
+        except StuckError as error:
+            self.given_up.append(error)
+            return False
+        return True
+
+    async def settle(self) -> None:
+        """Send nothing new, wait until all have caught up, and read the logs of participants."""
+        self._publishing_ends.set()
+        await asyncio.gather(*self._publishing)
+        await self.stop_talk()
+        await self.until("every participant has every line", self.count_due)
+        self.logs = [await each.read_log() for each in self.participants.values()]
+        # Their sync messages would keep the stores from becoming equal.
         await self.leave()
-        return logs
+        owed = {digest for digest in self.history.acks if not self.history.may_be_lost(digest)}
 
-    async def read_holdings(self, patience_s: float) -> list[Holding]:
-        """Read everything from every node, as clients get it."""
+        def count_unequal() -> int:
+            everything = owed | self.find_all()
+            return sum(self.count_lacking(name, everything) for name in self.followers)
+
+        await self.until("every store has every message", count_unequal)
+
+    async def check(self, patience_s: float) -> list[Violation]:
+        """Read everything from every node, as clients get it; return the rules that are broken."""
         reading = (
             read_holding(each, self.store(name), self.history, patience_s)
             for name, each in self.followers.items()
         )
-        return await asyncio.gather(*reading)
-
-    def check(self, holdings: Sequence[Holding], logs: Sequence[Log]) -> list[Violation]:
-        """Return the broken rules of stores and logs."""
-        return [*check_stores(self.history, holdings), *check_logs(logs)]
+        self.holdings = await asyncio.gather(*reading)
+        return [*check_stores(self.history, self.holdings), *check_logs(self.logs)]
 
     async def close(self) -> None:
         """End everything, the last first; a failure of one part keeps no other one running."""

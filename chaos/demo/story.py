@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,6 @@ from typing import Final
 
 from chaos.checker.clients import Endpoint, Publisher, new_messages
 from chaos.checker.history import Violation, list_violations
-from chaos.checker.logs import Log
-from chaos.checker.stores import Holding
 from chaos.demo.cluster import (
     CAST,
     LEAVER,
@@ -35,7 +33,7 @@ from chaos.demo.cluster import (
 from chaos.demo.report import ConsoleReport, Incident
 from chaos.link import Way
 from chaos.node import NodeProcess
-from chaos.tasks import OutOfTimeError, StuckError, Waiter
+from chaos.tasks import OutOfTimeError, Waiter
 from chaos.world import World
 from storenode.sds.aio.events import ChannelEvent, Message
 from storenode.sds.events import Missing
@@ -146,9 +144,6 @@ class Story(World):
             plan.directory, Random(), Waiter(plan.patience_s, plan.limit_s), SEND_EVERY_S
         )
         self.report = report
-        self.given_up: list[StuckError] = []
-        self.logs: list[Log] = []
-        self.holdings: list[Holding] = []
         self._plan = plan
         self._certificates = Certificates(plan.directory)
         self._incidents: list[Incident] = []
@@ -173,12 +168,10 @@ class Story(World):
 
     async def judge(self) -> list[Violation]:
         """Compare stores with what was published, and logs with what was sent."""
-        self.holdings = await self.read_holdings(self._plan.limit_s)
+        violations = await self.check(self._plan.limit_s)
         refused = [name for name, each in self.followers.items() if each.refusals]
-        return [
-            *self.check(self.holdings, self.logs),
-            *list_violations("follow", "nodes refused a cursor of their own", refused),
-        ]
+        text = "nodes refused a cursor of their own"
+        return violations + list_violations("follow", text, refused)
 
     def conclude(self, violations: Sequence[Violation]) -> int:
         """Print what was lost and how it came back, and return the exit code.
@@ -264,16 +257,16 @@ class Story(World):
         await self.join()
         reader = self.participants[READER]
         reader.on_event = self._show_event
-        await self._until("all participants follow a node", self._count_offline)
+        await self.until("all participants follow a node", self._count_offline)
         for number, (name, text) in enumerate(SCRIPT):
             reader.link.loses = partial(next, iter([number == LOST]), False)
             sent = await self.say(name, text)
             unlucky = READER if number == LOST else name  # nothing is lost before a feed is live
             for each in self.members(reader.channel_id):
                 if each.name not in (name, unlucky):
-                    await self._until("a line arrives", partial(each.count_awaited, [sent]))
+                    await self.until("a line arrives", partial(each.count_awaited, [sent]))
             await self._for(LINE_S)
-        await self._until(f"{READER} has all lines", lambda: len(SCRIPT) - reader.length)
+        await self.until(f"{READER} has all lines", lambda: len(SCRIPT) - reader.length)
         reader.on_event = None
 
     def _show_event(self, event: ChannelEvent) -> None:
@@ -293,8 +286,7 @@ class Story(World):
         self.report.chapter("Twelve participants talk; bad links lose a fifth")
         self._set_losses(LOSS)
         self.start_talk()
-        self._readings_end = asyncio.Event()
-        self._readings = self.tasks.start(self._device.run(self._readings_end))
+        self.start_publisher(self._device)
         await self._for(TALK_S)
 
     def _set_losses(self, share: float) -> None:
@@ -318,17 +310,17 @@ class Story(World):
         """Move a participant to the other side, where no node has the messages it received."""
         roamer, listener = self.participants[ROAMER], self.participants[LISTENER]
         sent = [sent_id for _ in range(3) if (sent_id := await self.say(NEIGHBOUR))]
-        await self._until(f"{ROAMER} reads {NEIGHBOUR}", partial(roamer.count_awaited, sent))
+        await self.until(f"{ROAMER} reads {NEIGHBOUR}", partial(roamer.count_awaited, sent))
         self.network.place(ROAMER, CUT_OFF, inside=False)
 
         def away() -> int:
             return int(self.network.find_node(roamer.look().node) in ("", CUT_OFF))
 
-        await self._until(f"{ROAMER} reaches another node", away)
+        await self.until(f"{ROAMER} reaches another node", away)
         place = self.network.find_node(roamer.status.node)
         self.report.line(f"{ROAMER} goes to {place}, where no node has {NEIGHBOUR}'s lines")
         await self.say(ROAMER)
-        await self._until(f"{LISTENER} reads them too", partial(listener.count_awaited, sent))
+        await self.until(f"{LISTENER} reads them too", partial(listener.count_awaited, sent))
         repaired = sum(listener.link.arrivals.get(each) is Way.SDS_REPAIR for each in sent)
         self.report.line(f"{LISTENER} asks for them; SDS-Repair brings {repaired:,}")
 
@@ -371,15 +363,8 @@ class Story(World):
     async def _settle(self) -> None:
         """Send nothing new, lose nothing, and wait until all have caught up."""
         self.report.chapter("Nobody says more; whoever lacks something gets it")
-        self._readings_end.set()
-        await self._readings
-        await self.stop_talk()
         self._set_losses(0.0)
-        await self._until("every participant has every line", self.count_due)
-        await self._until("every store has every message", self._count_unequal)
-        self.logs = await self.read_logs()
-        await self._wait_until_seen()
-        await self._until("every store has every message", self._count_unequal)
+        await self.settle()
 
     def _count_offline(self) -> int:
         return sum(each.look().node is None for each in self.participants.values())
@@ -389,7 +374,7 @@ class Story(World):
     ) -> Incident:
         """Wait until a node has what it lacked when a fault ended."""
         began_s, follower = time.monotonic(), self.followers[node]
-        is_whole = await self._until(
+        is_whole = await self.until(
             f"{node} gets what it lacks", lambda: len(lacked - follower.stored)
         )
         seconds = time.monotonic() - began_s
@@ -408,23 +393,12 @@ class Story(World):
         """Return the hashes that a node lacks and another one holds."""
         return self.find_all() - self.followers[name].stored
 
-    def _count_unequal(self) -> int:
-        return sum(len(self._find_lacking(name)) for name in self.followers)
-
     async def _wait_until_seen(self) -> None:
         """Wait until everything that was acknowledged by now was seen in some node's feed."""
         acknowledged = frozenset(self.history.acks)
-        await self._until(
+        await self.until(
             "nodes show what they acknowledged", lambda: len(acknowledged - self.find_all())
         )
-
-    async def _until(self, what: str, count: Callable[[], int]) -> bool:
-        try:
-            await self.waiter.until_none(what, count)
-        except StuckError as error:
-            self.given_up.append(error)
-            return False
-        return True
 
     async def _for(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds / self._plan.pace, self.waiter.left_s))

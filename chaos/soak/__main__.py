@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -132,22 +132,18 @@ class Soak:
 
     async def _check(self, world: SoakWorld, sampler: Sampler) -> None:
         self._note("no more load; waiting until all is equal")
-        await world.stop_publishers()
-        await world.stop_talk()
-        what = "messages that participants lack or have not published"
-        await self._attempt("not in step", world.waiter.until_none(what, world.count_due))
-        logs = await world.read_logs()
-        await self._attempt("stores are not equal", world.wait_until_equal())
+        await world.settle()
+        for each in world.given_up:
+            self._break("not equal", str(each))
         self._note("checking")
-        holdings = await world.read_holdings(PATIENCE_S)
-        self.violations += world.check(holdings, logs)
+        self.violations += await world.check(PATIENCE_S)
         self.violations += sampler.check()
         self.violations += [Violation("strange answer", each) for each in world.failures()]
         for name, machine in world.machines.items():
             code, report = await machine.run_command("db", "check")
             if code != 0:
                 self.violations.append(Violation("db check", f"node {name}: {report}"))
-        history = world.history
+        history, holdings, logs = world.history, world.holdings, world.logs
         served = {message.claimed for each in holdings for message in each.scanned}
         gone = history.acks.keys() - served
         self.summary |= {
@@ -162,12 +158,6 @@ class Soak:
             },
             "peaks": sampler.peaks(),
         }
-
-    async def _attempt(self, rule: str, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except StuckError as error:
-            self._break(rule, str(error))
 
     def _break(self, rule: str, sentence: str) -> None:
         self.violations.append(Violation(rule, sentence))

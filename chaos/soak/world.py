@@ -187,8 +187,6 @@ class SoakWorld(World):
         self.left_out: dict[str, str] = {}
         self._seed = seed
         self._stack = stack
-        self._publishing: list[asyncio.Task[None]] = []
-        self._stop_publishers = asyncio.Event()
 
     async def start(self, minutes: float, interval_s: float) -> None:
         """Start all nodes with messages of the last days, then clients and participants."""
@@ -208,9 +206,8 @@ class SoakWorld(World):
             await self.add_participant(_configure(channel, participant), home)
         await self.join()
         self.start_talk()
-        self._publishing = [
-            self.tasks.start(each.run(self._stop_publishers)) for each in self.publishers
-        ]
+        for publisher in self.publishers:
+            self.start_publisher(publisher)
 
     async def install(self, name: str) -> None:
         """Put a new node with an empty database in the place of the last one."""
@@ -220,11 +217,6 @@ class SoakWorld(World):
         self.nodes[name] = self.machines[name].node
         if name in self.followers:
             self.followers[name].start_over()
-
-    async def stop_publishers(self) -> None:
-        """End the publishers once each call is answered; followers go on."""
-        self._stop_publishers.set()
-        await asyncio.gather(*self._publishing)
 
     def failures(self) -> list[str]:
         """Return answers that no client should ever get."""
@@ -247,30 +239,9 @@ class SoakWorld(World):
         for name in NAMES:
             await self.waiter.until_none(
                 f"acknowledged messages that node {name} lacks",
-                partial(self._count_missing, name, owed, self.history.may_go_ns(self.store(name))),
+                partial(self.count_lacking, name, owed),
             )
         self.history.synced.append(Synced(begun_s, time.monotonic()))
-
-    async def wait_until_equal(self) -> None:
-        """Wait until all nodes hold the same, but for what retention dropped at any of them.
-
-        Raises:
-            StuckError: They differ.
-        """
-        horizon_ns = max(self.history.may_go_ns(self.store(name)) for name in NAMES)
-
-        def count_unequal() -> int:
-            found = self.find_all()
-            return sum(self._count_missing(name, found, horizon_ns) for name in NAMES)
-
-        await self.wait_until_synced()
-        await self.waiter.until_none("messages that are not at all nodes", count_unequal)
-
-    def _count_missing(self, name: str, owed: set[bytes], horizon_ns: int) -> int:
-        published, missing = self.history.published, owed - self.followers[name].stored
-        return sum(
-            each not in published or published[each].timestamp_ns >= horizon_ns for each in missing
-        )
 
     async def _start_machines(self, minutes: float) -> None:
         for name in NAMES:

@@ -45,66 +45,63 @@ async def wired() -> AsyncIterator[Wire]:
         await wire.close()
 
 
-class Caller:
-    """A connection through a wire."""
+Caller = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""A connection through a wire."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
 
-    @classmethod
-    async def on(cls, wire: Wire) -> Caller:
-        host, _, port = wire.address.rpartition(":")
-        return cls(*await asyncio.open_connection(host, int(port)))
+async def call(wire: Wire) -> Caller:
+    return await asyncio.open_connection(*wire.address.rsplit(":", 1))
 
-    async def echo_of(self, text: bytes) -> bytes:
-        """Send a text, and return what comes back; nothing if the connection is reset."""
-        self.writer.write(text)
-        try:
-            return await self.reader.readexactly(len(text))
-        except (OSError, asyncio.IncompleteReadError):
-            return b""
+
+async def echo_of(caller: Caller, text: bytes) -> bytes:
+    """Send a text, and return what comes back; nothing if the connection is reset."""
+    reader, writer = caller
+    writer.write(text)
+    try:
+        return await reader.readexactly(len(text))
+    except (OSError, asyncio.IncompleteReadError):
+        return b""
 
 
 async def test_an_open_wire_carries_everything() -> None:
     async with wired() as wire:
-        caller = await Caller.on(wire)
+        caller = await call(wire)
         text = bytes(range(256)) * 4_096
-        assert await caller.echo_of(text) == text
+        assert await echo_of(caller, text) == text
         wire.delay_s = 0.05
         before_s = time.monotonic()
-        assert await caller.echo_of(b"later") == b"later"
+        assert await echo_of(caller, b"later") == b"later"
         assert time.monotonic() - before_s >= 0.1
 
 
 async def test_a_closed_wire_breaks_and_refuses() -> None:
     async with wired() as wire:
-        caller = await Caller.on(wire)
-        assert await caller.echo_of(b"one") == b"one"
+        caller = await call(wire)
+        assert await echo_of(caller, b"one") == b"one"
         wire.set(WireState.CLOSED)
-        assert await caller.echo_of(b"two") == b""
-        assert await (await Caller.on(wire)).echo_of(b"three") == b""
+        assert await echo_of(caller, b"two") == b""
+        assert await echo_of(await call(wire), b"three") == b""
         wire.set(WireState.OPEN)
-        assert await (await Caller.on(wire)).echo_of(b"four") == b"four"
+        assert await echo_of(await call(wire), b"four") == b"four"
         wire.target = ""
-        assert await (await Caller.on(wire)).echo_of(b"five") == b""
+        assert await echo_of(await call(wire), b"five") == b""
 
 
 async def test_a_lossy_wire_reports_no_error_and_resets_its_connections_at_its_end() -> None:
     async with wired() as wire:
-        before = await Caller.on(wire)
-        assert await before.echo_of(b"one") == b"one"
+        before = await call(wire)
+        assert await echo_of(before, b"one") == b"one"
         wire.set(WireState.LOSSY)
-        during = await Caller.on(wire)
+        during = await call(wire)
         # Else it might be served only when the wire is open again. The third: the first has two.
         while len(wire._writers) < 3:  # noqa: ASYNC110 - tells nobody
             await asyncio.sleep(0)
-        waiting = [asyncio.create_task(caller.echo_of(b"two")) for caller in (before, during)]
+        waiting = [asyncio.create_task(echo_of(caller, b"two")) for caller in (before, during)]
         done, _ = await asyncio.wait(waiting, timeout=0.2)
         assert not done
         wire.set(WireState.OPEN)
         assert await asyncio.gather(*waiting) == [b"", b""]
-        assert await (await Caller.on(wire)).echo_of(b"three") == b"three"
+        assert await echo_of(await call(wire), b"three") == b"three"
 
 
 @pytest.mark.parametrize(

@@ -237,14 +237,6 @@ def test_wrong_usage_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_data_directory_that_cannot_be_made(tmp_path: Path, database_url: str) -> None:
-    (tmp_path / "data").write_text("")
-    for url in (None, database_url):
-        ended = run_to_end(tmp_path / "data", database_url=url)
-        assert (ended.code, "--data-dir" in ended.sentence) == (1, True)
-        assert "The data directory" in ended.sentence
-
-
 @pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"]])
 def test_output_that_cannot_be_written_is_a_failure(arguments: list[str]) -> None:
     with Path(os.devnull).open("rb") as read_only:

@@ -169,12 +169,12 @@ def _lower_retention(world: World, node: NodeProcess) -> None:
     left = {"storenode sync": "The node has no peer."}
     with world.incident(
         "retention-held", node, values={"30d": "2d"}, left=left, before_min=0
-    ) as held:
-        held.fires()
-        assert "would drop  1 days" in held.do("storenode db retention --retention").out
-        held.do("storenode db retention --lower-horizon")
+    ) as incident:
+        incident.fires()
+        assert "would drop  1 days" in incident.do("storenode db retention --retention").out
+        incident.do("storenode db retention --lower-horizon")
         eventually(lambda: not metric(node, "storenode_retention_overdue_days"))
-        held.do("storenode db retention --apply", codes=(1,))
+        incident.do("storenode db retention --apply", codes=(1,))
 
 
 def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.Connection) -> None:

@@ -78,24 +78,18 @@ class Places:
         if not is_full and not is_share_full:
             return FREE
         crowds = Counter(each.address for each in holders if not each.trusted)
+
+        def gives_way(holder: Standing) -> bool:
+            if holder.trusted and (is_share_full or not newcomer.trusted):
+                return False
+            is_fair = crowds[holder.address] >= crowds[newcomer.address]
+            at_once = holder.worth < newcomer.worth or (is_fair and not any(holder.worth))
+            enough_ns = self.least_wait_ns if at_once else self.patience_ns
+            return holder.waits_ns is not None and holder.waits_ns >= enough_ns
+
         leaving = [
-            (*each.worth, -crowds[each.address], -each.waits_ns, index)
+            (*each.worth, -crowds[each.address], -(each.waits_ns or 0), index)
             for index, each in enumerate(holders)
-            if each.waits_ns is not None
-            and not (is_share_full and each.trusted)
-            and self._gives_way(
-                each,
-                each.waits_ns,
-                newcomer,
-                is_fair=crowds[each.address] >= crowds[newcomer.address],
-            )
+            if gives_way(each)
         ]
         return min(leaving)[-1] if leaving else None
-
-    def _gives_way(
-        self, holder: Standing, waits_ns: int, newcomer: Standing, *, is_fair: bool
-    ) -> bool:
-        if holder.trusted and not newcomer.trusted:
-            return False
-        at_once = holder.worth < newcomer.worth or (is_fair and not any(holder.worth))
-        return waits_ns >= (self.least_wait_ns if at_once else self.patience_ns)

@@ -258,16 +258,13 @@ class RetentionClock:
         """Return the time when the clock shows ``clock_ns``, and a monotonic one ``steady_ns``."""
         expected_ns = self._believed_ns + (steady_ns - self._at_ns)
         ahead_ns = clock_ns - expected_ns
-        if ahead_ns > TOLERANCE_NS and not self._settled(ahead_ns, steady_ns):
-            return self._note(expected_ns, steady_ns, ahead_ns)
-        self._doubted_since_ns = None
-        return self._note(clock_ns, steady_ns, 0)
-
-    def _settled(self, ahead_ns: int, steady_ns: int) -> bool:
-        if self._doubted_since_ns is None:
-            self._doubted_since_ns = steady_ns
-        return steady_ns - self._doubted_since_ns >= min(ahead_ns, MAX_DOUBT_NS)
-
-    def _note(self, time_ns: int, steady_ns: int, ahead_ns: int) -> Reading:
-        self._believed_ns, self._at_ns = time_ns, steady_ns
-        return Reading(time_ns, ahead_ns)
+        reading = Reading(clock_ns)
+        if ahead_ns > TOLERANCE_NS:
+            since_ns = steady_ns if self._doubted_since_ns is None else self._doubted_since_ns
+            if steady_ns - since_ns < min(ahead_ns, MAX_DOUBT_NS):
+                reading = Reading(expected_ns, ahead_ns)
+                self._doubted_since_ns = since_ns
+        if not reading.doubted:
+            self._doubted_since_ns = None
+        self._believed_ns, self._at_ns = reading.time_ns, steady_ns
+        return reading

@@ -27,7 +27,7 @@ from psycopg import errors, sql
 from store.db.buckets import DAYS, HOURS, is_pending
 from store.db.connection import Connection, fetch_rows
 from store.db.partitions import read_catalog
-from store.db.primary import label
+from store.db.primary import host_of
 from store.db.retention import ArchiveState, read_archive_state
 from store.db.statements import COARSE_TABLES, FINE_TABLE, SCHEMA, SQL
 from store.domain.partitioning import DAY_NS, HOUR_NS, Cover
@@ -83,9 +83,8 @@ async def read_condition(connection: Connection, now_ns: int) -> StoreCondition:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
     ((in_use, unused),) = await fetch_rows(connection, SQL.partitions.read_slots)
-    info = connection.info
     return StoreCondition(
-        host=label({"host": info.host or info.hostaddr, "port": str(info.port)}),
+        host=host_of(connection),
         standby=standby,
         size_bytes=size_bytes,
         tables=tables,

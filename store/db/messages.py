@@ -321,9 +321,6 @@ class MessagePage:
     is_last: bool
 
 
-NO_PAGE: Final = MessagePage([], [], is_last=True)
-
-
 @cache
 def build(source: str, *, include_data: bool, **parts: str) -> str:
     """Return the statement of a source of rows, which ``parts`` fill in."""
@@ -336,7 +333,7 @@ async def read_page(
 ) -> MessagePage:
     """Read one page of a selection of topics."""
     if topics == () or window.low_ns > window.high_ns:
-        return NO_PAGE
+        return MessagePage([], [], is_last=True)
     limit = shape.size + shape.looks_beyond
     source, each = SQL.messages.page_by_time, limit
     if topics is not None and len(topics) <= MAX_MERGED_TOPICS:

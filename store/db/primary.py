@@ -150,6 +150,12 @@ def label(host: dict[str, str]) -> str:
     return f"{name}:{host['port']}" if host.get("port") else name
 
 
+def host_of(connection: Connection) -> str:
+    """Return the host of a connection as errors name it."""
+    info = connection.info
+    return label({"host": info.host or info.hostaddr, "port": str(info.port)})
+
+
 async def read_server(connection: Connection) -> DatabaseServer | None:
     """Return a server as it describes itself; None if it takes no writes, or has no store."""
     row = await fetch_row(connection, SQL.stores.read_server)
@@ -157,10 +163,8 @@ async def read_server(connection: Connection) -> DatabaseServer | None:
         return None
     store_id, started = row
     system, timeline = await _timeline(connection)
-    info = connection.info
-    host = label({"host": info.host or info.hostaddr, "port": str(info.port)})
     place = await newest(connection)
-    return DatabaseServer(store_id, system, timeline, place, host, started)
+    return DatabaseServer(store_id, system, timeline, place, host_of(connection), started)
 
 
 async def _timeline(connection: Connection) -> tuple[int, int]:

@@ -60,7 +60,6 @@ from store.domain.claims import (
 )
 from store.domain.partitioning import Bounds
 from store.domain.ports import CausalRequest, HistoryEntry, Outlet, Room, SdsLookup, SdsPage
-from store.domain.query import DEFAULT_PAGE_BYTES
 from store.domain.view import Span
 from store.messages.frames import sds_stored_message
 from storenode.message.limits import HASH_BYTES
@@ -288,9 +287,8 @@ class Turns:
 class DatabaseSdsReader:
     """The reads by SDS message ID; see `store.domain.ports.SdsLookups`."""
 
-    def __init__(self, database: Database, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._page_bytes = min(page_bytes, HANDY_PAGE_BYTES)
         self._walks = Turns(MAX_WALKS, MAX_WALKS_OF_CALLER)
         self._lookups = Turns(MAX_LOOKUPS, MAX_LOOKUPS_OF_CALLER)
 
@@ -352,7 +350,7 @@ class DatabaseSdsReader:
 
         def read() -> asyncio.Task[_Frames]:
             positions, pool = [(claim[1], claim[2]) for claim in asked], self._database.bulk_pool
-            work = self._database.read(frames_at, positions, self._page_bytes, pool=pool)
+            work = self._database.read(frames_at, positions, HANDY_PAGE_BYTES, pool=pool)
             return asyncio.ensure_future(work)
 
         try:
@@ -375,7 +373,7 @@ class DatabaseSdsReader:
         lost, size = list[HistoryEntry](), 0
         async for entry in missing:
             added = len(entry.message_id) + len(entry.retrieval_hint or b"") + _OVERHEAD_BYTES
-            if size + added > self._page_bytes and lost:
+            if size + added > HANDY_PAGE_BYTES and lost:
                 yield SdsPage(b"", 0, tuple(lost), truncated=False)
                 lost, size = [], 0
             lost.append(entry)

@@ -6,7 +6,7 @@ Rules:
    commit does not get it.
 2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
    all the same: an idle subscriber costs nothing while others are served.
-3. A subscriber that lets more than its ``most_bytes`` or `MAX_QUEUED_COMMITS` wait is cut off
+3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
    database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
    all; what several wait for counts once.
@@ -38,7 +38,7 @@ from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
-"""What waits for one subscriber at most, however large its pages may be."""
+"""What waits for one subscriber at most, so that it fits into one response."""
 
 MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
 
@@ -122,16 +122,12 @@ class _QueuedBytes:
 
 @dataclass(slots=True, eq=False)
 class Subscriber:
-    """A live follower. ``wake`` is called when there is something to take.
-
-    At most ``most_bytes`` wait for it, so that they fit into one response.
-    """
+    """A live follower. ``wake`` is called when there is something to take, or it is cut off."""
 
     filter: TopicFilter
     include_data: bool
     place: Place
     wake: Callable[[], None]
-    most_bytes: int = MAX_QUEUED_BYTES
     lagging: bool = False
     queue: deque[Delivery] = field(default_factory=deque)
     queued_bytes: int = 0
@@ -142,7 +138,7 @@ class Subscriber:
         if self.lagging:
             return
         self.queued_bytes += len(delivery.frames)
-        if self.queued_bytes > self.most_bytes or len(self.queue) >= MAX_QUEUED_COMMITS:
+        if self.queued_bytes > MAX_QUEUED_BYTES or len(self.queue) >= MAX_QUEUED_COMMITS:
             self.cut_off()
         else:
             self.queue.append(delivery)
@@ -342,7 +338,7 @@ def _check_queue(subscriber: Subscriber) -> None:
     size = sum(len(delivery.frames) for delivery in subscriber.queue)
     if places != sorted(places):
         raise ValueError("what waits for a subscriber is not in commit order")
-    if size != subscriber.queued_bytes or size > subscriber.most_bytes:
+    if size != subscriber.queued_bytes or size > MAX_QUEUED_BYTES:
         raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
     if len(places) - 1 > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
         raise ValueError("too much waits for a subscriber")

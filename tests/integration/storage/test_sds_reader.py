@@ -356,9 +356,12 @@ async def test_what_is_pruned_is_missing_and_not_walked_past(
     assert walked.missing == [HistoryEntry(lost.message_id, lost.hash)]
 
 
-async def test_what_is_pruned_while_it_is_sent_is_missing(node: Node) -> None:
+async def test_what_is_pruned_while_it_is_sent_is_missing(
+    node: Node, reader: DatabaseSdsReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db_claims, "HANDY_PAGE_BYTES", SMALL_PAGE_BYTES)
     # More than is read ahead at most, so that something is left to be pruned.
-    older, reader = 400, DatabaseSdsReader(node.database, SMALL_PAGE_BYTES)
+    older = 400
     channel = chain(older, 350, start=-20 * DAY)
     parents: list[Parent] = head_of(channel)
     for number in range(20):
@@ -397,9 +400,9 @@ async def test_long_lists_of_missing_parents_come_in_pages(
 
 
 async def test_unread_walks_take_no_place_from_others_and_give_their_connections_back(
-    node: Node,
+    node: Node, reader: DatabaseSdsReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = DatabaseSdsReader(node.database, SMALL_PAGE_BYTES)
+    monkeypatch.setattr(db_claims, "HANDY_PAGE_BYTES", SMALL_PAGE_BYTES)
     channel = chain(100, 4_000)
     await channel.store(node)
     unread = [started(reader, head_of(channel)) for _ in range(20)]

@@ -1,10 +1,9 @@
-"""The hub beyond `test_hub_machine`: wakes, names, bounds, memory."""
+"""The hub beyond `test_hub_machine`: bounds of all subscribers, and memory."""
 
 from __future__ import annotations
 
 import random
 import tracemalloc
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from store.domain import hub as hub_module
 from store.domain.hub import (
-    MAX_QUEUED_BYTES,
     MESSAGE_OVERHEAD_BYTES,
     Commit,
     CommitRow,
@@ -41,14 +39,11 @@ def hub() -> Hub:
     return Hub(START)
 
 
-def followed(
-    hub: Hub, wanted: TopicFilter = CHAT_ONLY, place: Place = START, *, include_data: bool = True
-) -> tuple[Subscriber, Mock]:
-    """Return a subscriber of the hub, and its ``wake``."""
-    woken = Mock()
-    follower = Subscriber(wanted, include_data, place, woken)
+def followed(hub: Hub, wanted: TopicFilter = CHAT_ONLY) -> Subscriber:
+    """Return a subscriber of the hub."""
+    follower = Subscriber(wanted, True, START, lambda: None)
     hub.subscribe(follower)
-    return follower, woken
+    return follower
 
 
 def row(content: str, frame: bytes, pubsub: str = PUBSUB) -> Row:
@@ -57,10 +52,6 @@ def row(content: str, frame: bytes, pubsub: str = PUBSUB) -> Row:
 
 def commit(position: int, *rows: Row) -> Commit:
     return Commit((position, position * 7), rows)
-
-
-def name(hub: Hub, *contents: str, pubsub: str = PUBSUB) -> None:
-    hub.learn({topic_key(pubsub, content): (pubsub, content) for content in contents})
 
 
 def ephemeral(content: str, frame: bytes) -> Ephemeral:
@@ -80,27 +71,12 @@ def test_topics_of_ephemeral_messages_are_not_remembered(hub: Hub) -> None:
     assert hub.unnamed([topic_key(PUBSUB, "topic-1")]) == [topic_key(PUBSUB, "topic-1")]
 
 
-@pytest.mark.parametrize("most_bytes", [16, MAX_QUEUED_BYTES])
-def test_a_follower_that_takes_nothing_is_cut_off_by_bytes(hub: Hub, most_bytes: int) -> None:
-    follower, woken = followed(hub)
-    follower.most_bytes = most_bytes
-    frame = b"x" * (most_bytes // 4)
-    for position in range(1, 5):
-        hub.dispatch(commit(position, row(CHAT, frame)))
-        assert (follower.lagging, follower.queued_bytes) == (False, position * len(frame))
-    hub.dispatch(commit(5, row(CHAT, b"yyyy")))
-    hub.dispatch(commit(6, row(CHAT, b"z")))
-    assert (follower.lagging, follower.queued_bytes, woken.call_count) == (True, 0, 5)
-    assert follower.take(EVERYTHING) is None
-    hub.check()
-
-
 def test_the_longest_queues_go_when_too_much_waits_for_all(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module, "MAX_ALL_QUEUED_BYTES", 25_000)
-    crowd = [followed(hub)[0] for _ in range(50)]
-    both, _ = followed(hub, TopicFilter(PUBSUB, (CHAT, NEWS)))
+    crowd = [followed(hub) for _ in range(50)]
+    both = followed(hub, TopicFilter(PUBSUB, (CHAT, NEWS)))
     # What a crowd waits for is there once.
     hub.dispatch(commit(1, row(CHAT, b"c" * 10_000), row(NEWS, b"n" * 100)))
     assert not any(each.lagging for each in (*crowd, both))

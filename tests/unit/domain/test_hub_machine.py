@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -61,6 +61,7 @@ class Follower:
     subscriber: Subscriber
     place: Place
     lagging: bool
+    wakes: Counter[str]
     waiting: deque[tuple[list[Message], Place]] = field(default_factory=deque)
 
     def entry(self, message: Message) -> bytes:
@@ -77,6 +78,7 @@ class Follower:
         wanted = [message for message in group if self.wants(message)]
         if not wanted or self.lagging:
             return
+        self.wakes["due"] += 1
         last = self.waiting[-1][1] if self.waiting else self.place
         self.waiting.append((wanted, place or last))
         if self.size() > MAX_QUEUED_BYTES or len(self.waiting) > MAX_QUEUED_COMMITS:
@@ -111,20 +113,20 @@ class HubMachine(RuleBasedStateMachine):
     )
     def subscribe(self, wanted: TopicFilter, include_data: bool, back: int) -> Follower:
         place = self.placed[max(0, len(self.placed) - 1 - back)]
-        subscriber = Subscriber(wanted, include_data, place, wake=lambda: None)
-        self.hub.subscribe(subscriber)
-        behind = place < self.placed[-1]
-        follower = Follower(subscriber, place, behind)
-        self.model.append(follower)
-        return follower
+        return self.follower(wanted, place, include_data, place < self.placed[-1])
 
     @rule(target=followers, wanted=filters)
     def subscribe_where_the_hub_stands(self, wanted: TopicFilter) -> Follower:
-        subscriber = Subscriber(wanted, True, self.hub.head, wake=lambda: None)
+        return self.follower(wanted, self.hub.head, True, bool(self.portion))
+
+    def follower(
+        self, wanted: TopicFilter, place: Place, include_data: bool, is_behind: bool
+    ) -> Follower:
+        wakes = Counter[str]()
+        subscriber = Subscriber(wanted, include_data, place, lambda: wakes.update(["done"]))
         self.hub.subscribe(subscriber)
-        follower = Follower(subscriber, self.hub.head, bool(self.portion))
-        self.model.append(follower)
-        return follower
+        self.model.append(Follower(subscriber, place, is_behind, wakes))
+        return self.model[-1]
 
     @rule(follower=consumes(followers))
     def unsubscribe(self, follower: Follower) -> None:
@@ -200,6 +202,7 @@ class HubMachine(RuleBasedStateMachine):
             last = follower.waiting[-1][1] if follower.waiting else follower.place
             if last > (head if found else (0, 0)):
                 follower.cut_off()
+                follower.wakes["due"] += 1
 
     @invariant()
     def agrees(self) -> None:
@@ -209,6 +212,7 @@ class HubMachine(RuleBasedStateMachine):
             subscriber = follower.subscriber
             assert subscriber.lagging == follower.lagging
             assert subscriber.place == follower.place
+            assert follower.wakes["done"] == follower.wakes["due"]
             assert subscriber.queued_bytes == follower.size() <= MAX_QUEUED_BYTES
             idle = not follower.waiting and not follower.lagging
             expected = max(follower.place, self.hub.head) if idle else follower.place

@@ -31,6 +31,7 @@ from storenode.sds.aio.reliable import (
     SegmentRefused,
     _Requests,
 )
+from storenode.sds.aio.transport import Outbound
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage
 from storenode.sds.config import ChannelConfig
@@ -39,7 +40,7 @@ from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
-from tests.support.bus import PATIENCE_S, ROUTE, Bus, fetched, has, joined, now_ms
+from tests.support.bus import PATIENCE_S, ROUTE, Bus, BusTransport, fetched, has, joined, now_ms
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
@@ -318,6 +319,29 @@ async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
             await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
             came = await next_of(arrivals, MessageReceived, 2)
             assert [each.content.content for each in came] == [b"0123456789" * 100, b"next"]
+
+
+class Refusing(BusTransport):
+    """A bus that does not take one word."""
+
+    async def refusal(self, message: Outbound) -> str:
+        return "That word is not allowed." if b"forbidden" in message.payload else ""
+
+
+async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported() -> None:
+    config = ChannelConfig("room", "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(Refusing(Bus()), "room", "alice", config=config) as alice,
+    ):
+        reported, ends = alice.events(), alice.events()
+        refused = await alice.send(b"forbidden")
+        expected = MessageSendError(refused, "That word is not allowed.")
+        assert await next_of(reported, MessageSendError, 1) == [expected]
+        taken = await alice.send(b"nobody is there")
+        assert await next_of(reported, MessageSent, 1) == [MessageSent(taken)]
+        given_up = await next_of(ends, MessageDeliveryError, 2)
+        assert {each.request_id for each in given_up} == {refused, taken}
 
 
 async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:

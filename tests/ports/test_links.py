@@ -145,8 +145,9 @@ async def look_ups(link: Link, now_ns: int, _: bytes) -> None:
     wanted = [hints[3], bytes(32), hints[1]]
     found = await within(all_of(link.by_hint(wanted)))
     assert sorted(found, key=lambda each: each.timestamp_ns) == [messages[1], messages[3]]
-    assert await within(link.holds(wanted)) == {hints[1], hints[3]}
-    assert await within(link.holds([bytes(32)])) == set()
+    assert await within(link.holds([*wanted, b"no hash"])) == {hints[1], hints[3]}
+    for absent in (bytes(32), b"no hash"):
+        assert await within(link.holds([absent])) == set()
     entries = [Entry("m4", None), Entry("nobody's", None)]
     assert await within(all_of(link.by_id(entries))) == messages[4:]
     assert await within(all_of(link.closure(entries, ["m1"]))) == messages[2:]

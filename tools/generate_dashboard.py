@@ -14,8 +14,12 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.rooms import ROOT, write_or_check
+
 ROWS: Final = Path(__file__).with_name("dashboard.toml")
-TARGET: Final = Path(__file__).parents[1] / "deploy/grafana/dashboards/storenode.json"
+TARGET: Final = ROOT / "deploy/grafana/dashboards/storenode.json"
 
 _SELECTED: Final = 'job="$job", instance=~"$instance"'
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -197,16 +201,7 @@ def _alerts() -> Json:
 def main() -> int:
     """Write the file, or compare with it."""
     text = json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
-    if "--check" not in sys.argv[1:]:
-        TARGET.write_text(text, "utf-8")
-        return 0
-    if TARGET.read_text("utf-8") == text:
-        return 0
-    sys.stderr.write(
-        f"{TARGET.name} is not what this script gives:"
-        " run `python tools/generate_dashboard.py` and commit what it writes.\n"
-    )
-    return 1
+    return write_or_check({TARGET: text}, "tools/generate_dashboard.py")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from typing import Any, Final
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from store.gateway.metrics import GatewayMetrics
 from store.observe.metrics import Metrics
 from store.observe.problems import GATEWAY_RULES, RULES, RUNBOOKS, Condition, Rule, Series
+from tools.rooms import ROOT, write_or_check
 
-ROOT: Final = Path(__file__).parents[1]
 TARGET: Final = ROOT / "deploy/prometheus/rules/storenode.yml"
 OPERATOR_TARGET: Final = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
 OUTSIDE: Final = Path(__file__).with_name("outside_rules.yml")
@@ -170,17 +172,11 @@ def operator_rules() -> str:
     return _HEAD + yaml.safe_dump(resource, sort_keys=False, width=1_000)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Write the files, or compare them with ``--check``; return the exit code."""
-    code = 0
-    for target, text in ((TARGET, rules()), (OPERATOR_TARGET, operator_rules())):
-        if "--check" not in arguments:
-            target.write_text(text, "utf-8")
-        elif not target.exists() or target.read_text("utf-8") != text:
-            print(f"{target.relative_to(ROOT)} is not current: run tools/generate_rules.py")
-            code = 1
-    return code
+    texts = {TARGET: rules(), OPERATOR_TARGET: operator_rules()}
+    return write_or_check(texts, "tools/generate_rules.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

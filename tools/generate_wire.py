@@ -8,10 +8,8 @@ Python modules move below `storenode.wire`: the import paths in the generated te
 that nothing but `storenode` is a top-level name.
 """
 
-import argparse
 import importlib.resources
 import re
-import shutil
 import sys
 import sysconfig
 import tempfile
@@ -19,7 +17,10 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.rooms import ROOT, write_or_check
+
 PROTO_DIR = ROOT / "proto"
 WIRE_DIR = ROOT / "storenode" / "wire"
 WIRE_PACKAGE = "storenode.wire"
@@ -28,13 +29,14 @@ SUBPACKAGE_DOCSTRING = '"""Generated from the schemas of the same name in `proto
 
 
 def main() -> int:
-    """Run the command line; return the exit code (0: done or fresh, 1: stale or failed)."""
-    parser = argparse.ArgumentParser(description="Generates storenode/wire/ from proto/.")
-    parser.add_argument("--check", action="store_true", help="only compare, change nothing")
-    check_only = parser.parse_args().check
+    """Write the package, or compare it with ``--check``; return the exit code."""
     with tempfile.TemporaryDirectory() as scratch:
         generated = generate(Path(scratch))
-    return check(generated) if check_only else install(generated)
+    texts: dict[Path, str | None] = dict.fromkeys(
+        path for path in WIRE_DIR.rglob("*.py*") if "__pycache__" not in path.parts
+    )
+    texts |= {WIRE_DIR / path: text for path, text in generated.items()}
+    return write_or_check(texts, "tools/generate_wire.py")
 
 
 def generate(out_dir: Path) -> dict[str, str]:
@@ -59,12 +61,7 @@ def generate(out_dir: Path) -> dict[str, str]:
         path.relative_to(out_dir).as_posix(): path.read_text(encoding="utf-8")
         for path in out_dir.rglob("*.py*")
     }
-    return as_package(texts, top_level_names(sources))
-
-
-def top_level_names(sources: list[str]) -> list[str]:
-    """Return the first folder of every schema, such as `sds`, once each and sorted."""
-    return sorted({source.split("/", 1)[0] for source in sources})
+    return as_package(texts, sorted({source.partition("/")[0] for source in sources}))
 
 
 def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
@@ -96,53 +93,6 @@ def relocate(text: str, names: list[str]) -> str:
         rf"\1{WIRE_PACKAGE}.\2",
         text,
     )
-
-
-def installed() -> dict[str, str]:
-    """Return the files of `storenode/wire/` without caches, as path -> text."""
-    return {
-        path.relative_to(WIRE_DIR).as_posix(): path.read_text(encoding="utf-8")
-        for path in WIRE_DIR.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
-def check(generated: dict[str, str]) -> int:
-    """Compare with what is there; name every stale file and the command that mends it."""
-    present = installed()
-    stale = sorted(
-        path
-        for path in present.keys() | generated.keys()
-        if present.get(path) != generated.get(path)
-    )
-    if not stale:
-        return 0
-    listed = ", ".join(f"storenode/wire/{path}" for path in stale)
-    sys.stderr.write(
-        f"storenode/wire/ is not what proto/ gives ({listed}); run `make proto` and commit it.\n"
-    )
-    return 1
-
-
-def install(generated: dict[str, str]) -> int:
-    """Replace what is there, touching only the files that change so that readers see no gap."""
-    present = installed()
-    for path in present.keys() - generated.keys():
-        (WIRE_DIR / path).unlink()
-    for path, text in sorted(generated.items()):
-        target = WIRE_DIR / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if present.get(path) != text:
-            target.write_text(text, encoding="utf-8")
-    remove_empty_folders()
-    return 0
-
-
-def remove_empty_folders() -> None:
-    """Delete folders of `storenode/wire/` that hold no module any more, with their caches."""
-    for folder in sorted((path for path in WIRE_DIR.rglob("*") if path.is_dir()), reverse=True):
-        if folder.is_dir() and not any(folder.rglob("*.py")):
-            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

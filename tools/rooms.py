@@ -2,12 +2,14 @@
 
 A room is a set of path prefixes. The longest prefix that matches a file decides, so `store/cli` and
 `store/cli/pipeline` can be in different rooms. A file in no room is an error of every check.
+`write_or_check` writes or compares files that a script generates.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,3 +137,31 @@ def lower_ceilings(text: str, measured: Mapping[str, Mapping[str, int]]) -> str:
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def write_or_check(texts: Mapping[Path, str | None], script: str) -> int:
+    """Write generated files, or only compare them where the command has ``--check``.
+
+    Args:
+        texts: the text of each file; None: there is none.
+        script: what generates them, by its path in the repository.
+
+    Returns:
+        The exit code, 1 if a file that was compared is not current.
+    """
+    stale = {path: text for path, text in texts.items() if _read(path) != text}
+    if "--check" not in sys.argv[1:]:
+        for path, text in stale.items():
+            if text is None:
+                path.unlink()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8")
+        return 0
+    for path in sorted(stale):
+        print(f"{path.relative_to(ROOT)} is not current: run {script} and commit what it writes")
+    return int(bool(stale))
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text("utf-8") if path.exists() else None

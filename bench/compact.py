@@ -15,11 +15,11 @@ import numpy as np
 
 from bench.reconcile_sets import Pair
 from reconcile.compact.keys import NONCE_BYTES
-from reconcile.compact.session import CompactInitiator, CompactResponder, CompactResult, Outcome
-from reconcile.ids import LOWEST, SyncIds
+from reconcile.compact.session import CompactResult
+from reconcile.ids import SyncIds
 from reconcile.index import IndexView
+from tests.support.reconcile_pair import compact_pair
 
-EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
 LEAST_CPU_S = 0.3
 MOST_RUNS = 150
 BASE_PAYLOAD_BYTES = 45
@@ -31,24 +31,12 @@ class Run:
     """A session of two sides in this process."""
 
     def __init__(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
-        self.frames: tuple[list[bytes], list[bytes]] = ([], [])
-        self.outcomes: list[Outcome | None] = [None, None]
         start = time.process_time()
-        self._go(views, nonces)
+        joined = compact_pair(*views, nonces=nonces)
+        joined.run()
         self.cpu_s = time.process_time() - start
-
-    def _go(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
-        first = CompactInitiator(views[0], EVERYTHING, nonces[0])
-        first.agree(nonces[1])
-        sides = first, CompactResponder(views[1], EVERYTHING, nonces, first.claim)
-        frame: bytes | None = first.begin()
-        receiver = 1
-        while frame is not None:
-            self.frames[1 - receiver].append(frame)
-            step = sides[receiver].receive(frame)
-            self.outcomes[receiver] = step.outcome or self.outcomes[receiver]
-            frame, receiver = step.frame, 1 - receiver
-        self.tables = first.tables
+        self.frames, self.outcomes = joined.frames, joined.outcomes
+        self.tables = joined.sides[0].tables
 
     @property
     def frame_bytes(self) -> int:

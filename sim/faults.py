@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.coverage import ask_after_loss
 from sim.limits import NS_PER_S
+from sim.node import RESTART_S
 from sim.rng import happens
 from sim.scenario import Faults
 
@@ -111,7 +112,7 @@ class FaultInjector:
         if nodes and happens(self._rng, self._faults.gentle):
             node = self._rng.choice(nodes)
             await asyncio.wait({world.loop.begin(None, node.stop_gossip())})
-            world.restart_later(node)
+            world.restart_later(node, RESTART_S)
         elif up:
             self._rng.choice(up).crash("by force")
 

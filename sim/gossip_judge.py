@@ -12,12 +12,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from sim.bridge import Life
-from sim.limits import NS_PER_S
 from store.domain.unread import Confirmation, Confirmed
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.events import listed
@@ -56,13 +54,13 @@ class GossipChecker:
     """
 
     def __init__(self, world: World) -> None:
+        self._judge = world.judge
         self.fail, self.acknowledge = world.judge.fail, world.judge.acknowledge
         self.in_peace: dict[bytes, bool] = {}
         self.answers = 0
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
         self._lies: dict[bytes, set[str]] = {}
-        self._tries: dict[tuple[object, str], deque[int]] = {}
 
     def sends(self, node: Node, frame: RawGossipFrame) -> None:
         """Check a frame that a node sends."""
@@ -127,22 +125,14 @@ class GossipChecker:
 
     def connects(self, caller: str, callee: str) -> None:
         """Check the rate at which a host connects."""
-        self._tried((caller, callee), f"{caller} connects to {callee}", _MAX_CONNECTS)
+        now_ns = self._world.timeline.now_ns
+        self._judge.tried(None, f"{caller} connects to {callee}", now_ns, _MAX_CONNECTS)
 
     def store_failed(self, process: Process, call: str) -> None:
         """Check the rate of calls that the store refuses."""
         if call in _REPEATED_CALLS:
-            self._tried((process, call), f"{process.name} calls {call}", _MAX_FAILURES)
-
-    def _tried(self, key: tuple[object, str], what: str, limit: tuple[int, int]) -> None:
-        now_ns = self._world.timeline.now_ns
-        most, window_s = limit
-        times = self._tries.setdefault(key, deque())
-        times.append(now_ns)
-        while times[0] < now_ns - window_s * NS_PER_S:
-            times.popleft()
-        if len(times) > most:
-            self.fail(f"{what} {len(times)} times in {window_s} s, without a pause")
+            now_ns = self._world.timeline.now_ns
+            self._judge.tried(process, f"{process.name} calls {call}", now_ns, _MAX_FAILURES)
 
     def stopped(self, name: str, life: Life) -> None:
         """Check that nothing is left of a driver that was stopped."""

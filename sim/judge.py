@@ -31,13 +31,14 @@ No rule asks for messages that a database has lost together with their commits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
+from sim.limits import NS_PER_S
 from sim.messages import Message
 from store.domain.coverage import Statement
 from store.domain.ports import HistoryEntry
@@ -114,6 +115,7 @@ class Judge:
         self.forged: frozenset[bytes] = frozenset()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
+        self._tries: dict[tuple[object, str], deque[int]] = {}
         self._said: dict[tuple[str, str], list[_Said]] = {}
 
     def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
@@ -130,6 +132,17 @@ class Judge:
         """Fail the run unless a rule holds."""
         if not holds:
             self.fail(sentence)
+
+    def tried(self, key: object, what: str, now_ns: int, limit: tuple[int, int]) -> None:
+        """Check the rate of something: so many times in so many seconds are allowed."""
+        most, window_s = limit
+        times = self._tries.setdefault((key, what), deque())
+        times.append(now_ns)
+        while times[0] <= now_ns - window_s * NS_PER_S:
+            times.popleft()
+        self.demand(
+            len(times) <= most, f"{what} {len(times)} times in {window_s} s, without a pause"
+        )
 
     # Messages
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sim.world import World
 
 _PORT: Final = 7420
+RESTART_S: Final = 1, 20, 45
+"""A node is off for so long at most, by the kind of its crash."""
 
 
 class Node(Host):
@@ -88,14 +90,11 @@ class Node(Host):
         )
 
     def boot(self) -> None:
-        """Begin a life."""
-        assert self.process is None
+        """Begin a life with everything that it does; nothing to do while one lasts."""
+        if self.process is not None:
+            return
         process = self.process = Process(self)
         process.note("starts")
-        self.begin(process)
-
-    def begin(self, process: Process) -> None:
-        """Begin everything that a life does."""
         scenario, listeners = self.world.scenario, list[Gossiping | HotIndex]()
         self.service, self._store = Service(process), SimStore(process)
         if scenario.gossip is not None:
@@ -137,7 +136,7 @@ class Node(Host):
         self.crashes += 1
         process.end()
         self.world.network.drop_calls(self.name)
-        self.world.restart_later(self)
+        self.world.restart_later(self, RESTART_S)
 
     def jump(self, offset_ns: int) -> None:
         """Set the clock."""

@@ -236,15 +236,10 @@ class World(Stage):
         """Return the database of a host."""
         return next(node.database for node in self.nodes if node.name == host)
 
-    def restart_later(self, node: Node) -> None:
-        """Start a crashed node again after a while."""
-        delay_ns = int(self.rng.random() * self.rng.choice((1, 20, 45)) * NS_PER_S)
-        self.timeline.after(delay_ns, lambda: self._start(node))
-
-    def return_later(self, member: Member) -> None:
-        """Start a crashed participant again after a while."""
-        delay_ns = int(self.rng.random() * self.rng.choice((1, 5, 15)) * NS_PER_S)
-        self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
+    def restart_later(self, host: Node | Member, longest_s: Sequence[int]) -> None:
+        """Start a node or a participant again after a while."""
+        delay_ns = int(self.rng.random() * self.rng.choice(longest_s) * NS_PER_S)
+        self.timeline.after(delay_ns, lambda: None if self._closing else host.boot())
 
     # Broadcasts of participants
 
@@ -386,10 +381,6 @@ class World(Stage):
             assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
             self.network.check()
 
-    def _start(self, node: Node) -> None:
-        if node.process is None:
-            node.boot()
-
     def _calm(self, faults: FaultInjector) -> None:
         """End the faults: clocks are right, all run, clients and participants say no more."""
         self.trace.note("world", "is calm from now on")
@@ -398,7 +389,7 @@ class World(Stage):
         for actor in self._actors:
             actor.cancel()
         for node in self.nodes:
-            self._start(node)
+            node.boot()
         for member in self.members:
             member.boot()
         if self.scenario.gossip is None and not self.members:

@@ -144,7 +144,7 @@ class YearWorld(World):
             actor.cancel()
         self._actors.clear()
         for node in self.nodes:
-            self._start(node)
+            node.boot()
         self.pass_for(_UNDER_WAY_NS)
         self._wait_until_equal()
 

@@ -32,7 +32,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -151,7 +150,6 @@ class View:
         self.ready: dict[str, int] = {}
         self.listens = False
         self.waits_ns = 0
-        self.tries: dict[str, deque[int]] = {}
 
     def clock_was_set(self, now_ns: int, now_ms: int) -> None:
         """Count times that were to come from now on."""
@@ -177,7 +175,7 @@ class GroupJudge:
     """
 
     def __init__(self, judge: Judge, shape: FilterShape, now_ns: Callable[[], int]) -> None:
-        self._demand = judge.demand
+        self._judge, self._demand = judge, judge.demand
         self.made: dict[str, SdsMessage] = {}
         self.forged: dict[tuple[str, bytes], SdsMessage] = {}
         self._shape = shape
@@ -342,11 +340,7 @@ class GroupJudge:
     def tried(self, view: View, what: str) -> None:
         """Check the rate of a participant's calls and failed transactions (rule 17)."""
         most = _MOST_SCANS if what == SCAN else _MOST_TRIES
-        now_ns = self._now_ns()
-        times = view.tries.setdefault(what, deque(maxlen=most))
-        often = len(times) == most and now_ns - times[0] < NS_PER_S
-        self._demand(not often, f"{view.name} tries {what} {most} times in a second")
-        times.append(now_ns)
+        self._judge.tried(view, f"{view.name} tries {what}", self._now_ns(), (most, 1))
 
     def _content(self, messages: Iterable[Fetched]) -> list[tuple[int, str]]:
         read = [(each.timestamp_ns, self.read(each.payload)) for each in messages]

@@ -33,6 +33,7 @@ from storenode.sds.events import Broadcast, CaughtUp, Event, Packet, Refused, Wi
 if TYPE_CHECKING:
     from sim.world import World
 
+_RESTART_S: Final = 1, 5, 15
 _QUIET_NS: Final = 2 * NS_PER_S
 """So long after it has left nothing of a participant may go on."""
 
@@ -94,7 +95,7 @@ class Member(Host):
         self.participant = None
         self.life.end()
         self.world.network.drop_calls(self.name)
-        self.world.return_later(self)
+        self.world.restart_later(self, _RESTART_S)
 
     def crash_soon(self, why: str) -> None:
         """Crash at this moment."""
@@ -148,7 +149,7 @@ class Member(Host):
             self.world.judge.demand(not tasks, f"tasks are left of {self.name}: {tasks}")
             self.note("has left")
             life.end()
-            self.world.return_later(self)
+            self.world.restart_later(self, _RESTART_S)
 
     # Its application
 

@@ -13,7 +13,7 @@ from sim.scenario import MAX_NODES, MIN_NODES
 _SIZES: Final = {
     **dict.fromkeys(("nodes", "gossip", "gossip-and-sync"), (MIN_NODES, MAX_NODES)),
     **dict.fromkeys(("group", "group-with-store", "fixed-group"), (2, MAX_GROUP)),
-    "year": (36, 3_650),
+    "year": (20, 3_650),
 }
 """The least and the largest size of each kind of run."""
 

@@ -214,7 +214,7 @@ class End:
 
     def __init__(self, call: Call, inward: Pipe, outward: Pipe, there: Identity) -> None:
         self.there = there
-        self.on_lost: Callable[[CallClosedError], None] | None = None
+        self.on_lost: Callable[[CallClosedError], object] | None = None
         self._call = call
         self._in = inward
         self._out = outward

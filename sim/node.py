@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sim.calls import CallClosedError, End, Identity
+from sim.calls import End, Identity
 from sim.database import Database, DatabaseUnavailableError
 from sim.gossip import GOSSIP, Gossiping, serve_gossip
 from sim.limits import NS_PER_MS, NS_PER_S
@@ -157,11 +157,7 @@ class Node(Host):
         if work is None:
             return False
         serving = process.begin_task(method, served(process, end, method, work))
-
-        def lost(_: CallClosedError) -> None:
-            serving.cancel()
-
-        end.on_lost = lost
+        end.on_lost = lambda _: serving.cancel()
         return True
 
     def take(self, sender: str, messages: Sequence[bytes]) -> None:

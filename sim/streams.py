@@ -34,7 +34,6 @@ _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
 _FAULTS: Final = {Fault.PROTOCOL: Status.INVALID_ARGUMENT, Fault.GAVE_WAY: Status.ABORTED}
 """The status of a fault of a session; all others are `Status.UNAVAILABLE`."""
 
-FramesListener = Callable[[bytes], None]
 Handler = Callable[["EndStream"], Awaitable[None]]
 
 
@@ -49,23 +48,25 @@ class StatusReceivedError(CallFailedError):
 class EndStream:
     """An end of a call as a `store.sync.peers.FrameStream`.
 
+    What frames of a transfer call acknowledge is noted by the judge.
+
     Attributes:
         failed_ns: when this end noticed that it failed; None: it has not.
-        on_written: is called with every frame before it is sent.
     """
 
     def __init__(
         self,
         process: Process,
         end: End,
+        method: str,
         *,
         calls: bool,
         identified: Callable[[str, str], None] | None = None,
     ) -> None:
         self.failed_ns: int | None = None
-        self.on_written: FramesListener | None = None
         self._process = process
         self._end = end
+        self._transfers = method == TRANSFER
         self._calls = calls
         self._identified = identified
         self._patience_ns = _PATIENCE_SILENCES * process.scenario.silence_ns + _PATIENCE_NS
@@ -90,8 +91,9 @@ class EndStream:
 
     async def write(self, frame: Any) -> None:  # noqa: ANN401 - bytes, or the pages of a scan
         """Send a frame; waits while the other side does not read."""
-        if self.on_written is not None:
-            self.on_written(frame)
+        if self._transfers:
+            for piece, _ in pieces(frame):
+                self._process.judge.acknowledge(self._process.database, piece.stored)
         try:
             await self._end.send(frame)
         except CallClosedError as error:
@@ -140,30 +142,16 @@ class SimConnector:
         try:
             async with process.network.call(process.name, peer.host, method, who) as end:
                 self._names[peer] = end.there.node_id
-                stream = EndStream(process, end, calls=True, identified=identified)
-                if method == TRANSFER:
-                    stream.on_written = acknowledgements(process)
+                stream = EndStream(process, end, method, calls=True, identified=identified)
                 yield stream
         except CallClosedError as error:
             raise StatusReceivedError(error.status, error.sentence) from None
         _demand_notice(process, stream)
 
 
-def acknowledgements(process: Process) -> FramesListener:
-    """Return a listener that reports to the judge what frames of a transfer call stored."""
-
-    def look(frame: bytes) -> None:
-        for piece, _ in pieces(frame):
-            process.judge.acknowledge(process.database, piece.stored)
-
-    return look
-
-
 async def served(process: Process, end: End, method: str, work: Handler) -> None:
     """Serve one call: its status is what the work returns or raises."""
-    stream = EndStream(process, end, calls=False)
-    if method == TRANSFER:
-        stream.on_written = acknowledgements(process)
+    stream = EndStream(process, end, method, calls=False)
     try:
         await work(stream)
     except asyncio.CancelledError:

@@ -53,10 +53,6 @@ class Disk:
                 if row is not None:
                     table[key] = row
 
-    def in_order(self) -> list[Row]:
-        """Return the log in its order."""
-        return sorted(self.log.values(), key=_place)
-
 
 class SimState(SqliteState):
     """A disk as one life of a participant has it: the shipped state, whose transactions fail."""
@@ -116,7 +112,3 @@ class SimState(SqliteState):
             world.counts["a transaction failed"] += 1
             world.group_judge.tried(self._member.view, "a transaction")
             raise StateError("The disk fails.")
-
-
-def _place(row: Row) -> tuple[int, bytes]:
-    return row["lamport"], row["message_id"]

@@ -219,9 +219,9 @@ class Member(Host):
     def check_left(self) -> None:
         """Verify that it has left, and has written down what it has shown."""
         assert self.life.ended, f"{self.name} has not left"
-        saved = [row["message_id"].decode() for row in self.disk.in_order()]
+        saved = sorted((row["lamport"], name) for name, row in self.disk.log.items())
         shown = [message_id for _, message_id in self.view.shown_keys]
-        assert saved == shown, f"{self.name} has not saved what it has shown"
+        assert [name for _, name in saved] == shown, f"{self.name} has not saved what it has shown"
 
     def scans(self, since_ns: int, messages: Iterable[Fetched]) -> None:
         """Note a scan that will bring these messages; another search closes no gap."""

@@ -40,8 +40,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 FAULTS: Final = Path(__file__).with_name("planted.toml")
 SEEDS: Final = Path(__file__).with_name("seeds.toml")
 
-DAYS: Final = 36
-"""The length of a year."""
+DAYS: Final = 20
+"""The length of a year in which its faults show."""
 
 RUNS: Final = 120
 """A fault must show in one of so many runs from its seed on; most show in the first."""

@@ -28,11 +28,12 @@ from store.domain.hub import OwnCommits
 from store.gossip.events import GossipCounter
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
-from tests.sim.mutant import DAYS
 from tests.support.admission import admit
 from tools.rooms import ROOT
 
 BATCH = 10
+DAYS = 36
+"""The length of a year."""
 
 RUNS: Final[Mapping[str, Sequence[int]]] = {
     "nodes": (2, 3, 6, 7, 16, 19, 29, 47, 53, 80, 89, 95),

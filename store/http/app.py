@@ -1,100 +1,142 @@
-"""The ASGI application of a node: its paths and operations."""
+"""The ASGI application of a node, and the handlers of ``/api/v1``.
+
+They are those of gRPC, with JSON, lines of JSON, and server-sent events. A stream holds one page:
+the next is read when the caller has taken the last.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import Message
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.domain.access import Right
 from store.domain.quota import CallKind
-from store.http import api, connect, waku_store
-from store.http.endpoint import Endpoint, Operation
-from store.http.exchange import HttpError, HttpExchange, OpenEndpoint, refuse
+from store.http import codec, connect, waku_store
+from store.http.call import (
+    TOKEN_PARAMETER,
+    HttpCall,
+    HttpError,
+    HttpExchange,
+    Operation,
+    always,
+    endpoint,
+    refuse,
+)
+from store.http.codec import Digits, Kind, encode, to_json, to_lines, to_message
 from store.http.openapi import description
-from store.http.sites import SiteCheck, Sites
+from store.http.sites import Sites, check_sites
 from store.observe.http import STATUS_HEADERS
 from store.serving.call import Method
 from store.serving.context import NodeContext
-from store.serving.failure import Code
+from store.serving.failure import Code, malformed, over_limit
+from store.serving.methods import publish as publishing
 from store.serving.methods import reads
-from store.serving.methods.publish import PUBLISH
+from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_CAUSAL_KNOWN_IDS
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 API: Final = "/api/v1"
-WAKU_STORE: Final = "/store/v3/messages"
 OPENAPI: Final = "/openapi.json"
 
-_HTML: Final = b"text/html; charset=utf-8"
-_CSS: Final = b"text/css; charset=utf-8"
-_SCRIPT: Final = b"text/javascript; charset=utf-8"
+COUNTED_BODY_BYTES: Final = 1024 * 1024
+MAX_QUOTES: Final = 64 * MAX_CAUSAL_KNOWN_IDS
+"""A larger body has its quotation marks counted before it is decoded: 64 for each entry of the
+longest list that a request may have. A message with all its fields has 32."""
+
+MAX_QUOTED_CHARS: Final = 200
+"""What an error says of a request that its type refuses."""
+
+HEARTBEAT_S: Final = 10.0
+"""A follower that is sent nothing else gets a comment this often: proxies and browsers end
+connections that are silent for longer."""
+
+LINES: Final = b"application/x-ndjson"
+EVENTS: Final = b"text/event-stream"
+
+_TEXT: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES: Final = {
-    "/": ("page.html", _HTML),
-    "/page.js": ("page.js", _SCRIPT),
-    "/sds.js": ("sds.js", _SCRIPT),
-    "/docs": ("docs.html", _HTML),
-    "/docs.js": ("docs.js", _SCRIPT),
-    "/page.css": ("page.css", _CSS),
-    "/page.svg": ("page.svg", b"image/svg+xml"),
+    "/": "page.html",
+    "/docs": "docs.html",
+    **{f"/{name}": name for name in ("page.js", "sds.js", "docs.js", "page.css", "page.svg")},
 }
 """The page of messages, which asks ``/api/v1`` with the token of its reader, and the viewer of the
 API description."""
 
 _PAGE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in STATUS_HEADERS]
+_HEARTBEAT: Final = b": still here\n\n"
 
 
 def build_app(node: NodeContext, sites: Sites) -> ASGIApp:
     """Build the application, which ``sites`` may call."""
-    by_path = dict[str, list[Operation]]()
-    served = _operations()
-    for each in served:
-        by_path.setdefault(each.path, []).append(each)
-    here = sorted([*by_path, OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"])
-    by_path |= {each.path: [each] for each in connect.operations()}
-    routes = [Route(path, Endpoint(node, *operations)) for path, operations in by_path.items()]
-    text = json.dumps(description(served, node.identity.version), indent=1).encode()
-    routes.append(Route(OPENAPI, OpenEndpoint(partial(HttpExchange.respond, body=text))))
-    for path, (name, kind) in _FILES.items():
+    described, paths = _operations(), {OPENAPI, "/docs", f"/{connect.SERVICE}/METHOD"}
+    operations = dict[str, dict[str, Operation]]()
+    for each in (*described, *connect.operations()):
+        verb, path = each.route.split()
+        operations.setdefault(path, {})[verb] = each
+    paths |= {each.route.split()[1] for each in described}
+    routes = {path: endpoint(node, by_verb) for path, by_verb in operations.items()}
+    text = json.dumps(description(described, node.identity.version), indent=1).encode()
+    routes[OPENAPI] = always(partial(HttpExchange.respond, body=text))
+    for path, name in _FILES.items():
+        text_type = _TEXT.get(name.rpartition(".")[2])
+        kind = b"image/svg+xml" if text_type is None else f"{text_type}; charset=utf-8".encode()
         body = files("store.http").joinpath("web", name).read_bytes()
-        shown = partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
-        routes.append(Route(path, OpenEndpoint(shown)))
-    sentence = f"no such path: there are {', '.join(here)}"
-    nowhere = partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence))
-    router = Router(routes, redirect_slashes=False, default=OpenEndpoint(nowhere))
-    return SiteCheck(router, sites, node.metrics)
+        routes[path] = always(
+            partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
+        )
+    sentence = f"no such path: there are {', '.join(sorted(paths))}"
+    nowhere = always(partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence)))
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        await routes.get(scope["path"], nowhere)(scope, receive, send)
+
+    return check_sites(route, sites, node.metrics)
+
+
+class NodeSummary(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """The node. All but `ready` is for callers that may read every topic."""
+
+    ready: bool
+    version: str | UnsetType = UNSET
+    node_id: str | UnsetType = UNSET
+    store_id: str | UnsetType = UNSET
+    messages: int | UnsetType = UNSET
+    oldest_timestamp: Digits | UnsetType = UNSET
+    newest_timestamp: Digits | UnsetType = UNSET
 
 
 def _operations() -> list[Operation]:
+    """Return the operations that are described here; Connect describes its own."""
     page = StoreQueryRequest, StoreQueryResponse
     return [
         Operation(
             _read("waku_store"),
-            f"GET {WAKU_STORE}",
+            "GET /store/v3/messages",
             waku_store.messages,
             "A page of messages, as nwaku serves it.",
-            (None, waku_store.WakuStoreResponse),
+            (waku_store.WakuParameters, waku_store.WakuStoreResponse),
             refuse=waku_store.refuse,
-            parameters=waku_store.PARAMETERS,
         ),
         Operation(
-            replace(PUBLISH, name="publish"),
+            replace(publishing.PUBLISH, name="publish"),
             f"POST {API}/messages",
-            api.publish,
+            publish,
             "Stores a batch; the answer comes when every stored message is durable.",
             (store_pb2.PublishRequest, store_pb2.PublishResponse),
         ),
-        Operation(_read("query"), f"GET {API}/messages", api.query, "A page of messages.", page),
+        Operation(_read("query"), f"GET {API}/messages", query, "A page of messages.", page),
         Operation(
             _read("query_post"),
             f"POST {API}/messages/query",
-            api.query,
+            query,
             "A page of messages, for requests that are too long for a URL.",
             page,
         ),
@@ -109,11 +151,11 @@ def _operations() -> list[Operation]:
         Operation(
             replace(reads.FOLLOW, name="follow"),
             f"GET {API}/follow",
-            api.follow,
+            follow,
             "Server-sent events: each message as it is committed, and an event `page` whose ID"
             " is the cursor behind the messages before it.",
             (store_pb2.FollowRequest, store_pb2.FollowPage),
-            api.EVENTS,
+            EVENTS,
             token_in_url=True,
         ),
         _lines(
@@ -134,9 +176,9 @@ def _operations() -> list[Operation]:
         Operation(
             _read("status", always=True),
             f"GET {API}/status",
-            api.send_status,
+            send_status,
             "What the node holds.",
-            (None, api.NodeSummary),
+            (codec.NoParameters, NodeSummary),
         ),
         _lines(
             reads.COVERAGE,
@@ -159,6 +201,103 @@ def _lines(
     types: tuple[type[Message], type[Message]],
     summary: str,
 ) -> Operation:
-    """Return a read that is answered with lines."""
-    handle = partial(api.send_lines, reads.STREAMS[served], types)
-    return Operation(replace(served, name=name), route, handle, summary, types, api.LINES)
+    """Return a read whose pages are sent as lines; ``types``: its request and a page."""
+    request, page = types
+
+    def encode_lines(data: bytes) -> bytes:
+        return b"".join([encode(line) + b"\n" for line in to_lines(page.FromString(data))])
+
+    async def send_lines(call: HttpCall, body: bytes) -> None:
+        encoded = to_message(request, read(request, call, body))
+        method = reads.STREAMS[served]
+        await call.send_pages(method, encoded, lambda page: call.send(page, LINES), encode_lines)
+        await call.send(b"", LINES)
+        await call.finish()
+
+    return Operation(replace(served, name=name), route, send_lines, summary, types, LINES)
+
+
+def read(kind: Kind, call: HttpCall, body: bytes) -> Struct:
+    """Read a request from the body of a POST or from the parameters of a GET.
+
+    Raises:
+        CallError: it is not as the schema says, or has far more parts than the limits allow.
+    """
+    try:
+        if call.verb == "POST":
+            # Every part of a request is quoted: a large body may become millions of objects.
+            if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > MAX_QUOTES:
+                raise over_limit(
+                    f"the body has more than {MAX_QUOTES:,} quotation marks: send fewer entries in"
+                    " one request"
+                )
+            return codec.decode(kind, body)
+        given = {**call.parameters}
+        given.pop(TOKEN_PARAMETER, None)
+        return codec.from_parameters(kind, given)
+    except ValidationError as error:
+        # It may quote a name or a value that is as long as the body.
+        raise malformed(f"the request is wrong: {str(error)[:MAX_QUOTED_CHARS]}") from None
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(f"the body is no JSON: {error}") from None
+
+
+async def publish(call: HttpCall, body: bytes) -> None:
+    """Store a batch; answer when all of it that is accepted is durable."""
+    asked: Any = read(store_pb2.PublishRequest, call, body)
+    # One too many is enough to be refused.
+    del body, asked.messages[MAX_BATCH_MESSAGES + 1 :]
+    request = to_message(store_pb2.PublishRequest, asked)
+    del asked
+    response = store_pb2.PublishResponse.FromString(await publishing.publish(call, request))
+    await call.answer(encode(to_json(response)))
+
+
+async def query(call: HttpCall, body: bytes) -> None:
+    """Send one page."""
+    request = to_message(StoreQueryRequest, read(StoreQueryRequest, call, body))
+    found = await reads.answer_query(call, StoreQueryRequest.FromString(request))
+    await call.answer(encode(to_json(StoreQueryResponse.FromString(found))))
+
+
+async def follow(call: HttpCall, body: bytes) -> None:
+    """Send messages as they are committed, as events."""
+    asked: Any = read(store_pb2.FollowRequest, call, body)
+    asked.cursor = call.headers.get("last-event-id") or asked.cursor
+    request = to_message(store_pb2.FollowRequest, asked)
+    heart = asyncio.create_task(_beat(call))
+    try:
+        await call.send_pages(reads.follow, request, lambda page: call.send(page, EVENTS), _events)
+    finally:
+        heart.cancel()
+
+
+async def send_status(call: HttpCall, body: bytes) -> None:
+    """Send the state of the node; what it holds is for callers that may read all of it."""
+    read(codec.NoParameters, call, body)
+    found = NodeSummary(ready=call.node.health().ready)
+    if call.client.topics.unrestricted:
+        identity = call.node.identity
+        found.version, found.node_id = identity.version, identity.node_id
+        found.store_id = identity.store_id
+        if found.ready:
+            state = await call.node.state()
+            found.messages = state.messages
+            found.oldest_timestamp = str(state.oldest_timestamp)
+            found.newest_timestamp = str(state.newest_timestamp)
+    await call.respond(encode(found))
+
+
+async def _beat(call: HttpCall) -> None:
+    """Send a comment every `HEARTBEAT_S` beside events, of which there may be none."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        if call.started:
+            await call.send(_HEARTBEAT, EVENTS)
+
+
+def _events(data: bytes) -> bytes:
+    page = store_pb2.FollowPage.FromString(data)
+    events = [b"data: " + encode(to_json(each)) + b"\n\n" for each in page.messages]
+    cursor, live = codec.cursor_of(page.cursor).encode(), encode({"live": page.live})
+    return b"".join(events) + b"event: page\nid: %b\ndata: %b\n\n" % (cursor, live)

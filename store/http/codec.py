@@ -9,13 +9,12 @@ message. Parameters of a URL are the fields of the type that a POST takes as its
 from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
-from binascii import Error as BinasciiError
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from operator import itemgetter
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -61,7 +60,7 @@ REQUIRED: Final = {
 }
 """Fields that a request must have, and that an answer has although they are unset, by message."""
 
-DEFAULTS: Final[dict[str, object]] = {"include_data": True, "pagination_limit": 0, "step": "HOUR"}
+DEFAULTS: Final[dict[str, object]] = {"include_data": True, "pagination_limit": 0}
 
 NOTES: Final = {
     "channel_id": "An SDS channel. Of coverage: count the parents that its messages lack.",
@@ -132,6 +131,9 @@ ITEMS: Final = frozenset({"messages", "steps"})
 STATUS: Final = frozenset({"request_id", "status_code", "status_desc"})
 """Fields of ``StoreQueryResponse`` that the status of HTTP stands for."""
 
+Kind: TypeAlias = type[Message] | type[Struct]
+"""The type of a request or an answer: a message of the schema, or the JSON itself."""
+
 encode: Final = msgspec.json.Encoder().encode
 
 
@@ -166,13 +168,14 @@ def _read_hash(text: str) -> bytes:
 def _read_cursor(text: str) -> bytes:
     try:
         return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (BinasciiError, ValueError):
+    except ValueError:
         raise malformed(
             "the cursor is none of this node's: pass it as it was sent, or leave it out"
         ) from None
 
 
-def _write_cursor(cursor: bytes) -> str:
+def cursor_of(cursor: bytes) -> str:
+    """Return a cursor as answers spell it."""
     return urlsafe_b64encode(cursor).decode().rstrip("=")
 
 
@@ -184,7 +187,7 @@ _HASH: Final = _FieldForm(Hash, HashText, _read_hash, hex_of)
 _COUNT: Final = _FieldForm(Count, int, _same, _same)
 _DURATION: Final = _FieldForm(Seconds, Seconds, lambda seconds: timedelta(seconds=seconds), _same)
 _BY_NAME: Final = {
-    "cursor": _FieldForm(str, str, _read_cursor, _write_cursor),
+    "cursor": _FieldForm(str, str, _read_cursor, cursor_of),
     "timestamp": _FieldForm(MessageTime, Digits, _same, str),
 }
 _BY_TYPE: Final = {
@@ -220,11 +223,11 @@ class NoParameters(Struct, forbid_unknown_fields=True):
     """A request without parameters."""
 
 
-def request_type(message: type[Message] | None) -> type[Struct]:
+def request_type(kind: Kind) -> type[Struct]:
     """Return the type of the JSON of a request, which its fields are checked against."""
-    return (
-        NoParameters if message is None else _request_type(cast("Descriptor", message.DESCRIPTOR))
-    )
+    if issubclass(kind, Struct):
+        return kind
+    return _request_type(cast("Descriptor", kind.DESCRIPTOR))
 
 
 @cache
@@ -270,7 +273,7 @@ def _request_field(field: FieldDescriptor) -> Any:  # noqa: ANN401 - what defstr
     return field.name, kind, "" if default == b"" else default
 
 
-def decode(kind: type[Message] | None, body: bytes) -> Struct:
+def decode(kind: Kind, body: bytes) -> Struct:
     """Read a body, whose integers may be texts.
 
     Raises:
@@ -288,13 +291,14 @@ def _read_flag(texts: Mapping[str, bool], _kind: type[Flag], given: object) -> F
     return Flag(found)
 
 
-def from_parameters(kind: type[Struct], given: Mapping[str, list[str]]) -> Struct:
+def from_parameters(kind: Kind, given: Mapping[str, list[str]]) -> Struct:
     """Read the parameters of a URL.
 
     Raises:
         CallError: a parameter that is no list is given twice.
         msgspec.ValidationError: they are not of this type.
     """
+    kind = request_type(kind)
     lists = {
         each.encode_name for each in msgspec.structs.fields(kind) if each.default_factory is list
     }

@@ -16,18 +16,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from store.http.call import (
+    STATUS,
+    Handler,
+    HttpCall,
+    HttpError,
+    HttpExchange,
+    Operation,
+)
 from store.http.codec import encode
-from store.http.endpoint import Handler, HttpCall, Operation, Refuse
-from store.http.exchange import STATUS, HttpError, HttpExchange
 from store.serving.call import Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods import publish, reads
 from storenode.wire.storenode.v1 import store_pb2
 
 SERVICE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
-ASKED_HEADERS: Final = ("connect-protocol-version", "connect-timeout-ms")
-"""Headers that pages of other origins may send besides."""
-
 _HEAD_BYTES: Final = 5
 """The flags and the length before each message."""
 _COMPRESSED: Final = 0x01
@@ -45,30 +48,23 @@ _STATUSES: Final = STATUS | {
 }
 """The status of each code in a unary call."""
 
-_TIMEOUT: Final = re.compile(r"[0-9]{1,10}")
-
 
 def operations() -> list[Operation]:
     """Return an operation for each method."""
-    unary = ((publish.PUBLISH, publish.publish), (reads.QUERY, reads.query))
+    unary = {publish.PUBLISH: publish.publish, reads.QUERY: reads.query}
+    streams = reads.STREAMS
     return [
-        *(
-            _operation(served, _UNARY, partial(_answer_unary, handle), _refuse_unary)
-            for served, handle in unary
-        ),
-        *(
-            _operation(served, _STREAM, partial(_answer_stream, handle), _refuse_stream)
-            for served, handle in reads.STREAMS.items()
-        ),
+        *(_operation(each, _UNARY, partial(_answer_unary, unary[each])) for each in unary),
+        *(_operation(each, _STREAM, partial(_answer_stream, streams[each])) for each in streams),
     ]
 
 
-def _operation(served: Method, kind: str, handle: Handler, refuse: Refuse) -> Operation:
+def _operation(served: Method, kind: str, handle: Handler) -> Operation:
     return Operation(
         replace(served, name=f"connect_{served.name}"),
         f"POST /{SERVICE}/{served.name}",
         handle,
-        refuse=refuse,
+        refuse=partial(_refuse, kind),
         in_band=kind == _STREAM,
         content_type=kind,
         wrong_type=_WRONG_TYPE.format(kind),
@@ -77,7 +73,9 @@ def _operation(served: Method, kind: str, handle: Handler, refuse: Refuse) -> Op
 
 async def _answer_unary(handle: UnaryMethod, call: HttpCall, message: bytes) -> None:
     if call.headers.get("content-encoding", "identity") != "identity":
-        raise _unsupported("the message has an unknown compression: send it without")
+        raise CallError(
+            Code.UNIMPLEMENTED, "the message has an unknown compression: send it without"
+        )
     async with _deadline(call):
         await call.answer(await handle(call, message), _UNARY.encode())
 
@@ -90,32 +88,25 @@ async def _answer_stream(handle: StreamMethod, call: HttpCall, body: bytes) -> N
     await _send_end(call, b"{}")
 
 
-async def _refuse_unary(exchange: HttpExchange, failure: HttpError) -> None:
+async def _refuse(kind: str, exchange: HttpExchange, failure: HttpError) -> None:
+    """Send the error of a request; of a stream it goes behind the pages that were sent."""
+    body = encode({"code": failure.code.lower(), "message": failure.sentence})
     # Connect's error also where it is not known which protocol it would be.
-    is_known = exchange.content_type == _UNARY and failure.status != 405
-    status = _STATUSES[failure.code] if is_known else failure.status
-    await exchange.respond(_error(failure), status=status, headers=failure.headers)
-
-
-async def _refuse_stream(exchange: HttpExchange, failure: HttpError) -> None:
-    """Send the error of a request, behind the pages that were sent."""
-    if exchange.content_type != _STREAM or failure.status == 405:
-        await exchange.respond(_error(failure), status=failure.status, headers=failure.headers)
+    is_known = exchange.content_type == kind and failure.status != 405
+    if kind == _UNARY or not is_known:
+        status = _STATUSES[failure.code] if is_known else failure.status
+        await exchange.respond(body, status=status, headers=failure.headers)
     elif not exchange.complete:
         if not exchange.started:
             await exchange.start(200, _STREAM.encode(), failure.headers)
-        await _send_end(exchange, b'{"error":%b}' % _error(failure))
-
-
-def _unsupported(sentence: str) -> CallError:
-    return CallError(Code.UNIMPLEMENTED, sentence)
+        await _send_end(exchange, b'{"error":%b}' % body)
 
 
 @asynccontextmanager
 async def _deadline(exchange: HttpExchange) -> AsyncIterator[None]:
     """End the block at the deadline that a caller gives."""
     text = exchange.headers.get("connect-timeout-ms")
-    if text is not None and _TIMEOUT.fullmatch(text) is None:
+    if text is not None and re.fullmatch(r"[0-9]{1,10}", text) is None:
         raise malformed("the header of the timeout cannot be read: send it as the protocol says")
     try:
         async with asyncio.timeout(None if text is None else int(text) / 1e3) as deadline:
@@ -131,12 +122,14 @@ async def _deadline(exchange: HttpExchange) -> AsyncIterator[None]:
 def _unframe(body: bytes) -> bytes:
     """Return the one message of a request."""
     if not body:
-        raise _unsupported("the request has zero messages: send one")
+        raise CallError(Code.UNIMPLEMENTED, "the request has zero messages: send one")
     flags, size = body[0], int.from_bytes(body[1:_HEAD_BYTES], "big")
     if len(body) < _HEAD_BYTES:
         raise malformed("the request ends in an incomplete envelope: send one whole message")
     if flags & _COMPRESSED:
-        raise _unsupported("the message is compressed: send it without compression")
+        raise CallError(
+            Code.UNIMPLEMENTED, "the message is compressed: send it without compression"
+        )
     if flags:
         raise malformed(f"the request has invalid envelope flags {flags}: send 0")
     if len(body) < _HEAD_BYTES + size:
@@ -144,7 +137,7 @@ def _unframe(body: bytes) -> bytes:
             f"the envelope promised {size} bytes, and {len(body) - _HEAD_BYTES} came: send all"
         )
     if len(body) > _HEAD_BYTES + size:
-        raise _unsupported("the request has multiple messages: send one")
+        raise CallError(Code.UNIMPLEMENTED, "the request has multiple messages: send one")
     return body[_HEAD_BYTES:]
 
 
@@ -157,7 +150,3 @@ async def _send_end(exchange: HttpExchange, status: bytes) -> None:
     """Send the status of a call, and end the answer."""
     await _send_frame(exchange, status, _END)
     await exchange.finish()
-
-
-def _error(failure: HttpError) -> bytes:
-    return encode({"code": failure.code.lower(), "message": failure.sentence})

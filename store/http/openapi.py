@@ -10,11 +10,9 @@ import msgspec
 from google.protobuf.descriptor import Descriptor
 from msgspec import Struct
 
+from store.http.call import JSON, Operation, refuse
 from store.http.codec import Error, answer_type, line_types, request_type
-from store.http.endpoint import Operation
-from store.http.exchange import JSON
 
-_REFERENCES: Final = "#/components/schemas/{name}"
 _ERRORS: Final = {
     "400": "The request is wrong.",
     "401": "No token, or one that is not known.",
@@ -33,13 +31,13 @@ _ERRORS: Final = {
 
 def description(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     """Return the whole document."""
-    requests = [request_type(each.types[0]) for each in operations if not each.parameters]
+    requests = [request_type(each.types[0]) for each in operations]
     answers = {each.served.name: _answers(each) for each in operations}
-    kinds: dict[type[Struct], None] = dict.fromkeys(
-        [Error, *requests, *chain.from_iterable(answers.values())]
-    )
+    kinds: list[type[Struct]] = [Error, *requests, *chain.from_iterable(answers.values())]
     described, components = msgspec.json.schema_components(
-        kinds, schema_hook=lambda _flag: {"type": "boolean"}, ref_template=_REFERENCES
+        kinds,
+        schema_hook=lambda _flag: {"type": "boolean"},
+        ref_template="#/components/schemas/{name}",
     )
     references = dict(zip(kinds, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -47,7 +45,8 @@ def description(operations: Sequence[Operation], version: str) -> dict[str, Any]
         shown = [references[kind] for kind in answers[each.served.name]]
         answer = shown[0] if len(shown) == 1 else {"anyOf": shown}
         found = _operation(each, answer, references, components)
-        paths.setdefault(each.path, {})[each.method.lower()] = found
+        verb, path = each.route.split()
+        paths.setdefault(path, {})[verb.lower()] = found
     return {
         "openapi": "3.1.0",
         "info": {
@@ -85,15 +84,15 @@ def _operation(
     components: Mapping[str, Any],
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": each.served.name, "summary": each.summary}
-    if each.method == "GET":
-        found["parameters"] = _parameters(each, components)
+    if each.route.startswith("GET "):
+        asked = components[request_type(each.types[0]).__name__]["properties"]
+        found["parameters"] = [_parameter(name, given) for name, given in asked.items()]
     else:
         body = {"application/json": {"schema": references[request_type(each.types[0])]}}
         found["requestBody"] = {"required": True, "content": body}
-    if each.parameters:
-        failed: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
-    else:
-        failed = {"application/json": {"schema": references[Error]}}
+    failed: dict[str, Any] = {"application/json": {"schema": references[Error]}}
+    if each.refuse is not refuse:
+        failed = {"text/plain": {"schema": {"type": "string"}}}
     found["responses"] = {
         "200": {
             "description": "Success.",
@@ -104,17 +103,7 @@ def _operation(
     return found
 
 
-def _parameters(each: Operation, components: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = [
-        {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
-        for name, what in each.parameters.items()
-    ]
-    if each.parameters:
-        return found
-    for name, given in components[request_type(each.types[0]).__name__]["properties"].items():
-        schema = {key: value for key, value in given.items() if key != "description"}
-        parameter = {"name": name, "in": "query", "schema": schema}
-        if "description" in given:
-            parameter["description"] = given["description"]
-        found.append(parameter)
-    return found
+def _parameter(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    about = {key: given[key] for key in given if key == "description"}
+    schema = {key: given[key] for key in given if key != "description"}
+    return {"name": name, "in": "query", "schema": schema, **about}

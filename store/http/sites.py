@@ -17,24 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from store.http.connect import ASKED_HEADERS
-from store.http.exchange import HttpError, OpenEndpoint, refuse
+from store.http.call import HttpError, HttpExchange, refuse
 from store.observe.http import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.failure import Code
 
-CORS_MAX_AGE_S: Final = 600
-"""How long a browser may keep what a preflight request has told it."""
-
-
-_ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
+_ASKED_HEADERS: Final = "authorization content-type last-event-id x-request-id"
+_ASKED_BY_CONNECT: Final = "connect-protocol-version connect-timeout-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +72,24 @@ class Sites:
         return is_own or method in ("GET", "HEAD", "OPTIONS")
 
 
-class SiteCheck:
-    """An ASGI application that refuses other sites, and adds the headers of CORS to the rest."""
+def check_sites(app: ASGIApp, sites: Sites, metrics: Metrics) -> ASGIApp:
+    """Return an application that refuses other sites, and adds the headers of CORS to the rest."""
+    if sites.origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(sites.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=f"{_ASKED_HEADERS} {_ASKED_BY_CONNECT}".split(),
+            expose_headers=["retry-after", "x-request-id"],
+            max_age=600,
+        )
 
-    def __init__(self, app: ASGIApp, sites: Sites, metrics: Metrics) -> None:
-        self._app = app if not sites.origins else _cross_origin(app, sites.origins)
-        self._sites = sites
-        self._refused = metrics.http_requests
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        failure = sites.wrong(scope["method"], Headers(scope=scope))
+        if failure is not None:
+            metrics.http_requests.labels("refused", str(failure.status)).inc()
+            await refuse(HttpExchange(scope, receive, send), failure)
+        else:
+            await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        failure = self._sites.wrong(scope["method"], Headers(scope=scope))
-        if failure is None:
-            await self._app(scope, receive, send)
-            return
-        self._refused.labels("refused", str(failure.status)).inc()
-        await OpenEndpoint(partial(refuse, failure=failure))(scope, receive, send)
-
-
-def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    return CORSMiddleware(
-        app,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=[*_ASKED_HEADERS, *ASKED_HEADERS],
-        expose_headers=["retry-after", "x-request-id"],
-        max_age=CORS_MAX_AGE_S,
-    )
+    return serve

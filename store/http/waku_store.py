@@ -7,26 +7,25 @@ errors as text, and its rules of a query (``StoreQueryRequest.nwaku_rules``).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import unquote
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert, defstruct, field
 
 from store.domain.query import NWAKU_PAGE_MESSAGES
-from store.http.api import query_page
+from store.http.call import HttpCall, HttpError, HttpExchange
 from store.http.codec import encode, hex_of
-from store.http.endpoint import HttpCall
-from store.http.exchange import HttpError, HttpExchange
 from store.serving.failure import malformed
+from store.serving.methods import reads
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
+from storenode.wire.waku.store.v3.store_pb2 import (
+    StoreQueryRequest,
+    StoreQueryResponse,
+    WakuMessageKeyValue,
+)
 
 MAX_WAKU_PAGE_MESSAGES: Final = 100
 """``pageSize`` of ``/store/v3/messages`` at most, as nwaku has it."""
-
-MAX_WAKU_INTEGER_DIGITS: Final = 40
-"""Digits of a parameter that are read: the 20 of a number of 64 bits, with zeros before them."""
-
 
 PARAMETERS: Final = {
     "peerAddr": "Not served: this node answers from its own store. Leave it out.",
@@ -43,22 +42,26 @@ PARAMETERS: Final = {
     "pageSize": f"Messages of the page: {NWAKU_PAGE_MESSAGES} unless given, and at most"
     f" {MAX_WAKU_PAGE_MESSAGES}.",
 }
-"""The parameters and their descriptions, also for the OpenAPI document."""
+WakuParameters: Final = defstruct(
+    "WakuParameters",
+    [(name, Annotated[str, Meta(description=what)], "") for name, what in PARAMETERS.items()],
+)
+"""The type of the parameters, for the description."""
 
 _TRUE: Final = frozenset({"y", "yes", "true", "1", "on"})
 _FALSE: Final = frozenset({"n", "no", "false", "0", "off"})
 
 
-class WakuMessage(Struct, rename="camel", kw_only=True):
+class WakuMessage(Struct, rename="camel", kw_only=True, omit_defaults=True):
     """A message, with every number as a number."""
 
     payload: bytes
     content_topic: str
-    meta: bytes | UnsetType = UNSET
+    meta: bytes = b""
     version: int
     timestamp: int
     ephemeral: bool
-    proof: bytes | UnsetType = UNSET
+    rate_limit_proof: bytes = field(default=b"", name="proof")
 
 
 class WakuEntry(Struct, rename="camel", kw_only=True):
@@ -81,7 +84,7 @@ class WakuStoreResponse(Struct, rename="camel", kw_only=True):
 
 async def messages(call: HttpCall, _body: bytes) -> None:
     """Send a page of messages."""
-    page = await query_page(call, wanted(call).SerializeToString())
+    page = StoreQueryResponse.FromString(await reads.answer_query(call, wanted(call)))
     cursor = page.pagination_cursor
     answer = WakuStoreResponse(
         status_code=page.status_code,
@@ -141,8 +144,9 @@ def _integer(text: str, what: str, least: int, most: int) -> int:
     digits = text.removeprefix("-").removeprefix("+").replace("_", "")
     if not digits.isascii() or not digits.isdecimal():
         raise malformed(f"{what} parsing error: invalid integer: {text[:100]}")
-    sign = -1 if text.startswith("-") else 1
-    if len(digits) > MAX_WAKU_INTEGER_DIGITS or not least <= (value := sign * int(digits)) <= most:
+    sign, digits = -1 if text.startswith("-") else 1, digits.lstrip("0") or "0"
+    # Numbers of 64 bits have 20 digits at most.
+    if len(digits) > 20 or not least <= (value := sign * int(digits)) <= most:
         raise malformed(f"{what} parsing error: Parsed integer outside of valid range")
     return value
 
@@ -170,20 +174,8 @@ def _hash(text: str) -> bytes:
 
 
 def _entry(item: WakuMessageKeyValue) -> WakuEntry:
-    digest = hex_of(item.message_hash)
-    if not item.HasField("message"):
-        return WakuEntry(message_hash=digest)
-    message = item.message
-    return WakuEntry(
-        message_hash=digest,
-        message=WakuMessage(
-            payload=message.payload,
-            content_topic=message.content_topic,
-            meta=message.meta or UNSET,
-            version=message.version,
-            timestamp=message.timestamp,
-            ephemeral=message.ephemeral,
-            proof=message.rate_limit_proof or UNSET,
-        ),
-        pubsub_topic=item.pubsub_topic,
-    )
+    found = WakuEntry(message_hash=hex_of(item.message_hash))
+    if item.HasField("message"):
+        found.message = convert(item.message, WakuMessage, from_attributes=True)
+        found.pubsub_topic = item.pubsub_topic
+    return found

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import grpc
@@ -18,7 +19,7 @@ from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.places import Caller
 from store.domain.ports import PeerError
-from store.domain.quota import ClientLimits
+from store.domain.quota import MAX_STRANGERS, ClientLimits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -88,13 +89,7 @@ MAX_CALLERS: Final = 64
 """Peers of which it is remembered when they called: in clear text names are invented easily."""
 
 
-async def _first_revision(since: int) -> int:
-    if since > 0:
-        await asyncio.get_running_loop().create_future()
-    return 1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RpcContext(NodeContext):
     """The parts of a node that gRPC's handlers use.
 
@@ -115,8 +110,8 @@ class RpcContext(NodeContext):
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
-    look: Callable[[], HealthValue] = HealthValue
-    await_revision: Callable[[int], Awaitable[int]] = _first_revision
+    look: Callable[[], HealthValue]
+    await_revision: Callable[[int], Awaitable[int]]
 
 
 class NoRequestError(CallError):
@@ -133,13 +128,18 @@ BidiMethod = Callable[["RpcCall"], Awaitable[None]]
 Refuse = Callable[[bytes, CallError], bytes]
 """Makes a response to a request that may be sent again later."""
 
-_Unary = Callable[["RpcCall", bytes], Awaitable[bytes]]
 _Stream = Callable[["RpcCall", bytes], AsyncGenerator[bytes, None]]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
+
+
+@lru_cache(MAX_STRANGERS)
+def _stranger(name: str) -> Principal:
+    """Return the caller of a method that needs no right."""
+    return Principal(name, frozenset())
 
 
 class RpcCall(Call):
@@ -186,7 +186,7 @@ class RpcCall(Call):
         """Return the client that calls: a peer, or the bearer of the token, where one is needed."""
         method, node = self.method, self.node
         if method.right is None:
-            return Principal(self.remote.name, frozenset())
+            return _stranger(self.remote.name)
         if self.is_peer and node.peers is not None:
             return identify_peer(self.fields, self.context, node.peers, node.peer_limits)
         if self._repeated:
@@ -221,6 +221,7 @@ class RpcCall(Call):
         Raises:
             CallError: it gave way to others before it had come in full, or the first one is late.
         """
+        self._is_reading = True
         request: object = await self.node.arrivals.receive(
             lambda _: self.context.read(),
             self.connection,
@@ -240,7 +241,6 @@ class RpcCall(Call):
             return b""
         if self.is_peer:
             await self.begin_peer()
-        self._is_reading = True
         self._received = await self.next_request(is_first=True)
         if self._received is None:
             raise NoRequestError
@@ -305,9 +305,8 @@ class RpcCall(Call):
 
     async def read(self) -> bytes | None:
         """Return the caller's next frame; None when it has half-closed."""
-        is_first, self._is_reading = not self._is_reading, True
         try:
-            return await self.next_request(is_first=is_first)
+            return await self.next_request(is_first=not self._is_reading)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise PeerError(_GONE) from None
         except CallError as gave_way:
@@ -342,7 +341,9 @@ class ServedMethod:
         self.counts = {code: calls(method.name, code).inc for code in _COUNTED_FROM_0}
         self.observe = node.metrics.query_seconds.labels(method.name).observe
 
-    def unary(self, handle: _Unary, refuse: Refuse | None = None) -> Handler:
+    def unary(
+        self, handle: Callable[[RpcCall, bytes], Awaitable[bytes]], refuse: Refuse | None = None
+    ) -> Handler:
         """Return the handler of a unary method.
 
         To gRPC it is one that takes a stream: else the request would be read before its caller is

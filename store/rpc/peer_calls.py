@@ -206,10 +206,6 @@ class PeerCall:
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._demand_ok()
 
-    def cancel(self) -> None:
-        """End the call at once; nothing to do when it has ended."""
-        self.call.cancel()
-
     async def _demand_ok(self) -> None:
         code, details = await self._ending.status()
         if code is not grpc.StatusCode.OK:

@@ -49,12 +49,16 @@ async def watch_health(
             yield status
 
 
+_NAMES: Final = ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+_STATES: Final[dict[str, bytes]] = {
+    name: health_pb2.HealthCheckResponse(status=name).SerializeToString() for name in _NAMES
+}
+
+
 def _status(node: RpcContext, *, is_known: bool) -> bytes:
-    states = health_pb2.HealthCheckResponse
-    status = states.SERVING if node.health().ready else states.NOT_SERVING
     if not is_known:
-        status = states.SERVICE_UNKNOWN
-    return bytes(states(status=status).SerializeToString())
+        return _STATES["SERVICE_UNKNOWN"]
+    return _STATES["SERVING" if node.health().ready else "NOT_SERVING"]
 
 
 def _asked_service(request: bytes) -> str:

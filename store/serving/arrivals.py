@@ -8,14 +8,14 @@ kernel counts what has come over a connection, and the requests that were read a
 is what gRPC holds, and headers and frames of HTTP/2 and TLS. These add up, so a connection is
 measured from the least rest that it had, and anew when all that is awaited was begun lately.
 
-Rules, which `Arrivals.run` keeps to while requests are awaited:
+Rules:
 
 1. The first request of a call has `REQUEST_TIMEOUT_S`. A stream may be silent before its next one.
 2. All connections together hold `MAX_INCOMPLETE_BYTES`, and `MAX_STRANGER_BYTES` those that made no
    call which needs a right. A call whose first request does not come counts `SILENT_BYTES`.
-3. Beyond this calls are ended: those of strangers first, then those of the caller with the most
-   bytes, of these first on connections with many bytes over which nothing comes any more. A stream
-   that was silent and shares its connection with much traffic may be among them.
+3. Beyond this `Arrivals.run` ends calls: those of strangers first, then those of the caller with
+   the most bytes, of these first on connections with many bytes over which nothing comes any more.
+   A stream that was silent and shares its connection with much traffic may be among them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, TypeVar
 
 from store.serving.drain import Endable
@@ -77,7 +78,8 @@ class ArrivingRequests:
 
     ``read_bytes``: of all requests that were read. ``came_bytes``: all that had come in the last
     round. ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so
-    much is in memory. ``grew``: since the round before. ``is_measured``: by the kernel's counts.
+    much is in memory. ``grew``: since the round before. ``is_measured``: by the kernel's counts;
+    else the edge counts ``unread_bytes``.
     """
 
     name: str
@@ -92,7 +94,7 @@ class ArrivingRequests:
     awaited: set[AwaitedRequest] = field(default_factory=set)
 
     def measure(self, came_bytes: int, last_round: int) -> None:
-        """Compute what is in gRPC, now that so much has come."""
+        """Compute what is in memory, now that so much has come."""
         rest, most = came_bytes - self.read_bytes, len(self.awaited) * MAX_PEER_FRAME_BYTES
         since = came_bytes - self.came_bytes
         self.rest_bytes = min(self.rest_bytes, rest)
@@ -101,6 +103,20 @@ class ArrivingRequests:
             self.rest_bytes = max(self.rest_bytes, rest - since - ahead)
         self.unread_bytes = min(rest - self.rest_bytes, most)
         self.grew, self.came_bytes = since > 0, came_bytes
+
+    def usage(self, last_round: int) -> int:
+        """Return the bytes that count: those of calls that are silent since a round, too."""
+        silent = sum(each.late_s < inf and each.begun < last_round for each in self.awaited)
+        return self.unread_bytes + silent * SILENT_BYTES
+
+    def end_late(self, now_s: float) -> None:
+        """End the calls whose first request has not come in time."""
+        for each in self.awaited:
+            if each.late_s <= now_s:
+                sentence = (
+                    f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it"
+                )
+                each.end(CallError(Code.DEADLINE_EXCEEDED, f"{sentence} faster, or a smaller one"))
 
     def end(self, sentence: str) -> None:
         """End every call whose request is awaited; its bytes are given up with it."""
@@ -114,15 +130,15 @@ class AwaitedRequest(Endable):
 
     __slots__ = ("begun", "connection", "late_s")
 
-    def __init__(self, connection: ArrivingRequests, begun: int, late_s: float) -> None:
-        self.connection, self.begun, self.late_s = connection, begun, late_s
+    connection: ArrivingRequests
+    begun: int
+    late_s: float
 
 
 class Arrivals:
     """The requests of all callers that are awaited, and their bounds, which `run` keeps to.
 
-    ``first``: those of calls, the oldest first. ``round``: the number of measurements.
-    ``counted_bytes``: of all that the edge counts.
+    ``round``: the number of measurements.
     """
 
     def __init__(
@@ -131,13 +147,11 @@ class Arrivals:
         count: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
     ) -> None:
         self.connections: dict[str, ArrivingRequests] = {}
-        self.first: dict[AwaitedRequest, None] = {}
-        self.awaited = self.round = self.counted_bytes = 0
+        self.awaited = self.round = 0
         self.alarm: asyncio.TimerHandle | None = None
         self.limit_bytes = limit_bytes
         self._count = count or ReceivedBytes().count
         self._forget_at = FORGET_BEYOND
-        self._is_filling = self._has_grown = False
         self._active = asyncio.Event()
 
     async def receive(
@@ -153,7 +167,7 @@ class Arrivals:
         """Await a request of a connection, whose caller is ``owner``.
 
         ``is_first``: of a call, and may be late. ``is_measured``: by the kernel's counts; else
-        ``read`` calls `came`.
+        ``read`` counts the bytes of its connection.
 
         Raises:
             CallError: it is late, or gave way to others.
@@ -165,11 +179,11 @@ class Arrivals:
         connection.owner = owner
         connection.is_stranger = connection.is_stranger and is_stranger
         loop = asyncio.get_running_loop()
-        awaited = AwaitedRequest(connection, self.round, loop.time() + REQUEST_TIMEOUT_S)
+        awaited = AwaitedRequest()
+        awaited.connection, awaited.begun = connection, self.round
+        awaited.late_s = loop.time() + REQUEST_TIMEOUT_S if is_first else inf
         connection.awaited.add(awaited)
         self.awaited += 1
-        if is_first:
-            self.first[awaited] = None
         if self.alarm is None:
             # Most requests are there already: they need not be measured.
             pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
@@ -179,21 +193,12 @@ class Arrivals:
                 request = await read(awaited)
         finally:
             self.awaited -= 1
-            self.first.pop(awaited, None)
             connection.awaited.discard(awaited)
             if not connection.is_measured:
-                self.counted_bytes -= connection.unread_bytes
                 self.connections.pop(name, None)
         if isinstance(request, bytes):
             connection.read_bytes += len(request)
         return request
-
-    def came(self, request: AwaitedRequest, size_bytes: int) -> None:
-        """Count a part of a request that has come."""
-        request.connection.unread_bytes += size_bytes
-        self.counted_bytes += size_bytes
-        if self.counted_bytes > self.limit_bytes:
-            self.enforce()
 
     def wake(self) -> None:
         """Measure soon, if a request that was awaited is awaited still."""
@@ -203,64 +208,42 @@ class Arrivals:
 
     async def run(self) -> None:
         """Measure again and again while requests are awaited, seldom while nothing comes."""
-        loop, least_s = asyncio.get_running_loop(), 0.0
+        loop, pause_s, growing = asyncio.get_running_loop(), 0.0, list[int]()
         while True:
-            if not self._has_grown:
+            if not growing:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MAX_PAUSE_S if self.awaited else None):
                         await self._active.wait()
+            elif sum(growing) > self.limit_bytes // FILLING_SHARE:
+                pause_s = FILLING_PAUSE_S
+            else:
+                pause_s = max(pause_s, PAUSE_S)
             self._active.clear()
-            if self._is_filling:
-                least_s = FILLING_PAUSE_S
-            elif self._has_grown:
-                least_s = max(least_s, PAUSE_S)
-            await asyncio.sleep(least_s)
+            await asyncio.sleep(pause_s)
             began_s = loop.time()
-            await self.measure()
-            least_s = (loop.time() - began_s) * PAUSE_ROUNDS
+            growing = await self.measure()
+            pause_s = (loop.time() - began_s) * PAUSE_ROUNDS
 
-    async def measure(self) -> None:
-        """Measure, and end calls that are late, or beyond the bounds."""
+    async def measure(self) -> list[int]:
+        """Measure, end calls beyond the bounds, and return the bytes of connections that grow."""
         if len(self.connections) > self._forget_at:
             await self._forget_closed()
         last, self.round = self.round, self.round + 1
-        self._is_filling = self._has_grown = False
-        if not self.awaited:
-            return
-        self._end_late()
-        waiting = [each for each in self.connections.values() if each.awaited]
-        came = await self._count([each.name for each in waiting if each.is_measured])
-        waiting = [each for each in waiting if each.awaited]
+        names = [each.name for each in self._waiting() if each.is_measured]
+        came = await self._count(names) if names else {}
+        waiting, now_s = self._waiting(), asyncio.get_running_loop().time()
         for each in waiting:
-            if each.name in came:
-                each.measure(came[each.name], last)
-            elif not each.is_measured:
-                each.grew, each.came_bytes = each.unread_bytes > each.came_bytes, each.unread_bytes
+            each.end_late(now_s)
+            if (size := came.get(each.name) if each.is_measured else each.unread_bytes) is not None:
+                each.measure(size, last)
         growing = [each.unread_bytes for each in waiting if each.grew]
-        self._is_filling = sum(growing) > self.limit_bytes // FILLING_SHARE
-        self._has_grown = bool(growing)
-        self.enforce(last)
-
-    def enforce(self, last_round: int = 0) -> None:
-        """End the calls that are beyond the bounds."""
-        silent = Counter(each.connection for each in self.first if each.begun < last_round)
-        waiting = [each for each in self.connections.values() if each.awaited]
-        usage = {each: each.unread_bytes + silent[each] * SILENT_BYTES for each in waiting}
+        usage = {each: each.usage(last) for each in waiting}
         self._end_excess([each for each in waiting if each.is_stranger], usage, MAX_STRANGER_BYTES)
         self._end_excess(waiting, usage, self.limit_bytes)
+        return growing
 
-    def _end_late(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for request in self.first:
-            if request.late_s > now_s:
-                return
-            request.end(
-                CallError(
-                    Code.DEADLINE_EXCEEDED,
-                    f"the request has not come in full within {REQUEST_TIMEOUT_S:g} s: send it"
-                    " faster, or a smaller one",
-                )
-            )
+    def _waiting(self) -> list[ArrivingRequests]:
+        return [each for each in self.connections.values() if each.awaited]
 
     async def _forget_closed(self) -> None:
         names = list(self.connections)
@@ -292,9 +275,6 @@ class Arrivals:
             if excess > 0 and usage[each]:
                 excess -= usage[each]
                 usage[each] = 0
-                if not each.is_measured:
-                    self.counted_bytes -= each.unread_bytes
-                    each.unread_bytes = 0
                 each.end(
                     f"requests that have not come in full hold more than {limit_bytes:,} bytes of"
                     " this node, and that of this call had not come: make the call again, and send"

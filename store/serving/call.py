@@ -219,6 +219,11 @@ class Call(ABC):
             )
         self.access = access
 
+    def too_large(self, size_bytes: int) -> CallError:
+        """Return the error of a request of this size."""
+        most = self.max_request_bytes
+        return over_limit(f"the request has {size_bytes:,} bytes: at most {most:,}")
+
     def charge(self, size_bytes: int) -> None:
         """Charge a request that has come, and take its memory until the end of the call.
 
@@ -229,9 +234,7 @@ class Call(ABC):
         if self.access is not self.node.access():
             self.check_rights()
         if size_bytes > self.max_request_bytes:
-            raise over_limit(
-                f"the request has {size_bytes:,} bytes: at most {self.max_request_bytes:,}"
-            )
+            raise self.too_large(size_bytes)
         self.began_ns = self.node.monotonic_ns()
         self.account.received.take(size_bytes, self.began_ns)
         if size_bytes > self.method.free_request_bytes:

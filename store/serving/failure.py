@@ -8,7 +8,7 @@ from typing import Final
 
 from store.domain.access import CallDeniedError, UnauthenticatedError
 from store.domain.ports import CursorOutOfRangeError, StoreBusyError, StoreUnavailableError
-from store.domain.query import LimitError, RequestError
+from store.domain.query import NOT_FOUND, LimitError, QueryError, RequestError
 from store.domain.quota import QuotaExceededError
 from store.messages.cursor import CursorError
 
@@ -90,6 +90,9 @@ def translate(error: Exception, request_id: str, codes: Codes = CODES) -> tuple[
     """
     if isinstance(error, CallError):
         return error, True
+    if isinstance(error, QueryError):
+        code = Code.NOT_FOUND if error.status == NOT_FOUND else Code.INVALID_ARGUMENT
+        return CallError(code, error.sentence), True
     for kind in type(error).__mro__:
         if kind in codes:
             code, is_retryable = codes[kind]

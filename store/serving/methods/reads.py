@@ -100,39 +100,47 @@ async def query(call: Call, request: bytes) -> bytes:
     """Serve ``Query``; errors of the protocol are status codes inside the response."""
     asked, whole = decode_head(waku_store_pb2.StoreQueryRequest, request, MAX_QUERY_HASHES)
     try:
-        if (size := len(asked.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
-            raise QueryError(
-                BAD_REQUEST,
-                f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
-            )
-        has = asked.HasField
-        wanted = plan_query(
-            call.client.topics,
-            include_data=asked.include_data,
-            pubsub_topic=asked.pubsub_topic if has("pubsub_topic") else None,
-            content_topics=asked.content_topics,
-            time_start=asked.time_start if has("time_start") else None,
-            time_end=asked.time_end if has("time_end") else None,
-            message_hashes=asked.message_hashes,
-            cursor=asked.pagination_cursor if has("pagination_cursor") else None,
-            forward=asked.pagination_forward,
-            limit=asked.pagination_limit,
-            nwaku_rules=asked.nwaku_rules,
-        )
         if not whole:
             raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-        page, known = await _read_page(call, asked, wanted)
-        return b"".join(
-            (
-                delimited(_FIELD_1, asked.request_id.encode()),
-                _SUCCESS,
-                page.entries,
-                b"" if page.next_cursor is None else delimited(_FIELD_51, page.next_cursor),
-                b"" if known is None else delimited(_FIELD_7420, known.SerializeToString()),
-            )
-        )
+        return await answer_query(call, asked)
     except QueryError as error:
         return query_failure(_cut(asked.request_id), error.status, error.sentence)
+
+
+async def answer_query(call: Call, asked: waku_store_pb2.StoreQueryRequest) -> bytes:
+    """Return the response to a query.
+
+    Raises:
+        QueryError: it cannot be served.
+    """
+    if (size := len(asked.request_id.encode())) > MAX_QUERY_REQUEST_ID_BYTES:
+        raise QueryError(
+            BAD_REQUEST, f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}"
+        )
+    has = asked.HasField
+    wanted = plan_query(
+        call.client.topics,
+        include_data=asked.include_data,
+        pubsub_topic=asked.pubsub_topic if has("pubsub_topic") else None,
+        content_topics=asked.content_topics,
+        time_start=asked.time_start if has("time_start") else None,
+        time_end=asked.time_end if has("time_end") else None,
+        message_hashes=asked.message_hashes,
+        cursor=asked.pagination_cursor if has("pagination_cursor") else None,
+        forward=asked.pagination_forward,
+        limit=asked.pagination_limit,
+        nwaku_rules=asked.nwaku_rules,
+    )
+    page, known = await _read_page(call, asked, wanted)
+    return b"".join(
+        (
+            delimited(_FIELD_1, asked.request_id.encode()),
+            _SUCCESS,
+            page.entries,
+            b"" if page.next_cursor is None else delimited(_FIELD_51, page.next_cursor),
+            b"" if known is None else delimited(_FIELD_7420, known.SerializeToString()),
+        )
+    )
 
 
 async def _read_page(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import pytest
@@ -25,14 +25,14 @@ from store.db.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.coverage import Coverage
 from store.domain.hub import OwnCommits
-from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmation
 from store.http.app import build_app
-from store.http.listener import bind
+from store.http.listener import bind as bind_http
 from store.http.sites import Sites
 from store.observe.metrics import Metrics
-from store.rpc.call import RpcContext
+from store.rpc.call import ListenerKind, RpcContext
 from store.rpc.identity import PeerRules
+from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
 from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
@@ -51,6 +51,7 @@ ADMIN = "/storenode.v1.Admin/"
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"
 TIMEOUT_S = 90.0
+ANY_PORT = ListenerAddress("--listen", "127.0.0.1", 0)
 IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
 
 _T = TypeVar("_T")
@@ -97,7 +98,7 @@ class Node:
     context: RpcContext
     rules: Rules
     channel: Any
-    server: grpc.aio.Server
+    server: Listener
     http: str = ""
 
     @property
@@ -135,13 +136,10 @@ class Node:
 async def serve(
     database_url: str,
     *,
-    listener: Literal["client", "peer", "admin"] = "client",
+    listener: ListenerKind = "client",
     rules: Rules | None = None,
-    quota: Quota | None = None,
     peers: PeerRules | None = None,
-    peer_limits: ClientLimits | None = None,
     open_admin: bool = False,
-    tls: grpc.ServerCredentials | None = None,
     read_only: bool = False,
     http: bool = False,
 ) -> AsyncIterator[Node]:
@@ -152,39 +150,21 @@ async def serve(
         database, services = await opened(stack, database_url, metrics)
         context = replace(
             context_of(IDENTITY, database, services, rules, metrics),
-            quota=quota or Quota(),
             open_admin=open_admin,
             read_only=read_only,
             peers=peers,
-            peer_limits=peer_limits or ClientLimits(),
         )
-        server = grpc.aio.server(
-            handlers=[
-                grpc.method_handlers_generic_handler(name, dict(methods))
-                for name, methods in build_handlers(listener, context).items()
-            ],
-            options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
-        )
-        if tls is None:
-            port = server.add_insecure_port("127.0.0.1:0")
-        else:
-            port = server.add_secure_port("127.0.0.1:0", tls)
-        await server.start()
-        stack.push_async_callback(server.stop, 0)
-        address = f"127.0.0.1:{port}"
+        over_grpc = bind(ANY_PORT, build_handlers(listener, context), connections=1_000)
+        await over_grpc.start()
+        stack.push_async_callback(over_grpc.stop, 0)
         channel = grpc.aio.insecure_channel(
-            address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
+            over_grpc.address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
         )
         stack.push_async_callback(channel.close, None)
-        node = Node(address, context, rules, channel, server)
+        node = Node(over_grpc.address, context, rules, channel, over_grpc)
         if http:
-            over_http = bind(
-                ListenerAddress("--http-listen", "127.0.0.1", 0),
-                build_app(context, Sites()),
-                None,
-                1_000,
-                metrics,
-            )
+            app = build_app(context, Sites())
+            over_http = bind_http(ANY_PORT, app, None, 1_000, metrics)
             await over_http.start()
             stack.push_async_callback(over_http.stop, 0)
             node.http = over_http.address

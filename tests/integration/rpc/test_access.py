@@ -1,115 +1,102 @@
-"""Tokens, rights and rates over gRPC, and peers that read without a token."""
+"""Tokens on the admin listener, and peers that read without a token."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import grpc
+import pytest
 
 from store.rpc.identity import PeerRules
-from storenode.wire.storenode.v1.store_pb2 import (
-    PublishResult,
-)
 from tests.calls.conftest import CLIENTS, access_of
-from tests.integration.rpc.harness import (
-    ADMIN,
-    STORE,
-    Metadata,
-    Node,
-    Rules,
-    failure,
-    serve,
-    within,
-)
-
-STORED: Final = PublishResult.STORED
-REJECTED: Final = PublishResult.REJECTED
-EPHEMERAL: Final = PublishResult.EPHEMERAL
-
-
-def bearer(name: str) -> Metadata:
-    return (("authorization", f"Bearer token-of-{name}"),)
-
-
-async def get_status(node: Node, metadata: Metadata = ()) -> None:
-    await node.unary(ADMIN + "GetStatus", b"", metadata)
+from tests.calls.test_refusals import REQUESTS
+from tests.calls.transports import Grpc, RefusedError
+from tests.integration.rpc.harness import ADMIN, Metadata, Node, Rules, failure, serve
 
 
 async def test_only_the_open_admin_listener_serves_everybody(database_url: str) -> None:
+    async def get_status(metadata: Metadata = ()) -> None:
+        await node.unary(ADMIN + "GetStatus", b"", metadata)
+
+    def bearer(name: str) -> Metadata:
+        return (("authorization", f"Bearer token-of-{name}"),)
+
     async with serve(database_url, listener="admin", open_admin=True) as node:
-        await get_status(node)
+        await get_status()
         node.rules.access = access_of(**CLIENTS)
-        code, _ = await failure(get_status(node))
-        assert code is grpc.StatusCode.UNAUTHENTICATED
-        code, _ = await failure(get_status(node, bearer("everything")))
-        assert code is grpc.StatusCode.PERMISSION_DENIED
-        await get_status(node, bearer("operator"))
+        code, _ = await failure(get_status())
+        assert code.name == "UNAUTHENTICATED"
+        code, _ = await failure(get_status(bearer("everything")))
+        assert code.name == "PERMISSION_DENIED"
+        await get_status(bearer("operator"))
     async with serve(database_url, listener="admin") as node:
-        code, sentence = await failure(get_status(node))
-        assert code is grpc.StatusCode.PERMISSION_DENIED
+        code, sentence = await failure(get_status())
+        assert code.name == "PERMISSION_DENIED"
         assert "token file" in sentence
 
 
 # Peers
 
-READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory", "Follow")
-CHANNEL = b"\x0a\x01c"
-
-
-async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
-    """Make a call with a small request, of a stream until its first page."""
-    if method in ("Query", "Publish"):
-        await node.unary(STORE + method, b"", metadata)
-    elif method == "Follow":
-        stream = node.channel.unary_stream(STORE + method)(b"", metadata=metadata)
-        await within(stream.read())
-        stream.cancel()
-    elif method == "PublishStream":
-        stream = node.channel.stream_stream(STORE + method)(iter([b""]), metadata=metadata)
-        await within(stream.read())
-    else:
-        await node.stream(STORE + method, b"" if method == "Scan" else CHANNEL, metadata)
-
-
-PEER: Metadata = (
+READS: Final = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory", "Follow")
+PEER: Final[Metadata] = (
     ("storenode-node-id", "node-b"),
     ("storenode-store-id", "store-b"),
     ("storenode-version", "1.0"),
 )
 
 
+class Peer(Grpc):
+    """A peer in clear, which names itself by metadata."""
+
+    sent: Metadata = PEER
+
+    @property
+    def authorization(self) -> list[tuple[str, str]]:
+        """The metadata of a call."""
+        return list(self.sent)
+
+
+async def call(node: Node, method: str, metadata: Metadata = PEER) -> None:
+    """Make a call with a small request, of a follower until it is live."""
+    peer = Peer(node.address, "")
+    peer.sent = metadata
+    await peer.call(method, REQUESTS[method])
+
+
+async def refusal(node: Node, method: str, metadata: Metadata = PEER) -> RefusedError:
+    """Return the error of a call."""
+    with pytest.raises(RefusedError) as refused:
+        await call(node, method, metadata)
+    return refused.value
+
+
 async def test_a_peer_reads_without_a_token_and_learns_who_answers(database_url: str) -> None:
     rules = Rules(access=access_of(**CLIENTS))
     async with serve(database_url, rules=rules, peers=PeerRules()) as node:
         for method in READS:
-            await call(node, method, PEER)
-        answering = node.channel.unary_unary(STORE + "Query")(b"", metadata=PEER)
+            await call(node, method)
+        answering = node.channel.unary_unary("/storenode.v1.Store/Query")(b"", metadata=PEER)
         metadata = dict(await answering.initial_metadata())
         assert metadata["storenode-node-id"] == "node-a"
         assert metadata["storenode-store-id"] == "store-a"
         assert metadata["storenode-version"] == "1.2.3"
         for method in ("Publish", "PublishStream"):
-            code, _ = await failure(call(node, method, PEER))
-            assert code is grpc.StatusCode.UNAUTHENTICATED
+            assert (await refusal(node, method)).code == "UNAUTHENTICATED"
         nameless = (*PEER[1:], ("storenode-node-id", "a b"))
         for wrong in (PEER[:2], PEER[:1], nameless, (*PEER, PEER[0])):
-            code, sentence = await failure(call(node, "Query", wrong))
-            assert code is grpc.StatusCode.INVALID_ARGUMENT, wrong
-            assert "storenode-" in sentence
+            refused = await refusal(node, "Query", wrong)
+            assert refused.code == "INVALID_ARGUMENT", wrong
+            assert "storenode-" in refused.sentence
     async with serve(database_url, rules=rules) as without_peers:
-        code, _ = await failure(call(without_peers, "Query", PEER))
-        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert (await refusal(without_peers, "Query")).code == "UNAUTHENTICATED"
 
 
 async def test_a_peer_listener_serves_reads_to_peers_only(database_url: str) -> None:
     peers = PeerRules(allowed=frozenset({"node-b"}))
     async with serve(database_url, listener="peer", peers=peers) as node:
-        await call(node, "Query", PEER)
-        code, _ = await failure(call(node, "Query"))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        await call(node, "Query")
+        assert (await refusal(node, "Query", ())).code == "INVALID_ARGUMENT"
         other = (("storenode-node-id", "node-c"), *PEER[1:])
-        code, sentence = await failure(call(node, "Query", other))
-        assert code is grpc.StatusCode.PERMISSION_DENIED
-        assert "--allow-peer" in sentence
-        code, _ = await failure(call(node, "Publish", PEER))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
+        refused = await refusal(node, "Query", other)
+        assert refused.code == "PERMISSION_DENIED"
+        assert "--allow-peer" in refused.sentence
+        assert (await refusal(node, "Publish")).code == "UNIMPLEMENTED"

@@ -13,17 +13,17 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from store.http.connections import (
+from store.http.call import MAX_PARAMETERS, HttpExchange, as_http
+from store.http.listener import (
     LEAST_CHUNK_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADER_FIELDS,
     MAX_SMALL_CHUNKS,
+    HttpListener,
+    bind,
 )
-from store.http.exchange import MAX_PARAMETERS, HttpExchange, as_http
-from store.http.listener import HttpListener, bind
 from store.observe.metrics import Metrics
 from store.serving.addresses import ListenerAddress
-from store.serving.arrivals import Arrivals
 from store.serving.failure import CallError
 from store.serving.tls import TlsFiles
 from tests.support.credentials import Pki, check_renewal
@@ -113,8 +113,11 @@ class Server:
                 self.begun.set()
                 await asyncio.Event().wait()
             body = b""
-            if scope["path"] != "/early":
-                body = await exchange.body(Arrivals(), "a", 1 << 20)
+            has_more = scope["path"] != "/early"
+            while has_more:
+                event = await receive()
+                body += event["body"]
+                has_more = event["more_body"]
             assert "authorization" not in exchange.headers
             len(exchange.parameters)
             await exchange.respond(body, b"text/plain")

@@ -38,8 +38,10 @@ class Kernel:
 class Stream:
     """A call whose requests come when the test says so."""
 
-    def __init__(self, requests: Arrivals, kernel: Kernel, connection: str, owner: str) -> None:
-        self._requests = requests
+    def __init__(
+        self, requests: Arrivals, kernel: Kernel, connection: str, owner: str, **kind: bool
+    ) -> None:
+        self._requests, self._kind = requests, kind
         self._kernel = kernel
         self._connection = connection
         self._owner = owner
@@ -60,8 +62,9 @@ class Stream:
         await asyncio.sleep(0)
 
     def _read(self) -> asyncio.Task[bytes]:
+        coming = self._coming.get()
         return asyncio.create_task(
-            read(self._requests, self._coming.get(), self._connection, self._owner)
+            read(self._requests, coming, self._connection, self._owner, **self._kind)
         )
 
 
@@ -78,12 +81,6 @@ async def read(
     return await requests.receive(
         lambda _: coming, connection, owner, is_first=is_first, is_stranger=is_stranger
     )
-
-
-async def never() -> bytes:
-    """Wait for a request that does not come."""
-    await asyncio.Event().wait()
-    return b""
 
 
 async def come(size: int) -> bytes:
@@ -189,7 +186,7 @@ async def test_a_stream_that_gave_way_by_mistake_is_not_ended_again() -> None:
     await stop([stream, again])
 
 
-async def test_closedconnections_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_connections_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "FORGET_BEYOND", 4)
     kernel = Kernel()
     requests = Arrivals(MIB, kernel.count)
@@ -216,13 +213,14 @@ async def stop(streams: Iterable[Stream]) -> None:
 
 
 @virtual_time
-async def testconnections_are_measured_only_while_they_await_a_request() -> None:
+async def test_connections_are_measured_only_while_they_await_a_request() -> None:
     times_s: list[float] = []
     loop = asyncio.get_running_loop()
 
     class Measured(Arrivals):
-        async def measure(self) -> None:
+        async def measure(self) -> list[int]:
             times_s.append(loop.time())
+            return []
 
     incomplete, kernel = Measured(), Kernel()
     run = asyncio.create_task(incomplete.run())
@@ -251,7 +249,7 @@ async def test_a_first_request_has_a_limit_of_time_and_later_ones_have_none() ->
     requests, kernel = Arrivals(count=Kernel().count), Kernel()
     run = asyncio.create_task(requests.run())
     stream = Stream(requests, kernel, "ipv4:192.0.2.1:1", "a")
-    late = asyncio.create_task(read(requests, never(), "ipv4:192.0.2.2:1", is_first=True))
+    late = Stream(requests, kernel, "ipv4:192.0.2.2:1", "a", is_first=True).task
     await asyncio.sleep(arrivals.REQUEST_TIMEOUT_S - 1)
     assert not late.done()
     await asyncio.sleep(2)
@@ -269,41 +267,33 @@ async def test_calls_without_a_first_request_are_bounded_in_number() -> None:
     requests = Arrivals(10 * MIB, kernel.count)
     most = 10 * MIB // arrivals.SILENT_BYTES
     crowd = [
-        asyncio.create_task(read(requests, never(), f"ipv4:192.0.2.1:{n % 4}", "b", is_first=True))
-        for n in range(most)
+        Stream(requests, kernel, f"ipv4:192.0.2.1:{n % 4}", "b", is_first=True) for n in range(most)
     ]
-    kernel.came |= {f"ipv4:192.0.2.1:{n}": 0 for n in range(4)}
-    alone = asyncio.create_task(read(requests, never(), "ipv4:192.0.2.2:1", is_first=True))
+    alone = Stream(requests, kernel, "ipv4:192.0.2.2:1", "a", is_first=True)
     await measure(requests)
-    assert not any(task.done() for task in (*crowd, alone)), "they may come at once"
+    assert not any(each.task.done() for each in (*crowd, alone)), "they may come at once"
     await measure(requests)
-    assert sum(task.done() for task in crowd) == most // 4
-    assert not alone.done()
-    for task in (*crowd, alone):
-        task.cancel()
-    await asyncio.gather(*crowd, alone, return_exceptions=True)
+    assert sum(each.task.done() for each in crowd) == most // 4
+    assert not alone.task.done()
+    await stop([*crowd, alone])
 
 
 async def test_strangers_have_a_smaller_bound_and_give_way_first() -> None:
     kernel = Kernel()
     requests = Arrivals(count=kernel.count)
-    names = [f"ipv4:192.0.2.1:{n}" for n in range(4)]
     strangers = [
-        asyncio.create_task(read(requests, never(), name, "x", is_stranger=True, is_first=True))
-        for name in names
+        Stream(requests, kernel, f"ipv4:192.0.2.1:{n}", "x", is_stranger=True, is_first=True)
+        for n in range(4)
     ]
     client = Stream(requests, kernel, "ipv4:192.0.2.2:1", "client")
-    kernel.came |= dict.fromkeys(names, 0)
     await measure(requests)
     client.sends(16 * MIB)
-    kernel.came |= dict.fromkeys(names, 15 * MIB)
+    for each in strangers:
+        each.sends(15 * MIB)
     await measure(requests)
-    assert sum(task.done() for task in strangers) == 3
+    assert sum(each.task.done() for each in strangers) == 3
     assert not client.task.done()
-    for task in strangers:
-        task.cancel()
-    await asyncio.gather(*strangers, return_exceptions=True)
-    await stop([client])
+    await stop([*strangers, client])
 
 
 async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
@@ -311,18 +301,17 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
     requests = Arrivals(10 * MIB, kernel.count)
 
     async def receive(request: AwaitedRequest) -> None:
-        requests.came(request, 6 * MIB)
+        request.connection.unread_bytes += 6 * MIB
         await asyncio.Event().wait()
 
     tasks = [
         asyncio.create_task(requests.receive(receive, name, name, is_measured=False))
         for name in "ab"
     ]
-    await settle()
-    assert sum(task.done() for task in tasks) == 1, "at once"
-    assert requests.counted_bytes == 6 * MIB
+    await measure(requests)
+    assert sum(task.done() for task in tasks) == 1
+    assert not kernel.asked
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not requests.connections
-    assert requests.counted_bytes == 0

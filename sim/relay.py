@@ -31,23 +31,17 @@ from sim.stage import Stage
 from store.gateway.gossipsub import (
     BACKOFF_S,
     MAX_SERVED,
+    MESSAGE_ID_BYTES,
     QUIET_S,
     SEEN_S,
     Arrived,
     Disconnect,
+    GossipMessage,
     Router,
     RouterEffect,
     SendRpc,
-)
-from store.gateway.gossipsub_wire import (
-    MESSAGE_ID_BYTES,
-    GossipMessage,
-    encode_graft,
-    encode_idontwant,
-    encode_ihave,
-    encode_iwant,
+    encode_control,
     encode_message,
-    encode_prune,
     encode_subscriptions,
     ids_of,
     messages_of,
@@ -346,7 +340,7 @@ class Liar:
             world.link(self.name, victim)
             world.transmit(self.name, victim, encode_subscriptions(world.topics))
             if self.trick in (Trick.STAY, Trick.WITHHOLD):
-                world.transmit(self.name, victim, encode_graft(world.topics[0]))
+                world.transmit(self.name, victim, encode_control("graft", world.topics[0]))
             pause_ns = _LIE_NS if self.trick is Trick.CHURN else _PAUSE_NS
         elif self.trick is Trick.CHURN:
             world.unlink(self.name, victim)
@@ -369,17 +363,19 @@ class Liar:
         """Announce a message at the moment when it is published, if that is the trick."""
         if self.trick is Trick.WITHHOLD:
             for victim in self._world.victims_of(self.name):
-                announced = encode_ihave(message.topic, [message.message_id])
+                ids = [message.message_id]
+                announced = encode_control("ihave", message.topic, message_ids=ids)
                 self._world.transmit(self.name, victim, announced)
 
     def _lies(self) -> list[bytes]:
         rng, topic = self._world.rng, self._world.topics[0]
         received_ids = [each.message_id for each in self._received]
+        graft = encode_control("graft", topic)
         lies: dict[Trick, Callable[[], list[bytes]]] = {
-            Trick.ANNOUNCE: lambda: [encode_ihave(topic, self._invented())],
-            Trick.GRAFT: lambda: [encode_prune(topic, 1), encode_graft(topic)] * 4,
-            Trick.DEMAND: lambda: [encode_iwant(received_ids * 3)],
-            Trick.REFUSE: lambda: [encode_idontwant(self._invented())],
+            Trick.ANNOUNCE: lambda: [encode_control("ihave", topic, message_ids=self._invented())],
+            Trick.GRAFT: lambda: [encode_control("prune", topic, backoff_s=1), graft] * 4,
+            Trick.DEMAND: lambda: [encode_control("iwant", message_ids=received_ids * 3)],
+            Trick.REFUSE: lambda: [encode_control("idontwant", message_ids=self._invented())],
             Trick.SIGN: lambda: [
                 _signed(self._received[-1] if received_ids else GossipMessage(topic, b"x"))
             ],
@@ -388,7 +384,7 @@ class Liar:
             Trick.REPLAY: lambda: [
                 b"".join(encode_message(each.topic, each.data) for each in self._received)
             ],
-            Trick.CHURN: lambda: [encode_graft(topic), encode_prune(topic, 2**40)],
+            Trick.CHURN: lambda: [graft, encode_control("prune", topic, backoff_s=2**40)],
         }
         return lies[self.trick]() if self.trick in lies else []
 

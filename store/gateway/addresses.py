@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from store.serving.sockets import connection_name, remote
@@ -34,10 +34,6 @@ class ListenAddress:
         family = "ip6" if ":" in self.host else "ip4"
         return "/".join(("", family, self.host, "tcp", str(self.port), *self.over_tcp))
 
-    def bound_to(self, port: int) -> ListenAddress:
-        """Return the address with the port that port 0 became."""
-        return replace(self, port=port)
-
     def encoded(self) -> bytes:
         """Encode the multiaddr in binary."""
         ip = ipaddress.ip_address(self.host)
@@ -47,11 +43,7 @@ class ListenAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """Read a multiaddr.
-
-    Raises:
-        ValueError: It is none, or names a transport that the gateway does not have.
-    """
+    """Parse a multiaddr; raise ValueError for none, or one of a transport that is not served."""
     parts = text.strip().rstrip("/").split("/")
     if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
         raise ValueError(f"{text!r} is not a multiaddr of TCP: {_EXAMPLE}")

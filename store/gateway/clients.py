@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import deque
 from typing import Final
+from weakref import WeakValueDictionary
 
 from store.domain.quota import Bucket, QuotaExceededError
+from store.gateway import limits
 from store.gateway.faults import RefusalError
-from store.gateway.limits import (
-    CLIENT_QUERIES,
-    MAX_CLIENT_UNREAD_BYTES,
-    MAX_CLIENT_UNSENT_BYTES,
-    MAX_REMEMBERED_ADDRESSES,
-    MAX_UNREAD_BYTES,
-    MAX_UNSENT_BYTES,
-)
+from storenode.message.limits import NS_PER_S
 
-_FORGET_AT_ONCE: Final = 2
-"""Addresses that are looked at for each new one, so that few stay that have no connection."""
+_RATES_NS: Final = 2 * NS_PER_S
+"""So long after a connection began or ended, its address may still owe something of its rates."""
 
 
 class ByteBudget:
@@ -32,11 +27,7 @@ class ByteBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes; `give` must follow.
-
-        Raises:
-            RefusalError: There are too many.
-        """
+        """Count bytes, which `give` must follow; raise RefusalError if there are too many."""
         if self.used_bytes + size_bytes > self._limit_bytes:
             raise RefusalError(
                 "busy", "the gateway holds too many bytes: try again in a few seconds"
@@ -65,8 +56,8 @@ class ClientAddress:
     """An address with its limits: an IPv4 address, or a /64 of IPv6."""
 
     __slots__ = (
-        *("_arrivals", "_requests", "connections", "criteria", "network", "queries", "unread"),
-        "unsent",
+        *("__weakref__", "_requests", "arrivals", "connections", "criteria", "network", "queries"),
+        *("unread", "unsent"),
     )
 
     def __init__(
@@ -80,37 +71,19 @@ class ClientAddress:
         self.network = network
         self.connections = 0
         self.criteria = 0
-        self.queries = asyncio.Semaphore(CLIENT_QUERIES)
-        self.unread = ByteBudget(MAX_CLIENT_UNREAD_BYTES, unread)
-        self.unsent = ByteBudget(MAX_CLIENT_UNSENT_BYTES, unsent)
-        self._arrivals = Bucket(new_connections_per_s, "new connections of an address")
+        self.queries = asyncio.Semaphore(limits.CLIENT_QUERIES)
+        self.unread = ByteBudget(limits.MAX_CLIENT_UNREAD_BYTES, unread)
+        self.unsent = ByteBudget(limits.MAX_CLIENT_UNSENT_BYTES, unsent)
+        self.arrivals = Bucket(new_connections_per_s, "new connections of an address")
         self._requests = Bucket(requests_per_s, "requests of an address")
 
-    def arrive(self, now_ns: int) -> None:
-        """Count a connection that begins.
-
-        Raises:
-            RefusalError: There are too many in this second.
-        """
-        charge(self._arrivals, now_ns, "connection_rate")
-
     def ask(self, now_ns: int) -> None:
-        """Count a request.
-
-        Raises:
-            RefusalError: There are too many in this second.
-        """
+        """Count a request; raise RefusalError if there are too many in this second."""
         charge(self._requests, now_ns, "request_rate")
-
-    def at_rest(self, now_ns: int) -> bool:
-        """Return True if forgetting the address changes nothing."""
-        return self.connections == 0 and all(
-            bucket.is_full(now_ns) for bucket in (self._arrivals, self._requests)
-        )
 
 
 class Clients:
-    """The addresses of clients, in the order in which they were last looked at or connected."""
+    """The addresses of clients: those that are connected, or were a moment ago."""
 
     def __init__(
         self, max_connections: int, new_connections_per_s: int, requests_per_s: int
@@ -118,9 +91,12 @@ class Clients:
         """Set the limits of one address."""
         self._max_connections = max_connections
         self._rates = new_connections_per_s, requests_per_s
-        self._unread = ByteBudget(MAX_UNREAD_BYTES)
-        self._unsent = ByteBudget(MAX_UNSENT_BYTES)
-        self._known: OrderedDict[str, ClientAddress] = OrderedDict()
+        self._unread = ByteBudget(limits.MAX_UNREAD_BYTES)
+        self._unsent = ByteBudget(limits.MAX_UNSENT_BYTES)
+        self._known: WeakValueDictionary[str, ClientAddress] = WeakValueDictionary()
+        self._recent: deque[tuple[int, ClientAddress]] = deque(
+            maxlen=limits.MAX_REMEMBERED_ADDRESSES
+        )
 
     def arrive(self, network: str, now_ns: int) -> ClientAddress:
         """Count a connection of an address; `leave` must follow.
@@ -130,29 +106,22 @@ class Clients:
         """
         client = self._known.get(network)
         if client is None:
-            self._forget(now_ns)
-            client = self._known[network] = ClientAddress(
-                network, *self._rates, self._unread, self._unsent
-            )
-        self._known.move_to_end(network)
+            client = ClientAddress(network, *self._rates, self._unread, self._unsent)
+            self._known[network] = client
+        self._remember(client, now_ns)
         if client.connections >= self._max_connections:
             raise RefusalError("connections_of_address", "too many connections from one address")
-        client.arrive(now_ns)
+        charge(client.arrivals, now_ns, "connection_rate")
         client.connections += 1
         return client
 
-    def leave(self, client: ClientAddress) -> None:
+    def leave(self, client: ClientAddress, now_ns: int) -> None:
         """Count the end of a connection."""
         assert client.connections > 0, "a connection ended that never began"
         client.connections -= 1
+        self._remember(client, now_ns)
 
-    def _forget(self, now_ns: int) -> None:
-        """Forget addresses at rest; with too many, any without a connection."""
-        for _ in range(min(_FORGET_AT_ONCE, len(self._known))):
-            oldest = next(iter(self._known.values()))
-            crowded = len(self._known) >= MAX_REMEMBERED_ADDRESSES
-            if oldest.at_rest(now_ns) or (crowded and oldest.connections == 0):
-                del self._known[oldest.network]
-            else:
-                # One that stays connected must not protect all that came after it.
-                self._known.move_to_end(oldest.network)
+    def _remember(self, client: ClientAddress, now_ns: int) -> None:
+        while self._recent and self._recent[0][0] < now_ns - _RATES_NS:
+            self._recent.popleft()
+        self._recent.append((now_ns, client))

@@ -11,13 +11,13 @@ import click
 
 from store.config import options as most
 from store.config.options import access, limit, listener, messages, running
+from store.gateway import limits
 from store.gateway.addresses import (
     ListenAddress,
     PeerMultiaddr,
     parse_listen_address,
     parse_peer_address,
 )
-from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
 from storenode.cli.options.types import ADDRESS, POSITIVE_DURATION, Address, Parsed, size_up_to
 
 MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
@@ -30,7 +30,7 @@ LEAF: Final = "leaf"
 """Values of ``--relay``."""
 
 _PATH: Final = click.Path(dir_okay=False, path_type=Path)
-_MAX_REQUEST_BYTES: Final = MAX_CLIENT_UNREAD_BYTES // 2
+_MAX_REQUEST_BYTES: Final = limits.MAX_CLIENT_UNREAD_BYTES // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,7 @@ class GatewayConfig:
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> GatewayConfig:
-        """Check the options that click has parsed.
-
-        Raises:
-            click.UsageError: They contradict each other.
-        """
+        """Check what click has parsed; raise click.UsageError if options contradict each other."""
         config = cls(**{**options, "shard": frozenset(options["shard"])})
         if (config.wss_cert is None) != (config.wss_key is None):
             raise click.UsageError("--wss-cert and --wss-key go together: give both or neither.")

@@ -1,4 +1,8 @@
-"""Errors that end a connection or a stream, and the error of a gateway that cannot start."""
+"""Errors that end a connection or a stream, and the error of a gateway that cannot start.
+
+Whatever reads from or sends to the other side raises `RefusalError` when that breaks a rule or a
+limit, `StreamEndedError` when it has gone, and other errors of the system, such as `TimeoutError`.
+"""
 
 
 class GatewayError(Exception):
@@ -21,5 +25,5 @@ class StatusError(Exception):
         self.status_code = status_code
 
 
-class StreamEndedError(Exception):
-    """The other side has sent all that it will."""
+class StreamEndedError(ConnectionError):
+    """The other side has sent all that it will, or gave the stream up."""

@@ -8,26 +8,16 @@ does not take what is pushed. js-waku pings, and subscribes again when a ping is
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
-from store.gateway.connection import WakuConnection
-from store.gateway.faults import RefusalError, StatusError
-from store.gateway.feed import FollowedMessage, NodeFeed
-from store.gateway.limits import (
-    MAX_CLIENT_CRITERIA,
-    MAX_CRITERIA,
-    MAX_PUSH_AGE_NS,
-    MAX_QUEUED_PUSHES,
-    MAX_REQUEST_BYTES,
-    MAX_REQUEST_ID_BYTES,
-    MAX_REQUESTED_TOPICS,
-    MAX_SUBSCRIBER_CRITERIA,
-    SUBSCRIPTION_TIMEOUT_S,
-)
+from store.gateway import limits
+from store.gateway.connection import SendQueue, Stream, WakuConnection
+from store.gateway.faults import StatusError
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.streams import SendQueue, Stream
+from store.gateway.node import FollowedMessage, NodeFeed
+from store.gateway.services import FAILURES, required_id, status_of
 from store.gateway.wire import UNREADABLE_ID, delimited, encode_status, parse
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import FilterPush, FilterRequest
@@ -35,8 +25,8 @@ from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import FilterPush, 
 FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
 FILTER_PUSH: Final = "/vac/waku/filter-push/2.0.0-beta1"
 
-_SUBSCRIPTION_NS: Final = int(SUBSCRIPTION_TIMEOUT_S * NS_PER_S)
-_NO_SUBSCRIPTION: Final = "NOT_FOUND: peer has no subscriptions"
+_SUBSCRIPTION_NS: Final = int(limits.SUBSCRIPTION_TIMEOUT_S * NS_PER_S)
+_NO_SUBSCRIPTION: Final = "peer has no subscriptions"
 
 Criterion = tuple[str, str]
 """A pubsub topic and a content topic."""
@@ -47,27 +37,18 @@ PING, SUBSCRIBE, UNSUBSCRIBE, UNSUBSCRIBE_ALL = range(4)
 
 
 def parse_request(data: bytes) -> FilterRequest:
-    """Parse a ``FilterSubscribeRequest``.
-
-    Raises:
-        ValueError: It is malformed, or has no request ID.
-    """
+    """Parse a ``FilterSubscribeRequest``; raise ValueError if it is malformed or has no ID."""
     request = parse(FilterRequest, data)
-    if not request.HasField("request_id") or len(request.request_id) > MAX_REQUEST_ID_BYTES:
-        raise ValueError(f"a request ID of at most {MAX_REQUEST_ID_BYTES:,} bytes is required")
+    required_id(request)
     return request
 
 
 def named_criteria(request: FilterRequest) -> set[Criterion]:
-    """Return the criteria that a request to subscribe or unsubscribe names.
-
-    Raises:
-        ValueError: It names none, or too many.
-    """
+    """Return the criteria that a request names; raise ValueError for none, or too many."""
     if not request.HasField("pubsub_topic") or not request.content_topics:
         raise ValueError("name the pubsub topic and the content topics")
-    if len(request.content_topics) > MAX_REQUESTED_TOPICS:
-        raise ValueError(f"more than {MAX_REQUESTED_TOPICS} content topics")
+    if len(request.content_topics) > limits.MAX_REQUESTED_TOPICS:
+        raise ValueError(f"more than {limits.MAX_REQUESTED_TOPICS} content topics")
     return {(request.pubsub_topic, each) for each in request.content_topics}
 
 
@@ -77,14 +58,16 @@ def encode_push(message: FollowedMessage) -> bytes:
     return push.SerializeToString()
 
 
-@dataclass(slots=True, eq=False)
-class FilterSubscriber:
+class FilterSubscriber(SendQueue):
     """A connection with subscriptions, and the frames that wait to be pushed to it."""
 
-    connection: WakuConnection
-    queue: SendQueue
-    expires_ns: int = 0
-    criteria: set[Criterion] = field(default_factory=set)
+    expires_ns = 0
+
+    def __init__(
+        self, connection: WakuConnection, metrics: GatewayMetrics, on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(connection, FILTER_PUSH, limits.MAX_QUEUED_PUSHES, metrics, on_end)
+        self.criteria: set[Criterion] = set()
 
 
 class Filter:
@@ -107,18 +90,18 @@ class Filter:
 
     async def serve(self, stream: Stream) -> None:
         """Read one request and send the response."""
-        data = await stream.request(MAX_REQUEST_BYTES)
+        data = await stream.request(limits.MAX_REQUEST_BYTES)
         await stream.send_delimited(await self._answer(data, stream.connection))
 
     def deliver(self, message: FollowedMessage) -> None:
         """Queue a new message for all who subscribed to its topics."""
-        if not self._index or message.timestamp_ns < time.time_ns() - MAX_PUSH_AGE_NS:
+        if not self._index or message.timestamp_ns < time.time_ns() - limits.MAX_PUSH_AGE_NS:
             return
         criterion = message.pubsub_topic, message.content_topic
         frame = None
         for subscriber in self._index.get(criterion, ()):
             frame = frame or delimited(encode_push(message))
-            queued = subscriber.queue.put(frame)
+            queued = subscriber.put(frame)
             (self._metrics.filter_pushes if queued else self._metrics.filter_drops).inc()
 
     def expire(self, now_ns: int) -> None:
@@ -134,7 +117,7 @@ class Filter:
             (each, criterion) for each in self._subscribers.values() for criterion in each.criteria
         }
         assert indexed == own
-        assert self._criteria == len(own) <= MAX_CRITERIA
+        assert self._criteria == len(own) <= limits.MAX_CRITERIA
         assert all(self._index.values())
         assert all(each.criteria for each in self._subscribers.values())
 
@@ -148,13 +131,9 @@ class Filter:
                 await self._subscribe_live(request, connection)
             else:
                 self.handle(request, connection, time.monotonic_ns())
-        except ValueError as error:
-            return encode_status(request_id, 400, f"BAD_REQUEST: {error}")
-        except RefusalError as fault:
-            self._metrics.refused(fault.reason)
-            return encode_status(request_id, 429, f"TOO_MANY_REQUESTS: {fault}")
-        except StatusError as error:
-            return encode_status(request_id, error.status_code, str(error))
+        except FAILURES as error:
+            code, sentence = status_of(error, self._metrics)
+            return encode_status(request_id, code, f"{HTTPStatus(code).name}: {sentence}")
         return encode_status(request_id, 200, "OK")
 
     async def _subscribe_live(self, request: FilterRequest, connection: WakuConnection) -> None:
@@ -162,17 +141,13 @@ class Filter:
         self._feed.acquire()
         try:
             if not await self._feed.is_live():
-                raise StatusError(503, "SERVICE_UNAVAILABLE: the node cannot be followed")
+                raise StatusError(503, "the node cannot be followed")
             self.handle(request, connection, time.monotonic_ns())
         finally:
             self._feed.release()
 
     def handle(self, request: FilterRequest, connection: WakuConnection, now_ns: int) -> None:
-        """Apply a request.
-
-        Raises:
-            StatusError, ValueError: It is refused.
-        """
+        """Apply a request; raise StatusError or ValueError if it is refused."""
         subscriber = self._subscribers.get(connection)
         if request.kind == SUBSCRIBE:
             subscriber = self._subscribe(named_criteria(request), connection)
@@ -193,16 +168,17 @@ class Filter:
         new = criteria if subscriber is None else criteria - subscriber.criteria
         known = 0 if subscriber is None else len(subscriber.criteria)
         if (
-            known + len(new) > MAX_SUBSCRIBER_CRITERIA
-            or client.criteria + len(new) > MAX_CLIENT_CRITERIA
-            or self._criteria + len(new) > MAX_CRITERIA
+            known + len(new) > limits.MAX_SUBSCRIBER_CRITERIA
+            or client.criteria + len(new) > limits.MAX_CLIENT_CRITERIA
+            or self._criteria + len(new) > limits.MAX_CRITERIA
         ):
-            raise StatusError(503, "SERVICE_UNAVAILABLE: too many content topics")
+            raise StatusError(503, "too many content topics")
         if subscriber is None:
-            queue = SendQueue(connection, FILTER_PUSH, MAX_QUEUED_PUSHES, self._metrics)
-            subscriber = self._subscribers[connection] = FilterSubscriber(connection, queue)
+            subscriber = added = FilterSubscriber(
+                connection, self._metrics, lambda: self._remove(added)
+            )
+            self._subscribers[connection] = subscriber
             self._feed.acquire()
-            queue.start(partial(self._remove, subscriber))
             self._metrics.filter_subscribers.set(len(self))
         subscriber.criteria |= new
         client.criteria += len(new)
@@ -236,4 +212,4 @@ class Filter:
         self._feed.release()
         self._drop(subscriber, set(subscriber.criteria))
         self._metrics.filter_subscribers.set(len(self))
-        subscriber.queue.stop()
+        subscriber.stop()

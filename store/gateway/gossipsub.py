@@ -1,7 +1,7 @@
 """A gossipsub router as a state machine: no socket, no clock, no randomness of its own.
 
 Whatever carries the RPCs calls `Router` and carries out the effects that it returns. Each
-`Arrived` message is judged by `accept`, `ignore` or `reject` before it is forwarded. Times are
+`Arrived` message is judged by `accept` or `reject`, or ignored, before it is forwarded. Times are
 seconds of a clock that never goes back. Parameters are nwaku's (29/WAKU2-CONFIG).
 
 Peers are scored coarsely: penalties add up and halve about every 12 heartbeats, by peer ID, also
@@ -12,43 +12,33 @@ nwaku remembers a peer for 60 s after its stream ended, and takes a GRAFT within
 fault that costs 40 minutes outside of its mesh. So no peer is sent a GRAFT for `QUIET_S` after its
 stream opened; until then it is sent messages as if it were in the mesh.
 
-Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2".
+Source: libp2p, "gossipsub v1.1", and IDONTWANT of "v1.2", with StrictNoSign as 11/WAKU2-RELAY has
+it: a message is data and a topic. ``ping`` and ``pong`` are an addition of nim-libp2p.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Any, Final, TypeVar
 
 from store.domain.environment import Random
-from store.gateway.gossipsub_wire import (
-    GossipMessage,
-    encode_graft,
-    encode_ihave,
-    encode_iwant,
-    encode_message,
-    encode_pong,
-    encode_prune,
-    encode_subscriptions,
-    ids_of,
-    messages_of,
-    parse_rpc,
-)
-from store.gateway.limits import (
-    MAX_BACKOFFS,
-    MAX_CACHED_MESSAGE_BYTES,
-    MAX_IDONTWANT_PER_HEARTBEAT,
-    MAX_IWANT_PER_HEARTBEAT,
-    MAX_PEER_TOPICS,
-    MAX_PENALTIES,
-    MAX_RPC_BYTES,
-    MAX_SEEN_MESSAGES,
-)
+from store.gateway import limits
+from store.gateway.wire import parse, require
 from storenode.common.bounded_dict import BoundedDict
-from storenode.wire.storenode.internal.v1.libp2p_pb2 import GossipsubControl
+from storenode.wire.storenode.internal.v1.libp2p_pb2 import (
+    GossipsubControl,
+    GossipsubIds,
+    GossipsubMessage,
+    GossipsubRpc,
+    GossipsubSubscription,
+    GossipsubWanted,
+)
 
+MESSAGE_ID_BYTES: Final = 32
 MESH_PEERS: Final = 6
 MIN_MESH_PEERS: Final = 4
 MAX_MESH_PEERS: Final = 8
@@ -92,6 +82,68 @@ GRAFT_PENALTY: Final = 2.0
 
 CUT_OFF_PENALTY: Final = 20.0
 """A peer with more is disconnected, and not accepted before it has decayed to half."""
+
+
+@dataclass(frozen=True)
+class GossipMessage:
+    """A message of a topic; ``is_signed`` if it has a field that StrictNoSign refuses."""
+
+    topic: str
+    data: bytes
+    is_signed: bool = False
+
+    @cached_property
+    def message_id(self) -> bytes:
+        """The SHA-256 of the data, as nwaku has it."""
+        return hashlib.sha256(self.data).digest()
+
+
+def parse_rpc(data: bytes) -> GossipsubRpc:
+    """Parse an RPC; raise ValueError if it is malformed or larger than any of an honest peer."""
+    rpc = parse(GossipsubRpc, data)
+    control = rpc.control
+    about_topics = rpc.subscriptions, rpc.messages, control.ihave, control.graft, control.prune
+    count = sum(len(entries) for entries in (*about_topics, control.iwant, control.idontwant))
+    if count > limits.MAX_RPC_ENTRIES:
+        raise ValueError(f"an RPC has more than {limits.MAX_RPC_ENTRIES:,} entries")
+    about_ids = control.ihave, control.iwant, control.idontwant
+    if sum(len(each.message_ids) for entries in about_ids for each in entries) > limits.MAX_RPC_IDS:
+        raise ValueError(f"an RPC has more than {limits.MAX_RPC_IDS:,} message IDs")
+    for entries in about_topics:
+        for each in entries:
+            require(each, "topic")
+    return rpc
+
+
+def messages_of(rpc: GossipsubRpc) -> Iterator[GossipMessage]:
+    """Yield the messages of an RPC."""
+    for each in rpc.messages:
+        is_signed = each.source or each.sequence_number or each.signature or each.key
+        yield GossipMessage(each.topic, each.data, bool(is_signed))
+
+
+def ids_of(*entries: GossipsubIds | GossipsubWanted) -> list[bytes]:
+    """Return the message IDs of some entries, without those of other sizes than SHA-256 has."""
+    return [one for each in entries for one in each.message_ids if len(one) == MESSAGE_ID_BYTES]
+
+
+def encode_subscriptions(topics: Iterable[str]) -> bytes:
+    """Encode the subscription to some topics."""
+    subscriptions = [GossipsubSubscription(is_subscribed=True, topic=each) for each in topics]
+    return GossipsubRpc(subscriptions=subscriptions).SerializeToString()
+
+
+def encode_message(topic: str, data: bytes) -> bytes:
+    """Encode one message."""
+    return GossipsubRpc(messages=[GossipsubMessage(topic=topic, data=data)]).SerializeToString()
+
+
+def encode_control(kind: str, topic: str = "", **entry: Any) -> bytes:  # noqa: ANN401 - fields
+    """Encode one entry of a kind, such as ``graft``, with its topic and its other fields."""
+    if topic:
+        entry["topic"] = topic
+    control: Any = {kind: [entry]}
+    return GossipsubRpc(control=control).SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +209,7 @@ class SeenMessages(OrderedDict[Hashable, float]):
         if key in self:
             return False
         self[key] = now_s
-        if len(self) > MAX_SEEN_MESSAGES:
+        if len(self) > limits.MAX_SEEN_MESSAGES:
             self.popitem(last=False)
         return True
 
@@ -179,8 +231,8 @@ class Router:
         self._now_s = 0.0
         self._peers: dict[str, _RelayPeer] = {}
         self._mesh: dict[str, dict[str, None]] = {topic: {} for topic in topics}
-        self._backoffs: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_BACKOFFS)
-        self._penalties: BoundedDict[str, float] = BoundedDict(MAX_PENALTIES)
+        self._backoffs: BoundedDict[tuple[str, str], float] = BoundedDict(limits.MAX_BACKOFFS)
+        self._penalties: BoundedDict[str, float] = BoundedDict(limits.MAX_PENALTIES)
         self._seen = SeenMessages()
         self._cache: dict[bytes, tuple[GossipMessage, float]] = {}
         self._cached_bytes = 0
@@ -230,13 +282,13 @@ class Router:
             if not each.is_subscribed:
                 peer.topics.discard(each.topic)
                 self._mesh.get(each.topic, {}).pop(key, None)
-            elif len(peer.topics) < MAX_PEER_TOPICS:
+            elif len(peer.topics) < limits.MAX_PEER_TOPICS:
                 peer.topics.add(each.topic)
         for message in messages_of(rpc):
             self._take_message(key, message)
         self._take_control(key, peer, rpc.control)
         if 0 < len(rpc.ping) < MAX_PING_BYTES:
-            self._send(key, encode_pong(rpc.ping))
+            self._send(key, GossipsubRpc(pong=rpc.ping).SerializeToString())
         return self._flush()
 
     def _take_message(self, key: str, message: GossipMessage) -> None:
@@ -259,7 +311,7 @@ class Router:
                 self._mesh[prune.topic].pop(key, None)
                 backoff_s = min(max(prune.backoff_s or BACKOFF_S, MIN_BACKOFF_S), MAX_BACKOFF_S)
                 self._back_off(prune.topic, key, backoff_s)
-        room = MAX_IDONTWANT_PER_HEARTBEAT - len(peer.unwanted[0])
+        room = limits.MAX_IDONTWANT_PER_HEARTBEAT - len(peer.unwanted[0])
         peer.unwanted[0].update(ids_of(*control.idontwant)[: max(0, room)])
         self._request(key, peer, control)
         for graft in control.graft:
@@ -271,7 +323,7 @@ class Router:
         wanted = []
         for each in control.ihave:
             for message_id in ids_of(each) if each.topic in self._mesh else ():
-                if peer.requested >= MAX_IWANT_PER_HEARTBEAT:
+                if peer.requested >= limits.MAX_IWANT_PER_HEARTBEAT:
                     break
                 seen = (message_id, each.topic) in self._seen
                 if seen or key in self._promises.get(message_id, ()):
@@ -280,7 +332,7 @@ class Router:
                 self._promises.setdefault(message_id, {})[key] = self._now_s + PROMISE_S
                 wanted.append(message_id)
         if wanted:
-            self._send(key, encode_iwant(wanted))
+            self._send(key, encode_control("iwant", message_ids=wanted))
 
     def _take_graft(self, key: str, peer: _RelayPeer, topic: str) -> None:
         if topic not in self._mesh or key in self._mesh[topic]:
@@ -343,7 +395,7 @@ class Router:
         ]
         if wanting:
             rpc = encode_message(message.topic, message.data)
-            for key in wanting if len(rpc) <= MAX_RPC_BYTES else ():
+            for key in wanting if len(rpc) <= limits.MAX_RPC_BYTES else ():
                 self._send(key, rpc)
 
     # Time
@@ -392,7 +444,7 @@ class Router:
             wanted += self._sample(others, MESH_PEERS - len(mesh) - len(wanted))
         for key in wanted:
             mesh[key] = None
-            self._send(key, encode_graft(topic))
+            self._send(key, encode_control("graft", topic))
         if len(mesh) > MAX_MESH_PEERS:
             others = [key for key in mesh if not self._peers[key].is_outbound]
             for key in self._sample(others, len(mesh) - MESH_PEERS):
@@ -417,22 +469,25 @@ class Router:
         ]
         if ids and others:
             for key in self._sample(others, max(GOSSIP_PEERS, len(others) // GOSSIP_SHARE)):
-                self._send(key, encode_ihave(topic, self._sample(ids, IHAVE_IDS)))
+                self._send(
+                    key,
+                    encode_control("ihave", topic, message_ids=self._sample(ids, IHAVE_IDS)),
+                )
 
     # Shared steps
 
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
         assert all(mesh.keys() <= self._peers.keys() for mesh in self._mesh.values())
-        assert len(self._penalties) <= MAX_PENALTIES
-        assert len(self._backoffs) <= MAX_BACKOFFS
+        assert len(self._penalties) <= limits.MAX_PENALTIES
+        assert len(self._backoffs) <= limits.MAX_BACKOFFS
         assert self._cached_bytes == sum(len(each.data) for each, _ in self._cache.values())
-        assert self._cached_bytes <= MAX_CACHED_MESSAGE_BYTES
+        assert self._cached_bytes <= limits.MAX_CACHED_MESSAGE_BYTES
         assert all(self._promises.values())
         for peer in self._peers.values():
-            assert len(peer.topics) <= MAX_PEER_TOPICS
-            assert peer.requested <= MAX_IWANT_PER_HEARTBEAT
-            assert all(len(each) <= MAX_IDONTWANT_PER_HEARTBEAT for each in peer.unwanted)
+            assert len(peer.topics) <= limits.MAX_PEER_TOPICS
+            assert peer.requested <= limits.MAX_IWANT_PER_HEARTBEAT
+            assert all(len(each) <= limits.MAX_IDONTWANT_PER_HEARTBEAT for each in peer.unwanted)
         assert not self._effects
 
     def _sample(self, population: Sequence[_T], count: int) -> Sequence[_T]:
@@ -450,7 +505,7 @@ class Router:
 
     def _prune(self, topic: str, key: str) -> None:
         self._back_off(topic, key, BACKOFF_S)
-        self._send(key, encode_prune(topic, BACKOFF_S))
+        self._send(key, encode_control("prune", topic, backoff_s=BACKOFF_S))
 
     def _back_off(self, topic: str, key: str, backoff_s: float) -> None:
         """Refuse and send no GRAFT for a while after a PRUNE, and at least as long as before."""
@@ -461,7 +516,7 @@ class Router:
         message_id, size_bytes = message.message_id, len(message.data)
         if (
             message_id not in self._cache
-            and self._cached_bytes + size_bytes <= MAX_CACHED_MESSAGE_BYTES
+            and self._cached_bytes + size_bytes <= limits.MAX_CACHED_MESSAGE_BYTES
         ):
             self._cache[message_id] = message, self._now_s
             self._cached_bytes += size_bytes

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from enum import IntEnum, auto
 from typing import ClassVar, Final, NamedTuple
 
+from store.gateway import limits
 from store.gateway.faults import RefusalError
-from store.gateway.limits import MAX_FRAME_BYTES, WINDOW_BYTES
 from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
 
@@ -55,7 +55,10 @@ class Multiplexer(ABC):
     window_bytes: ClassVar[int | None] = None
     """What may be sent on a stream before the first CREDIT; None: there is no flow control."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: int = 0, step: int = -1) -> None:
+        """Number the streams that the gateway opens in steps after ``opened``."""
+        self._opened = opened
+        self._step = step
         self._buffer = bytearray()
         self._stream = 0
         self._missing_bytes = 0
@@ -92,25 +95,18 @@ class Multiplexer(ABC):
 
     @abstractmethod
     def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
-        """Return where the head of a frame ends, and its frames before the data; ``at``: not yet.
-
-        Raises:
-            RefusalError: There is no head.
-        """
+        """Return where the head of a frame ends, or ``at``, and its frames before the data."""
 
     def _begin_data(self, stream: int, size_bytes: int) -> None:
-        """Pass on so many bytes as the data of a stream.
-
-        Raises:
-            RefusalError: There are too many.
-        """
-        if size_bytes > MAX_FRAME_BYTES:
+        """Pass on so many bytes as the data of a stream; raise RefusalError for too many."""
+        if size_bytes > limits.MAX_FRAME_BYTES:
             raise RefusalError("too_large", f"a frame has {size_bytes:,} bytes")
         self._stream, self._missing_bytes = stream, size_bytes
 
-    @abstractmethod
     def new_stream(self) -> int:
         """Return the number of a stream that the gateway opens."""
+        self._opened += self._step
+        return self._opened
 
     @abstractmethod
     def encode(self, frame: Frame) -> bytes:
@@ -135,10 +131,6 @@ class Mplex(Multiplexer):
     _MAX_NAME_BYTES: Final = 256
     """The name of a stream that is opened; other frames without data have none."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._opened = 0
-
     def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
         try:
             header = decode_varint(self._buffer, at)
@@ -160,11 +152,6 @@ class Mplex(Multiplexer):
             return at, []
         return end + size, [Frame(kind, stream)]
 
-    def new_stream(self) -> int:
-        """Return the number of a stream that the gateway opens."""
-        self._opened += 1
-        return -self._opened
-
     def encode(self, frame: Frame) -> bytes:
         """Encode a frame; empty if the format has no such frame."""
         flag = self._FLAGS.get(frame.kind)
@@ -180,7 +167,7 @@ class Yamux(Multiplexer):
     """yamux: the streams of the side that connected have odd numbers."""
 
     PROTOCOL: Final = "/yamux/1.0.0"
-    window_bytes: ClassVar[int | None] = WINDOW_BYTES
+    window_bytes: ClassVar[int | None] = limits.WINDOW_BYTES
 
     _HEADER: Final = struct.Struct(">BBHII")
     _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
@@ -198,9 +185,8 @@ class Yamux(Multiplexer):
     }
 
     def __init__(self, *, is_outbound: bool = False) -> None:
-        super().__init__()
+        super().__init__(-1 if is_outbound else 0, 2)
         self._parity = int(is_outbound)
-        self._opened = -1 if is_outbound else 0
 
     def _decode_head(self, at: int) -> tuple[int, list[Frame]]:
         if len(self._buffer) - at < self._HEADER.size:
@@ -227,11 +213,6 @@ class Yamux(Multiplexer):
             is_reset = flags & self._RST
             self._ending = Frame(FrameType.RESET if is_reset else FrameType.CLOSE, stream)
         return at, frames
-
-    def new_stream(self) -> int:
-        """Return the number of a stream that the gateway opens."""
-        self._opened += 2
-        return self._opened
 
     def encode(self, frame: Frame) -> bytes:
         """Encode a frame."""

@@ -16,30 +16,24 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from store.domain.quota import Bucket, QuotaExceededError
-from store.gateway.connection import WakuConnection
+from store.gateway import limits
+from store.gateway.connection import SendQueue, Stream, WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
-from store.gateway.feed import FollowedMessage, NodeFeed
-from store.gateway.gossipsub import Arrived, Disconnect, Router, RouterEffect, SeenMessages, SendRpc
-from store.gateway.gossipsub_wire import GossipMessage
-from store.gateway.limits import (
-    MAX_DELAYED_MESSAGES,
-    MAX_QUEUED_RPCS,
-    MAX_RELAY_PEERS,
-    MAX_RELAYED_BYTES,
-    MAX_RPC_BYTES,
-    RELAY_BYTES_PER_S,
-    RELAY_FRAMES_PER_S,
-    RELAY_RPCS_PER_S,
+from store.gateway.gossipsub import (
+    Arrived,
+    Disconnect,
+    GossipMessage,
+    Router,
+    RouterEffect,
+    SeenMessages,
+    SendRpc,
 )
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.spool import Spool
-from store.gateway.streams import SendQueue, Stream
+from store.gateway.node import FollowedMessage, NodeFeed, Spool
 from store.gateway.wire import delimited, parse_relayable
 from store.observe.logging import get_logger
 from storenode.message.hashing import message_hash
@@ -64,7 +58,7 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
         ValueError: It is one that nwaku punishes a peer for.
     """
     found = parse_relayable(message.data)
-    if len(message.data) + len(message.topic) > MAX_RELAYED_BYTES:
+    if len(message.data) + len(message.topic) > limits.MAX_RELAYED_BYTES:
         raise ValueError("a message is too large to be relayed")
     try:
         found.content_topic.decode()
@@ -74,14 +68,15 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
     return message_hash(message.topic, *parts), found.timestamp
 
 
-@dataclass(frozen=True, slots=True)
-class RelayPeer:
+class RelayPeer(SendQueue):
     """A relay peer, with the rates of what is read of it, on all its streams together."""
 
-    connection: WakuConnection
-    queue: SendQueue
-    rpcs: Bucket = field(default_factory=lambda: Bucket(RELAY_RPCS_PER_S, "RPCs"))
-    sizes: Bucket = field(default_factory=lambda: Bucket(RELAY_BYTES_PER_S, "bytes"))
+    def __init__(
+        self, connection: WakuConnection, metrics: GatewayMetrics, on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(connection, RELAY, limits.MAX_QUEUED_RPCS, metrics, on_end)
+        self.rpcs = Bucket(limits.RELAY_RPCS_PER_S, "RPCs")
+        self.sizes = Bucket(limits.RELAY_BYTES_PER_S, "bytes")
 
 
 class Relay:
@@ -136,7 +131,7 @@ class Relay:
         connection = stream.connection
         while True:
             try:
-                rpc = await stream.delimited(MAX_RPC_BYTES)
+                rpc = await stream.delimited(limits.MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
@@ -148,22 +143,17 @@ class Relay:
             self._apply(self._router.receive(time.monotonic(), connection.peer_id, rpc))
 
     def join(self, connection: WakuConnection, *, is_outbound: bool) -> None:
-        """Add a peer, and open a stream to it.
-
-        Raises:
-            RefusalError: It is not accepted.
-        """
+        """Add a peer, and open a stream to it; raise RefusalError if it is not accepted."""
         key = connection.peer_id
         is_configured = key in self._configured_peers
         if not self._forwards and not is_configured:
             raise RefusalError("identity", f"the relay peer {key} is not one of --relay-peer")
-        if len(self._peers) >= MAX_RELAY_PEERS and not is_configured:
-            raise RefusalError("busy", f"there are {MAX_RELAY_PEERS} relay peers already")
+        if len(self._peers) >= limits.MAX_RELAY_PEERS and not is_configured:
+            raise RefusalError("busy", f"there are {limits.MAX_RELAY_PEERS} relay peers already")
         if is_configured:
-            connection.allow_frames(RELAY_FRAMES_PER_S)
-        queue = SendQueue(connection, RELAY, MAX_QUEUED_RPCS, self._metrics)
-        self._peers[key] = RelayPeer(connection, queue)
-        queue.start(partial(self._leave, key, queue))
+            connection.allow_frames(limits.RELAY_FRAMES_PER_S)
+        peer = RelayPeer(connection, self._metrics, lambda: self._leave(key, peer))
+        self._peers[key] = peer
         self._metrics.relay_peers.set(len(self._peers))
         _log.info("relay_peer_joined", peer=key, outbound=is_outbound)
         self._apply(self._router.join(time.monotonic(), key, is_outbound=is_outbound))
@@ -184,7 +174,7 @@ class Relay:
             return
         if abs(time.time_ns() - message.timestamp_ns) > FRESH_NS:
             return
-        if len(self._delayed) >= MAX_DELAYED_MESSAGES:
+        if len(self._delayed) >= limits.MAX_DELAYED_MESSAGES:
             self._metrics.relayed.labels("dropped").inc()
             return
         pause_s = DELAY_S + self._rng.random() * DELAY_JITTER_S
@@ -200,7 +190,7 @@ class Relay:
             match effect:
                 case SendRpc(key, rpc):
                     peer = self._peers.get(key)
-                    if peer is not None and not peer.queue.put(delimited(rpc)):
+                    if peer is not None and not peer.put(delimited(rpc)):
                         self._metrics.relayed.labels("unsent").inc()
                 case Disconnect(key, reason):
                     self._disconnect(key, reason)
@@ -231,9 +221,8 @@ class Relay:
         if peer is not None:
             peer.connection.end()
 
-    def _leave(self, key: str, queue: SendQueue) -> None:
-        peer = self._peers.get(key)
-        if peer is not None and peer.queue is queue:
+    def _leave(self, key: str, peer: RelayPeer) -> None:
+        if self._peers.get(key) is peer:
             del self._peers[key]
             self._router.leave(key)
             self._metrics.relay_peers.set(len(self._peers))

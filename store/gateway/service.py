@@ -13,32 +13,30 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from store.gateway import limits
 from store.gateway.clients import Clients
 from store.gateway.config import LEAF, GatewayConfig
-from store.gateway.connection import Handler, Surroundings
+from store.gateway.connection import Handler, Join, Surroundings
 from store.gateway.faults import GatewayError
-from store.gateway.feed import NodeFeed
 from store.gateway.filter import FILTER_SUBSCRIBE, Filter
-from store.gateway.identity import Identity, kept_identity
-from store.gateway.light_push import VERSIONS, LightPush
-from store.gateway.limits import DRAIN_TIMEOUT_S, MAX_REQUEST_BYTES
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import UpstreamNode
-from store.gateway.noise import StaticKey
-from store.gateway.protocols import (
+from store.gateway.node import NodeFeed, Spool, UpstreamNode
+from store.gateway.noise import kept_identity
+from store.gateway.relay import HEARTBEAT_S, RELAY, Relay
+from store.gateway.server import Server, bind, keep_connected
+from store.gateway.services import (
     IDENTIFY,
     METADATA,
     PING,
     STORE_QUERY,
+    VERSIONS,
+    LightPush,
     StoreQuery,
     encode_identify,
     encode_metadata,
     fixed_response,
     serve_pings,
 )
-from store.gateway.relay import HEARTBEAT_S, RELAY, Relay
-from store.gateway.server import Join, Listening, Server, bind, keep_connected
-from store.gateway.spool import Spool
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules
 from store.observe.http import ANY, METRICS_PATH, STATUS_PATH, MetricsListener
 from store.observe.logging import get_logger
@@ -52,88 +50,6 @@ _LOOK_EVERY_S: Final = 5.0
 """How often to look for problems, and for subscriptions that have expired."""
 
 _log = get_logger("store.gateway")
-
-
-class _Services:
-    """The protocols of a gateway, as its configuration wants them, at work.
-
-    ``handlers`` are those that answer on streams, by protocol, but for identify.
-    """
-
-    def __init__(
-        self,
-        config: GatewayConfig,
-        node: UpstreamNode,
-        metrics: GatewayMetrics,
-        tasks: BackgroundTasks,
-    ) -> None:
-        self._config = config
-        self._node = node
-        self._metrics = metrics
-        self._tasks = tasks
-        self._feed = NodeFeed(node)
-        self._joins: dict[str, list[Join]] = defaultdict(list)
-        tasks.start("feed", self._feed.run)
-        self.relay = self._start_relay()
-        metadata = encode_metadata(config.cluster, config.shard)
-        self.handlers: dict[str, Handler] = {
-            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: fixed_response(metadata, MAX_REQUEST_BYTES),
-            PING: serve_pings,
-        }
-        if not config.no_light_push and config.relay != LEAF:
-            push = LightPush(node, metrics, config.pubsub_topics, self.relay)
-            self.handlers |= {name: partial(push.serve, each) for name, each in VERSIONS.items()}
-        if not config.no_filter:
-            found = Filter(self._feed, metrics, config.pubsub_topics)
-            tasks.start_every(_LOOK_EVERY_S, "filter", lambda: found.expire(time.monotonic_ns()))
-            self.handlers[FILTER_SUBSCRIBE] = found.serve
-        if self.relay is not None:
-            self.handlers[RELAY] = self.relay.serve
-        if config.nwaku_sync_peer:
-            self._start_sync()
-
-    def connect(self, around: Surroundings) -> None:
-        """Connect to the peers that the configuration names, one time for all that uses each."""
-        named = (*self._config.relay_peer, *self._config.nwaku_sync_peer)
-        for peer in {each.peer_id: each for each in reversed(named) if each.host}.values():
-            joins = self._joins[peer.peer_id]
-            self._tasks.start(str(peer), partial(keep_connected, peer, around, joins))
-
-    def _start_relay(self) -> Relay | None:
-        config, metrics = self._config, self._metrics
-        if config.relay is None:
-            return None
-        spool = Spool(self._node, metrics.relayed, PUBLISH_SOURCE_RELAY)
-        peers = frozenset(each.peer_id for each in config.relay_peer)
-        relay = Relay(
-            config.pubsub_topics,
-            peers,
-            forwards=config.relay != LEAF,
-            spool=spool,
-            feed=self._feed,
-            metrics=metrics,
-        )
-        self._tasks.start("relay spool", spool.run)
-        self._tasks.start_every(HEARTBEAT_S, "relay", relay.beat)
-        for peer_id in peers:
-            self._joins[peer_id].append(partial(relay.join, is_outbound=True))
-        return relay
-
-    def _start_sync(self) -> None:
-        config, metrics = self._config, self._metrics
-        spool = Spool(self._node, metrics.synced, PUBLISH_SOURCE_NWAKU)
-        rules = SyncRules(
-            frozenset(each.peer_id for each in config.nwaku_sync_peer),
-            config.nwaku_sync_interval,
-            config.nwaku_sync_range,
-            sorted(config.pubsub_topics),
-        )
-        sync = NwakuSync(rules, self._node, spool, metrics)
-        self._tasks.start("sync spool", spool.run)
-        for peer_id in rules.peers:
-            self._joins[peer_id].append(sync.join)
-        self.handlers |= {RECONCILIATION: sync.serve, TRANSFER: sync.serve_transfer}
 
 
 class _StatusPage:
@@ -179,39 +95,36 @@ class Gateway:
         self._version = version
         self._announce = announce
         self._stopped = asyncio.Event()
+        self._metrics = GatewayMetrics(version)
+        self._node = UpstreamNode(nodes, self._metrics)
+        self._feed = NodeFeed(self._node)
+        self._tasks = BackgroundTasks()
+        self._handlers: dict[str, Handler] = {}
+        self._joins: dict[str, list[Join]] = defaultdict(list)
 
     def stop(self) -> None:
         """Ask it to shut down."""
         self._stopped.set()
 
     async def run(self) -> None:
-        """Serve until `stop` is called.
-
-        Raises:
-            GatewayError: It cannot start.
-        """
-        config = self._config
-        identity = kept_identity(config.key_file)
-        tls = _tls(config)
-        metrics = GatewayMetrics(self._version)
+        """Serve until `stop` is called; raise GatewayError if it cannot start."""
+        config, tasks = self._config, self._tasks
+        identity, tls = kept_identity(config.key_file), _tls(config)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._nodes.close)
             bound = []
             for address in config.listen:
                 bound.append(bind(address))
                 stack.callback(bound[-1].socket.close)
-            tasks = BackgroundTasks()
             stack.push_async_callback(tasks.stop)
-            node = UpstreamNode(self._nodes, metrics)
-            services = _Services(config, node, metrics, tasks)
+            relay = self._start_services()
             title = f"storenode gateway {self._version}, peer ID {identity.peer_id}"
-            page = _StatusPage(title, node, services.relay, metrics)
-            where = await self._open_metrics(metrics, node, page, stack)
-            served = services.handlers
-            addresses = [each.address for each in bound]
-            identify = encode_identify(identity, addresses, self._version, [*served, IDENTIFY])
-            served[IDENTIFY] = fixed_response(identify)
-            around = Surroundings(StaticKey(identity), served, metrics, config.max_streams)
+            page = _StatusPage(title, self._node, relay, self._metrics)
+            where = await self._open_metrics(page, stack)
+            addresses, names = [each.address for each in bound], [*self._handlers, IDENTIFY]
+            identify = encode_identify(identity, addresses, self._version, names)
+            self._handlers[IDENTIFY] = fixed_response(identify)
+            around = Surroundings(identity, self._handlers, self._metrics, config.max_streams)
             clients = Clients(
                 config.max_connections_per_address,
                 config.max_new_connections_per_s,
@@ -220,23 +133,88 @@ class Gateway:
             server = Server(around, clients, tls, config.max_connections)
             for each in bound:
                 tasks.start(f"accept {each.address}", partial(server.accept, each))
-            tasks.start("node", node.watch)
+            tasks.start("node", self._node.watch)
             tasks.start_every(_LOOK_EVERY_S, "status", page.evaluate)
-            services.connect(around)
-            self._announce_ready(identity, bound, where)
+            self._connect(around)
+            listen = [f"{each}/p2p/{identity.peer_id}" for each in addresses]
+            _log.info("gateway_ready", listen=listen, nodes=self._nodes.addresses)
+            ready = {"listen": listen, "peer_id": identity.peer_id, "metrics": where}
+            self._announce(json.dumps({name: each for name, each in ready.items() if each}))
             await self._stopped.wait()
             await tasks.stop()
             _log.info("gateway_stopping")
-            await server.drain(DRAIN_TIMEOUT_S)
+            await server.drain(limits.DRAIN_TIMEOUT_S)
 
-    async def _open_metrics(
-        self, metrics: GatewayMetrics, node: UpstreamNode, page: _StatusPage, stack: AsyncExitStack
-    ) -> str | None:
+    def _start_services(self) -> Relay | None:
+        """Start the protocols that the configuration wants."""
+        config, node, metrics = self._config, self._node, self._metrics
+        self._tasks.start("feed", self._feed.run)
+        relay = None if config.relay is None else self._start_relay(forwards=config.relay != LEAF)
+        metadata = encode_metadata(config.cluster, config.shard)
+        self._handlers |= {
+            STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
+            METADATA: fixed_response(metadata, limits.MAX_REQUEST_BYTES),
+            PING: serve_pings,
+        }
+        if not config.no_light_push and config.relay != LEAF:
+            push = LightPush(node, metrics, config.pubsub_topics, relay)
+            self._handlers |= {name: partial(push.serve, each) for name, each in VERSIONS.items()}
+        if not config.no_filter:
+            found = Filter(self._feed, metrics, config.pubsub_topics)
+            self._tasks.start_every(
+                _LOOK_EVERY_S, "filter", lambda: found.expire(time.monotonic_ns())
+            )
+            self._handlers[FILTER_SUBSCRIBE] = found.serve
+        if config.nwaku_sync_peer:
+            self._start_sync()
+        return relay
+
+    def _start_relay(self, *, forwards: bool) -> Relay:
+        peers = frozenset(each.peer_id for each in self._config.relay_peer)
+        spool = Spool(self._node, self._metrics.relayed, PUBLISH_SOURCE_RELAY)
+        relay = Relay(
+            self._config.pubsub_topics,
+            peers,
+            forwards=forwards,
+            spool=spool,
+            feed=self._feed,
+            metrics=self._metrics,
+        )
+        self._tasks.start("relay spool", spool.run)
+        self._tasks.start_every(HEARTBEAT_S, "relay", relay.beat)
+        for peer_id in peers:
+            self._joins[peer_id].append(partial(relay.join, is_outbound=True))
+        self._handlers[RELAY] = relay.serve
+        return relay
+
+    def _start_sync(self) -> None:
+        config, metrics = self._config, self._metrics
+        spool = Spool(self._node, metrics.synced, PUBLISH_SOURCE_NWAKU)
+        rules = SyncRules(
+            frozenset(each.peer_id for each in config.nwaku_sync_peer),
+            config.nwaku_sync_interval,
+            config.nwaku_sync_range,
+            sorted(config.pubsub_topics),
+        )
+        sync = NwakuSync(rules, self._node, spool, metrics)
+        self._tasks.start("sync spool", spool.run)
+        for peer_id in rules.peers:
+            self._joins[peer_id].append(sync.join)
+        self._handlers |= {RECONCILIATION: sync.serve, TRANSFER: sync.serve_transfer}
+
+    def _connect(self, around: Surroundings) -> None:
+        """Connect to the peers that the configuration names, one time for all that uses each."""
+        named = (*self._config.relay_peer, *self._config.nwaku_sync_peer)
+        for peer in {each.peer_id: each for each in reversed(named) if each.host}.values():
+            joins = self._joins[peer.peer_id]
+            self._tasks.start(str(peer), partial(keep_connected, peer, around, joins))
+
+    async def _open_metrics(self, page: _StatusPage, stack: AsyncExitStack) -> str | None:
         address = self._config.metrics_listen
         if address is None:
             return None
-        rendered = {METRICS_PATH: metrics.render, STATUS_PATH: page.render}
-        listener = MetricsListener(rendered, lambda: node.unready, [ANY])
+        rendered = {METRICS_PATH: self._metrics.render, STATUS_PATH: page.render}
+        listener = MetricsListener(rendered, lambda: self._node.unready, [ANY])
         try:
             bound = await listener.open(address.host, address.port)
         except OSError as error:
@@ -246,14 +224,6 @@ class Gateway:
             ) from error
         stack.push_async_callback(listener.close)
         return str(replace(address, port=bound))
-
-    def _announce_ready(
-        self, identity: Identity, bound: list[Listening], metrics: str | None
-    ) -> None:
-        addresses = [f"{each.address}/p2p/{identity.peer_id}" for each in bound]
-        _log.info("gateway_ready", listen=addresses, nodes=self._nodes.addresses)
-        ready = {"listen": addresses, "peer_id": identity.peer_id, "metrics": metrics}
-        self._announce(json.dumps({name: each for name, each in ready.items() if each}))
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:

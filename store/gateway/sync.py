@@ -25,32 +25,18 @@ from typing import Final
 
 import numpy as np
 
-from store.gateway.connection import WakuConnection
+from store.gateway import limits
+from store.gateway.connection import Stream, WakuConnection
 from store.gateway.faults import RefusalError, StatusError, StreamEndedError
-from store.gateway.feed import FollowedMessage, followed
-from store.gateway.limits import (
-    MAX_REQUESTED_TOPICS,
-    MAX_RPC_BYTES,
-    MAX_SYNC_BYTES,
-    MAX_SYNC_FRAME_BYTES,
-    MAX_SYNC_FRAMES,
-    MAX_SYNC_IDS,
-    MAX_SYNC_MESSAGES,
-    MAX_UNSOLICITED_MESSAGES,
-    MIN_SYNC_PAUSE_S,
-    READ_BYTES,
-    RELAY_FRAMES_PER_S,
-    SYNC_FRAME_TIMEOUT_S,
-    SYNC_SESSION_TIMEOUT_S,
-    SYNC_SESSIONS,
-    TRANSFER_BATCH,
-)
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import UpstreamNode
-from store.gateway.spool import Spool
-from store.gateway.streams import Stream
-from store.gateway.sync_codec import NO_COMMON_TOPIC, SyncPayload, decode_payload
-from store.gateway.sync_session import MessageIds, SyncSession
+from store.gateway.node import FollowedMessage, Spool, UpstreamNode, followed
+from store.gateway.sync_session import (
+    NO_COMMON_TOPIC,
+    MessageIds,
+    SyncPayload,
+    SyncSession,
+    decode_payload,
+)
 from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
 from storenode.message.limits import NS_PER_S
@@ -101,21 +87,17 @@ class _Allowance:
     begun_s: float = float("-inf")
     messages: int = 0
     size_bytes: int = 0
-    unsolicited: int = MAX_UNSOLICITED_MESSAGES
+    unsolicited: int = limits.MAX_UNSOLICITED_MESSAGES
 
     def begin(self, now_s: float) -> None:
         """Begin a session."""
         self.in_session, self.begun_s = True, now_s
-        self.messages, self.size_bytes = MAX_SYNC_MESSAGES, MAX_SYNC_BYTES
-        self.unsolicited = MAX_UNSOLICITED_MESSAGES
+        self.messages, self.size_bytes = limits.MAX_SYNC_MESSAGES, limits.MAX_SYNC_BYTES
+        self.unsolicited = limits.MAX_UNSOLICITED_MESSAGES
 
 
 def parse_transfer(frame: bytes) -> tuple[str, bytes, int]:
-    """Return the pubsub topic, the message and its timestamp of a frame of transfer.
-
-    Raises:
-        ValueError: It is malformed.
-    """
+    """Return the pubsub topic, the message and its timestamp; raise ValueError if malformed."""
     found = parse(TransferredMessage, frame)
     require(found, "pubsub_topic", "message")
     return found.pubsub_topic, found.message, parse(RawMessage, found.message).timestamp
@@ -132,8 +114,8 @@ class NwakuSync:
         self._spool = spool
         self._metrics = metrics
         self._allowances = {peer: _Allowance() for peer in rules.peers}
-        self._places = asyncio.Semaphore(SYNC_SESSIONS)
-        self._queries = asyncio.Semaphore(SYNC_SESSIONS)
+        self._places = asyncio.Semaphore(limits.SYNC_SESSIONS)
+        self._queries = asyncio.Semaphore(limits.SYNC_SESSIONS)
         self._rng = random.Random()  # noqa: S311 - spreads sessions over time
 
     def join(self, connection: WakuConnection) -> None:
@@ -144,7 +126,7 @@ class NwakuSync:
         """Serve a session that a peer begins."""
         connection = stream.connection
         allowance = self._allowance_of(connection)
-        is_early = time.monotonic() - allowance.begun_s < MIN_SYNC_PAUSE_S
+        is_early = time.monotonic() - allowance.begun_s < limits.MIN_SYNC_PAUSE_S
         if allowance.in_session or is_early:
             raise RefusalError(
                 "request_rate", "the peer begins sessions of reconciliation too often"
@@ -158,7 +140,7 @@ class NwakuSync:
         allowance = self._allowance_of(stream.connection)
         while True:
             try:
-                frame = await stream.delimited(MAX_RPC_BYTES)
+                frame = await stream.delimited(limits.MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
@@ -196,7 +178,7 @@ class NwakuSync:
         if allowance is None:
             sentence = f"the peer {connection.peer_id} is not one of --nwaku-sync-peer"
             raise RefusalError("identity", sentence)
-        connection.allow_frames(RELAY_FRAMES_PER_S)
+        connection.allow_frames(limits.RELAY_FRAMES_PER_S)
         return allowance
 
     async def _run(
@@ -212,7 +194,7 @@ class NwakuSync:
         allowance.begin(time.monotonic())
         outcome, reason, session = "done", "", None
         try:
-            async with asyncio.timeout(SYNC_SESSION_TIMEOUT_S), self._places:
+            async with asyncio.timeout(limits.SYNC_SESSION_TIMEOUT_S), self._places:
                 session = await work()
         except RefusalError as fault:
             outcome, reason = _OUTCOMES.get(fault.reason, "failed"), str(fault)
@@ -239,8 +221,10 @@ class NwakuSync:
         if not topics:
             await stream.send_delimited(NO_COMMON_TOPIC)
             raise RefusalError("topics_differ", _TOPICS_DIFFER)
-        if len(payload.content_topics) > MAX_REQUESTED_TOPICS:
-            raise ValueError(f"a payload names more than {MAX_REQUESTED_TOPICS} content topics")
+        if len(payload.content_topics) > limits.MAX_REQUESTED_TOPICS:
+            raise ValueError(
+                f"a payload names more than {limits.MAX_REQUESTED_TOPICS} content topics"
+            )
         asked = [each for each in payload.ranges if each.content is not None]
         low_ns, high_ns = (asked[0].lower_ns, asked[-1].upper_ns) if asked else (0, 0)
         low_ns += min(self._rules.clipped_ns, (high_ns - low_ns) // 2)
@@ -287,7 +271,7 @@ class NwakuSync:
 
     async def _exchange(self, session: SyncSession, stream: Stream, payload: SyncPayload) -> None:
         """Process what the peer sends, ``payload`` first, until one side ends the session."""
-        for _ in range(MAX_SYNC_FRAMES):
+        for _ in range(limits.MAX_SYNC_FRAMES):
             answer = await asyncio.to_thread(session.receive, payload)
             if answer is not None:
                 await stream.send_delimited(answer)
@@ -296,7 +280,7 @@ class NwakuSync:
                 return
             payload = await _read_payload(stream)
         raise RefusalError(
-            "flood", f"the peer sends more than {MAX_SYNC_FRAMES} frames in a session"
+            "flood", f"the peer sends more than {limits.MAX_SYNC_FRAMES} frames in a session"
         )
 
     async def _load(
@@ -308,7 +292,7 @@ class NwakuSync:
     ) -> tuple[MessageIds, int]:
         """Return the IDs of the node in a range, and the end of the range up to which they fit."""
         timestamps, hashes = [np.zeros(0, np.int64)], []
-        most = MAX_SYNC_IDS // len(pubsub_topics)
+        most = limits.MAX_SYNC_IDS // len(pubsub_topics)
         for topic in pubsub_topics if low_ns < high_ns else ():
             count = 0
             async with aclosing(self._node.scan(topic, content_topics, low_ns, high_ns)) as pages:
@@ -324,18 +308,18 @@ class NwakuSync:
 
     async def _transfer(self, connection: WakuConnection, session: SyncSession) -> None:
         """Send the messages that a peer lacks, the oldest first."""
-        hashes = [digest for _, digest in sorted(session.to_send)[:MAX_SYNC_MESSAGES]]
+        hashes = [digest for _, digest in sorted(session.to_send)[: limits.MAX_SYNC_MESSAGES]]
         if not hashes:
             return
-        left_bytes = MAX_SYNC_BYTES
+        left_bytes = limits.MAX_SYNC_BYTES
         try:
             async with connection.opened(TRANSFER) as stream:
-                for start in range(0, len(hashes), TRANSFER_BATCH):
-                    for message in await self._read(hashes[start : start + TRANSFER_BATCH]):
+                for start in range(0, len(hashes), limits.TRANSFER_BATCH):
+                    for message in await self._read(hashes[start : start + limits.TRANSFER_BATCH]):
                         frame = TransferredMessage(
                             pubsub_topic=message.pubsub_topic, message=message.encoded
                         ).SerializeToString()
-                        if len(frame) > MAX_RPC_BYTES:
+                        if len(frame) > limits.MAX_RPC_BYTES:
                             self._count("too_large")
                             continue
                         left_bytes -= len(frame)
@@ -343,16 +327,12 @@ class NwakuSync:
                             return
                         await stream.send_delimited(frame)
                         self._count("sent")
-        except (RefusalError, StreamEndedError, StatusError, OSError, TimeoutError) as error:
+        except (RefusalError, StatusError, OSError) as error:
             reason = str(error) or "the peer ended the stream, or did not read"
             _log.warning("sync_transfer_failed", peer=connection.peer_id, reason=reason)
 
     async def _read(self, hashes: Sequence[bytes]) -> list[FollowedMessage]:
-        """Return messages of the node by hash, those that it still has.
-
-        Raises:
-            StatusError: The node does not answer.
-        """
+        """Return messages of the node by hash, those that it still has."""
         messages: list[FollowedMessage] = []
         request = StoreQueryRequest(
             message_hashes=hashes, include_data=True, pagination_forward=True
@@ -377,16 +357,11 @@ async def _read_payload(stream: Stream) -> SyncPayload:
 
 
 async def _read_frame(stream: Stream) -> bytes:
-    """Read a frame in pieces, which are not counted as unread any more.
-
-    Raises:
-        RefusalError: It is too large.
-        StreamEndedError, TimeoutError: The peer has ended the stream, or sends nothing.
-    """
-    async with asyncio.timeout(SYNC_FRAME_TIMEOUT_S):
-        size_bytes = await stream.length(MAX_SYNC_FRAME_BYTES)
+    """Read a frame in pieces, which are not counted as unread any more."""
+    async with asyncio.timeout(limits.SYNC_FRAME_TIMEOUT_S):
+        size_bytes = await stream.length(limits.MAX_SYNC_FRAME_BYTES)
         frame = bytearray()
         while len(frame) < size_bytes:
-            frame += await stream.exactly(min(READ_BYTES, size_bytes - len(frame)))
+            frame += await stream.exactly(min(limits.READ_BYTES, size_bytes - len(frame)))
             stream.release()
     return bytes(frame)

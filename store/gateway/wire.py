@@ -21,11 +21,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int] | None:
-    """Return the value at ``start`` and where it ends; None: it is not complete.
-
-    Raises:
-        ValueError: It has more than `MAX_VARINT_BYTES`.
-    """
+    """Return the value at ``start`` and its end; None: incomplete; raise ValueError: too long."""
     value = shift = 0
     for byte in data[start : start + MAX_VARINT_BYTES]:
         value |= (byte & 0x7F) << shift
@@ -43,11 +39,7 @@ def delimited(data: bytes) -> bytes:
 
 
 def parse(kind: type[_M], data: bytes) -> _M:
-    """Parse a message of protobuf.
-
-    Raises:
-        ValueError: The bytes are none, or a text is not UTF-8.
-    """
+    """Parse a message of protobuf; raise ValueError for bytes that are none."""
     try:
         return kind.FromString(data)
     except DecodeError:

@@ -10,17 +10,13 @@ from contextlib import suppress
 from typing import Final
 
 from store.gateway.filter import FILTER_SUBSCRIBE
-from store.gateway.gossipsub_wire import (
-    encode_graft,
-    encode_idontwant,
-    encode_ihave,
-    encode_iwant,
+from store.gateway.gossipsub import (
+    encode_control,
     encode_message,
-    encode_prune,
     encode_subscriptions,
 )
-from store.gateway.light_push import LIGHT_PUSH
 from store.gateway.relay import RELAY
+from store.gateway.services import LIGHT_PUSH
 from store.gateway.wire import delimited
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
@@ -169,6 +165,8 @@ async def flood(address: str, rng: random.Random) -> None:
         message, count = rng.choice(((b"\x04\x00" * 30_000, 1), (b"\x04", 10_000), (b"", 1)))
         for _ in range(count):
             client.raw.write_message(client.raw.noise.encrypt(message))
+        # A busy machine may send the small ones more slowly than the limit.
+        client.raw.writer.write_eof()
         await until_closed(client.raw)
 
 
@@ -259,12 +257,12 @@ async def hostile_relay(address: str, rng: random.Random) -> None:
     rpcs = (
         lambda: rng.randbytes(rng.randrange(1, 2_000)),
         lambda: b"\x0a\x00" * 36_000,
-        lambda: encode_ihave(topic, invented(4_000)),
-        lambda: encode_iwant(invented(4_000)),
-        lambda: encode_idontwant(invented(4_000)),
+        lambda: encode_control("ihave", topic, message_ids=invented(4_000)),
+        lambda: encode_control("iwant", message_ids=invented(4_000)),
+        lambda: encode_control("idontwant", message_ids=invented(4_000)),
         lambda: encode_subscriptions(f"/waku/2/rs/9/{each}" for each in range(900)),
-        lambda: encode_graft(topic) * 900,
-        lambda: encode_prune(topic, 2**40) + encode_graft(topic),
+        lambda: encode_control("graft", topic) * 900,
+        lambda: encode_control("prune", topic, backoff_s=2**40) + encode_control("graft", topic),
         lambda: encode_message(topic, rng.randbytes(500)),
         lambda: encode_message(topic, bytes(160_000)),
     )

@@ -95,17 +95,6 @@ def test_random_queries_of_js_waku_find_what_the_model_finds(
     assert answer["error"].startswith("Store query failed with status code: 400, description: ")
 
 
-def test_hashes_are_looked_up_with_the_pubsub_topic(
-    js_waku: JavaScriptClient, messages: list[Message]
-) -> None:
-    # So does `missing_message_retriever` of the SDK: hashes of another shard are not found.
-    hashes = tuple(each.hash.hex() for each in messages[:50])
-    query = Query(TOPICS, None, None, hashes, forward=True, limit=100, cursor=None, most=1)
-    (page,) = js_waku.ask(asdict(query))["pages"]
-    own = {each.hash.hex() for each in messages[:50] if each.pubsub_topic == PUBSUB}
-    assert {*page} == own != {*hashes}
-
-
 def test_js_libp2p_reads_pages_identifies_and_pings_over_tcp_with_yamux(
     js_libp2p: JavaScriptClient, gateway: GatewayProcess, messages: list[Message]
 ) -> None:

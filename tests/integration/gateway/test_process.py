@@ -14,6 +14,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from chaos.ports import ReservedPort
@@ -21,13 +22,11 @@ from store.gateway.addresses import parse_listen_address
 from store.gateway.clients import Clients
 from store.gateway.connection import Surroundings
 from store.gateway.filter import FILTER_SUBSCRIBE
-from store.gateway.identity import Identity
-from store.gateway.light_push import LEGACY_LIGHT_PUSH, LIGHT_PUSH
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import UpstreamNode
-from store.gateway.noise import StaticKey
-from store.gateway.protocols import StoreQuery
+from store.gateway.noise import Identity
 from store.gateway.server import Server, bind
+from store.gateway.services import LEGACY_LIGHT_PUSH, LIGHT_PUSH, StoreQuery
 from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message
@@ -385,7 +384,6 @@ async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[
 # Malformed input, crowds and limits
 
 CROWD: Final = 100
-IN_TURN: Final = 200
 ATTACKS: Final = 300
 GROWTH_BYTES: Final = 12 * 1024 * 1024
 
@@ -446,6 +444,7 @@ async def test_malformed_input_costs_no_memory_and_no_honest_client(
     await attacked(gateway, ATTACKS, rng)
     assert gateway.resident_bytes() - before < GROWTH_BYTES
     await require_service(gateway)
+    await until_open(gateway, 0)
     for reason in ("malformed", "identity", "too_large", "no_protocol", "streams", "flood"):
         assert gateway.counted(f'refusals_total{{reason="{reason}"}}') > 0, reason
     assert "Traceback" not in gateway.log.read_text(encoding="utf-8")
@@ -470,21 +469,6 @@ async def test_a_crowd_is_answered_at_the_same_time(
         assert [each.message_hash for each in response.messages] == page
 
 
-async def test_connections_one_after_the_other_leave_nothing_behind(
-    gateway: GatewayProcess,
-) -> None:
-    async def come_and_go(count: int) -> None:
-        for _ in range(count):
-            async with WakuClient.connected(gateway.address("tcp")) as client:
-                assert (await client.query(honest_query(1))).status_code == 200
-
-    await come_and_go(100)
-    before = gateway.resident_bytes()
-    await come_and_go(IN_TURN)
-    assert gateway.resident_bytes() - before < GROWTH_BYTES
-    await until_open(gateway, 0)
-
-
 @asynccontextmanager
 async def serving(
     clients: Clients, max_connections: int = 100
@@ -494,7 +478,7 @@ async def serving(
     node = cast("UpstreamNode", AsyncMock())
     cast("AsyncMock", node).query.return_value = OK.SerializeToString()
     handlers = {STORE_QUERY: StoreQuery(node, metrics, 1_000).serve}
-    around = Surroundings(StaticKey(Identity.generate()), handlers, metrics, 8)
+    around = Surroundings(Identity(Ed25519PrivateKey.generate()), handlers, metrics, 8)
     server, listening = Server(around, clients, None, max_connections), bind(ANY_ADDRESS)
     accepting = asyncio.create_task(server.accept(listening))
     try:

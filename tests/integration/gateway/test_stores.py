@@ -12,8 +12,8 @@ from typing import Final
 import grpc
 import pytest
 
-from store.gateway.identity import kept_identity
-from store.gateway.light_push import LIGHT_PUSH
+from store.gateway.noise import kept_identity
+from store.gateway.services import LIGHT_PUSH
 from store.gateway.wire import delimited
 from storenode.client.blocking_client import Client
 from storenode.client.message import Message

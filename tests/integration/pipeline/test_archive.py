@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -171,49 +170,41 @@ def test_a_job_that_is_killed_at_any_step_leaves_the_last_good_state(
 
 
 DYING = """
-import os, signal, sys
+import sys
 from tests.integration.pipeline.conftest import QUICK_START
-from tests.integration.pipeline.test_archive import run_until
+from tests.integration.pipeline.test_archive import die_half_way
 from store.pipeline.spark import spark_session
 
 with spark_session("local[2]", QUICK_START) as session:
-    run_until(50, session, sys.argv[1], sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL))
+    die_half_way(session, sys.argv[1], sys.argv[2])
 """
 
 
-def run_until(
-    share: int, spark: SparkSession, url: str, lake: str, end: Callable[[], None]
-) -> None:
-    """Archive in small steps, and end before the commit that follows a share of the messages."""
+def die_half_way(spark: SparkSession, url: str, lake: str) -> None:
+    """Archive in small steps, and die before the commit that follows half of the messages."""
     commit = DeltaArchive.commit
 
-    def commit_or_end(archive: DeltaArchive, *given: Any, **more: Any) -> None:  # noqa: ANN401
-        if sum(each.rows for each in archive.files()) >= len(messages()) * share // 100:
-            end()
+    def commit_or_die(archive: DeltaArchive, *given: Any, **more: Any) -> None:  # noqa: ANN401
+        if sum(each.rows for each in archive.files()) >= len(messages()) // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         commit(archive, *given, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "MIN_STEP_MESSAGES", 20)
-        patch.setattr(DeltaArchive, "commit", commit_or_end)
+        patch.setattr(DeltaArchive, "commit", commit_or_die)
         archive(spark, ArchiveJob(url, DeltaArchive(lake)))
 
 
 def test_an_archive_that_is_killed_repeats_only_what_was_not_committed(
     url: str, tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Kill a first archive at 10 % of the messages, then its process at 50 %, then at 90 %."""
     lake = tmp_path / "lake"
-    for share in (10, 50, 90):
-        if share == 50:
-            process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
-            assert process.returncode == -signal.SIGKILL
-            wait_for(lambda: not is_locked(url), "the lock is gone")
-        else:
-            with pytest.raises(Killed):
-                run_until(share, spark, url, str(lake), die)
-        stayed = in_lake(lake)
-        assert share * len(messages()) // 100 <= len(stayed) < len(messages())
-        assert marks(url) == {}
+    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
+    assert process.returncode == -signal.SIGKILL
+    wait_for(lambda: not is_locked(url), "the lock is gone")
+    stayed = in_lake(lake)
+    assert len(messages()) // 2 <= len(stayed) < len(messages())
+    assert marks(url) == {}
     assert archived_from(spark, url, lake).messages == len(messages()) - len(stayed)
     assert_complete(url, lake)
     assert verified(spark, lake, url=url).sound

@@ -13,25 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.gateway import gossipsub
+from store.gateway import gossipsub, limits
 from store.gateway.gossipsub import (
     BACKOFF_S,
     MAX_MESH_PEERS,
     QUIET_S,
     Arrived,
     Disconnect,
+    GossipMessage,
     Router,
     RouterEffect,
     SendRpc,
-)
-from store.gateway.gossipsub_wire import (
-    GossipMessage,
-    encode_graft,
-    encode_idontwant,
-    encode_ihave,
-    encode_iwant,
+    encode_control,
     encode_message,
-    encode_prune,
     encode_subscriptions,
     ids_of,
     messages_of,
@@ -77,11 +71,17 @@ def test_recorded_rpcs_are_read_and_written_alike(rpc: str) -> None:
     control = parsed.control
     again = wire.GossipsubRpc(subscriptions=parsed.subscriptions).SerializeToString()
     again += b"".join(encode_message(each.topic, each.data) for each in messages_of(parsed))
-    again += b"".join(encode_ihave(each.topic, ids_of(each)) for each in control.ihave)
-    again += b"".join(encode_iwant(ids_of(each)) for each in control.iwant)
-    again += b"".join(encode_graft(each.topic) for each in control.graft)
-    again += b"".join(encode_prune(each.topic, each.backoff_s) for each in control.prune)
-    again += b"".join(encode_idontwant(ids_of(each)) for each in control.idontwant)
+    again += b"".join(
+        encode_control("ihave", each.topic, message_ids=ids_of(each)) for each in control.ihave
+    )
+    again += b"".join(encode_control("iwant", message_ids=ids_of(each)) for each in control.iwant)
+    again += b"".join(encode_control("graft", each.topic) for each in control.graft)
+    again += b"".join(
+        encode_control("prune", each.topic, backoff_s=each.backoff_s) for each in control.prune
+    )
+    again += b"".join(
+        encode_control("idontwant", message_ids=ids_of(each)) for each in control.idontwant
+    )
     parsed.DiscardUnknownFields()
     assert parse_rpc(again) == parsed != wire.GossipsubRpc()
 
@@ -105,10 +105,10 @@ def test_any_bytes_are_an_rpc_or_a_value_error(data: bytes) -> None:
     [
         encode_subscriptions(["t"] * (MAX_RPC_ENTRIES + 1)),
         b"\x0a\x00" * 70_000,
-        encode_ihave(ONE, [bytes(32)] * (MAX_RPC_IDS + 1)),
-        encode_iwant([b""] * (MAX_RPC_IDS + 1)),
-        b"".join([encode_graft("t")] * (MAX_RPC_ENTRIES + 1)),
-        b"".join([encode_idontwant([bytes(32)])] * (MAX_RPC_ENTRIES + 1)),
+        encode_control("ihave", ONE, message_ids=[bytes(32)] * (MAX_RPC_IDS + 1)),
+        encode_control("iwant", message_ids=[b""] * (MAX_RPC_IDS + 1)),
+        b"".join([encode_control("graft", "t")] * (MAX_RPC_ENTRIES + 1)),
+        b"".join([encode_control("idontwant", message_ids=[bytes(32)])] * (MAX_RPC_ENTRIES + 1)),
         wire.GossipsubRpc(messages=[wire.GossipsubMessage(data=b"no topic")]).SerializeToString(),
         wire.GossipsubRpc(
             control=wire.GossipsubControl(ihave=[wire.GossipsubIds()])
@@ -123,7 +123,11 @@ def test_rpcs_that_no_honest_peer_sends_are_refused(data: bytes) -> None:
 
 def test_ids_of_other_sizes_and_unknown_fields_are_dropped() -> None:
     ids = [b"", bytes(31), bytes(32), bytes(33)]
-    control = parse_rpc(encode_ihave(ONE, ids) + encode_iwant(ids) + b"\x0dsize" * 9).control
+    control = parse_rpc(
+        encode_control("ihave", ONE, message_ids=ids)
+        + encode_control("iwant", message_ids=ids)
+        + b"\x0dsize" * 9
+    ).control
     assert ids_of(*control.ihave) == ids_of(*control.iwant) == [bytes(32)]
 
 
@@ -132,13 +136,15 @@ def test_a_graft_within_the_backoff_is_pruned_and_repeated_ones_cut_the_peer_off
     for number in range(MAX_MESH_PEERS + 1):
         subject.join(0, str(number), is_outbound=False)
         subject.receive(0, str(number), encode_subscriptions([ONE]))
-        effects = subject.receive(1, str(number), encode_graft(ONE))
-    assert sent(effects) == [(str(MAX_MESH_PEERS), encode_prune(ONE, BACKOFF_S))]
+        effects = subject.receive(1, str(number), encode_control("graft", ONE))
+    assert sent(effects) == [
+        (str(MAX_MESH_PEERS), encode_control("prune", ONE, backoff_s=BACKOFF_S))
+    ]
     assert len(subject._mesh[ONE]) == MAX_MESH_PEERS
     last = str(MAX_MESH_PEERS)
     reasons = []
     for _ in range(200):
-        effects = subject.receive(2, last, encode_graft(ONE))
+        effects = subject.receive(2, last, encode_control("graft", ONE))
         reasons += [each.reason for each in effects if isinstance(each, Disconnect)]
     assert reasons == ["it asks for a place in the mesh too often"]
     assert len(subject._peers) == MAX_MESH_PEERS
@@ -151,7 +157,7 @@ def test_a_graft_within_the_backoff_is_pruned_and_repeated_ones_cut_the_peer_off
 
 def test_a_message_goes_once_to_peers_of_the_mesh_and_new_ones_that_do_not_refuse_it() -> None:
     subject, message = with_peers(*"abc"), GossipMessage(ONE, b"x")
-    subject.receive(1, "b", encode_idontwant([message.message_id]))
+    subject.receive(1, "b", encode_control("idontwant", message_ids=[message.message_id]))
     assert subject.receive(1, "c", encode_message(ONE, b"x")) == [Arrived("c", message)]
     assert sent(subject.accept("c", message)) == [("a", encode_message(ONE, b"x"))]
     assert subject.publish(1, message) == []
@@ -159,18 +165,18 @@ def test_a_message_goes_once_to_peers_of_the_mesh_and_new_ones_that_do_not_refus
 
 def test_the_largest_announcement_is_within_the_limits_of_nwaku() -> None:
     ids = [number.to_bytes(32, "big") for number in range(gossipsub.IHAVE_IDS)]
-    rpc = encode_ihave(ONE, ids)
+    rpc = encode_control("ihave", ONE, message_ids=ids)
     assert len(rpc) <= MAX_RPC_BYTES
     (announced,) = parse_rpc(rpc).control.ihave
     assert (announced.topic, ids_of(announced)) == (ONE, ids)
 
 
 def test_backoffs_are_bounded_and_outlive_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossipsub, "MAX_BACKOFFS", 20)
+    monkeypatch.setattr(limits, "MAX_BACKOFFS", 20)
     subject = router()
     for number in range(30):
         subject.join(0, f"stranger {number}", is_outbound=False)
-        subject.receive(0, f"stranger {number}", encode_prune(ONE, 2**40))
+        subject.receive(0, f"stranger {number}", encode_control("prune", ONE, backoff_s=2**40))
         subject.leave(f"stranger {number}")
         subject.check()
     subject.join(1, "stranger 29", is_outbound=True)
@@ -183,7 +189,7 @@ def test_strangers_do_not_keep_the_peers_of_this_router_out_of_its_mesh() -> Non
     strangers = [f"stranger {number}" for number in range(MAX_MESH_PEERS)]
     subject = with_peers(*strangers)
     for key in strangers:
-        subject.receive(0, key, encode_graft(ONE))
+        subject.receive(0, key, encode_control("graft", ONE))
     subject.join(0, "own", is_outbound=True)
     subject.receive(0, "own", encode_subscriptions([ONE]))
-    assert ("own", encode_graft(ONE)) in sent(subject.heartbeat(QUIET_S + 1))
+    assert ("own", encode_control("graft", ONE)) in sent(subject.heartbeat(QUIET_S + 1))

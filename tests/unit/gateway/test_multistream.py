@@ -11,14 +11,14 @@ from typing import Final, cast
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway.addresses import ListenAddress, parse_listen_address
 from store.gateway.clients import ByteBudget
-from store.gateway.connection import WakuConnection
+from store.gateway.connection import Stream, WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
-from store.gateway.identity import Identity, base58, require_proof
 from store.gateway.limits import (
     CHUNK_BYTES,
     MAX_FRAME_BYTES,
@@ -26,10 +26,9 @@ from store.gateway.limits import (
     MIN_CHUNK_BYTES,
     WINDOW_BYTES,
 )
-from store.gateway.links import TcpLink, WebSocketLink
 from store.gateway.multiplexing import Frame, FrameType, Mplex, Multiplexer, Yamux
-from store.gateway.multistream import Pipe, negotiate, propose
-from store.gateway.streams import Stream
+from store.gateway.noise import Identity, base58, require_proof
+from store.gateway.pipes import Pipe, WebSocketLink, negotiate, propose
 from store.gateway.wire import MAX_VARINT_BYTES, decode_varint, delimited
 from storenode.message.varint import varint
 
@@ -128,8 +127,8 @@ def test_no_bytes_prove_an_identity(payload: bytes) -> None:
 
 
 def test_an_identity_is_proven_for_its_own_key_alone() -> None:
-    identity = Identity.generate()
-    payload = identity.handshake_payload(b"k" * 32)
+    identity = Identity(Ed25519PrivateKey.generate())
+    payload = identity.prove(b"k" * 32)
     require_proof(payload, b"k" * 32)
     with pytest.raises(RefusalError):
         require_proof(payload, b"l" * 32)
@@ -145,7 +144,7 @@ async def test_a_client_that_ends_before_its_websocket_is_open_is_let_go(begun: 
     reader.feed_data(begun)
     reader.feed_eof()
     writer = Mock(drain=AsyncMock())
-    link = WebSocketLink(TcpLink(reader, writer))
+    link = WebSocketLink(reader, writer)
     async with asyncio.timeout(30):
         with pytest.raises((StreamEndedError, RefusalError)):
             await link.accept()

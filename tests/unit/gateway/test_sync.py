@@ -6,17 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Final, cast
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from store.gateway import server, sync
+from store.gateway import limits, server, sync
 from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import Clients
-from store.gateway.connection import Handler, Surroundings, WakuConnection
-from store.gateway.faults import StreamEndedError
-from store.gateway.feed import NodeFeed
+from store.gateway.connection import Handler, Stream, Surroundings, WakuConnection
+from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
 from store.gateway.limits import (
     MAX_RPC_BYTES,
@@ -25,12 +25,10 @@ from store.gateway.limits import (
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multiplexing import Mplex, Multiplexer, Yamux
-from store.gateway.multistream import Pipe
-from store.gateway.node import UpstreamNode
-from store.gateway.noise import SecurePipe, StaticKey
+from store.gateway.node import NodeFeed, Spool, UpstreamNode
+from store.gateway.noise import Identity, SecurePipe
+from store.gateway.pipes import Pipe
 from store.gateway.server import keep_connected
-from store.gateway.spool import Spool
-from store.gateway.streams import Stream
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
 from store.gateway.wire import delimited, encode_status
 from storenode.message.hashing import message_hash
@@ -77,7 +75,7 @@ async def connected_pair(
     for ways, served, is_own in ((queues, handlers, True), (queues[::-1], handlers_of_peer, False)):
         pipe = MemoryPipe(*ways)
         multiplexer: Multiplexer = Mplex() if is_mplex else Yamux(is_outbound=is_own)
-        around = Surroundings(cast("StaticKey", None), served, metrics, 8)
+        around = Surroundings(cast("Identity", None), served, metrics, 8)
         client = clients.arrive("192.0.2.1" if is_own else "192.0.2.2", 0)
         ends.append(WakuConnection(cast("SecurePipe", pipe), multiplexer, client, around))
     tasks = [asyncio.create_task(each) for each in (*(end.run() for end in ends), *work)]
@@ -87,7 +85,7 @@ async def connected_pair(
     finally:
         for task in tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, RefusalError):
                 await task
 
 
@@ -185,26 +183,54 @@ async def test_a_client_that_takes_no_push_has_no_subscription(
         await until(lambda: len(found) == 0)
 
 
+@asynccontextmanager
+async def kept_connection(
+    run: Callable[[], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[asyncio.Task[None], list[object]]]:
+    """Keep a connection to a peer; yield the task, and what has joined."""
+    joined: list[object] = []
+
+    class Connection:
+        async def run(self, joins: Sequence[Callable[[object], None]]) -> None:
+            joins[0](self)
+            await run()
+
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
+    monkeypatch.setattr(server, "begin_handshake", AsyncMock(return_value=()))
+    monkeypatch.setattr(server, "WakuConnection", lambda *_: Connection())
+    monkeypatch.setattr(server, "FIRST_PAUSE_S", 0)
+    peer = PeerMultiaddr("192.0.2.1", 1, "peer")
+    keeping = asyncio.create_task(keep_connected(peer, Mock(), [joined.append]))
+    await until(lambda: bool(joined))
+    yield keeping, joined
+    keeping.cancel()
+    await asyncio.wait({keeping}, timeout=5)
+    assert keeping.cancelled()
+
+
 async def test_a_cancellation_counts_though_the_connection_ends_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    joined, ended = asyncio.Event(), asyncio.Event()
+    ended = asyncio.Event()
 
     async def run() -> None:
         await ended.wait()
         raise StreamEndedError
 
-    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
-    monkeypatch.setattr(server, "begin_handshake", AsyncMock(return_value=(Mock(), Mock())))
-    monkeypatch.setattr(server, "WakuConnection", lambda *_: Mock(run=run))
-    peer = PeerMultiaddr("192.0.2.1", 1, "peer")
-    keeping = asyncio.create_task(keep_connected(peer, Mock(), [lambda _: joined.set()]))
-    await joined.wait()
-    ended.set()
-    await asyncio.sleep(0)
-    keeping.cancel()
-    await asyncio.wait({keeping}, timeout=5)
-    assert keeping.cancelled()
+    async with kept_connection(run, monkeypatch):
+        ended.set()
+        await asyncio.sleep(0)
+
+
+async def test_a_peer_whose_connection_a_service_ends_is_connected_to_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        raise asyncio.CancelledError
+
+    async with kept_connection(run, monkeypatch) as (keeping, joined):
+        await until(lambda: len(joined) > 1 or keeping.done())
+        assert not keeping.done()
 
 
 # Sessions with nwaku
@@ -341,7 +367,9 @@ BOTH: Final = [made(b"both %d" % number, 400 + number) for number in range(300)]
 @pytest.mark.parametrize("begins", [True, False])
 async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
-    monkeypatch.setattr(sync, "MAX_SYNC_IDS", 120)  # several sessions for the range
+    if begins:  # several sessions for the range
+        few = SimpleNamespace(**{**vars(limits), "MAX_SYNC_IDS": 120})
+        monkeypatch.setattr(sync, "limits", few)
     ours = [made(b"", 1_000), made(b"x" * MAX_RPC_BYTES, 900), made(b"ours", 800)]
     ours += [made(b"new", 1), made(b"oldest", 3_500), made(b"another shard", 700, "/other")]
     theirs = [made(b"theirs %d" % number, 700 + number / 8) for number in range(200)]
@@ -350,7 +378,6 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         if begins:
             found.join(connection)
         else:
-            monkeypatch.setattr(sync, "MAX_SYNC_IDS", 125_000)
             await peer.begin(PUBSUB, "/waku/2/rs/7/9")
             await until(lambda: not found._allowances["peer"].in_session)
             await peer.transfer(*(frame_of(peer.messages[each]) for each in peer.nwaku.sends))
@@ -417,7 +444,7 @@ async def test_a_session_that_a_peer_spoils_ends_and_is_counted(
     handler: Handler | None, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
-    monkeypatch.setattr(sync, "SYNC_FRAME_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "SYNC_FRAME_TIMEOUT_S", 0.2)
     handlers = {} if handler is None else {RECONCILIATION: handler}
     async with connected(FakeNode(BOTH), Peer(), handlers) as (found, connection, metrics):
         found.join(connection)

@@ -199,18 +199,6 @@ class SliceSums(NamedTuple):
         return self.size + 2.0 * self.silent
 
 
-def left_over(net: int, single: int, *, sifted: bool) -> int:
-    """Return the least number of differences in the slices that are left, by both counts.
-
-    ``net``: so many IDs more are here than there. ``sifted``: those of this side that are the only
-    difference of a slice are not among them; ``single`` of them differ in one all the same.
-    """
-    if not sifted:
-        return abs(net)
-    # These differ in one of the other side.
-    return abs(net + single) + single
-
-
 def occupied(places: Ints) -> tuple[int, float]:
     """Count the slices from the first that differs to the last one, and estimate differences.
 

@@ -16,7 +16,7 @@ import numpy as np
 from reconcile.compact import plan
 from reconcile.compact.frames import EXACT_PRINT_BYTES, AnswerHead, TableFrame
 from reconcile.compact.keys import NO_WORDS, SHORT_MASK, ShortKey
-from reconcile.compact.plan import are_single, estimate, left_over, occupied, size_by_bits
+from reconcile.compact.plan import are_single, estimate, occupied, size_by_bits
 from reconcile.compact.slices import Regions, SliceDifferences, WindowIndex
 from reconcile.compact.table import MAX_CELLS, ShortIdTable, shape_for
 from reconcile.ids import Ints, Words
@@ -96,23 +96,20 @@ def choose(
     single = np.abs(chosen.balances) == 1 if explained is None else explained
     most_listed = MAX_CELLS // 2 if exact else 0
     survey = window.survey(compared, single, usual, regions, most_listed=most_listed)
-    sums, least = survey.rest, 0
+    sums = survey.rest
     places = compared.differs.nonzero()[0]
     if survey.listed is not None and explained is not None:
         listed = survey.listed[~explained]
         named = np.sort(shorts[np.repeat(survey.listed, high - low)])
         places = places[~survey.listed]
-    elif exact:
-        least = left_over(net - len(single_ids), sums.single, sifted=True)
-    elif certain and not survey.has_gap and are_single(survey.sums, places, net):
+    elif certain and not exact and not survey.has_gap and are_single(survey.sums, places, net):
         explained, by_prints = single, True
         single_ids = chosen.prints[single] & np.uint64(SHORT_MASK)
-        least = abs(net) - len(single_ids)
-    else:
-        sums, least = survey.sums, left_over(net, 0, sifted=False)
+    elif not exact:
+        sums = survey.sums
+    least = 0 if listed is not None else max(0, abs(net) - len(single_ids))
     if certain:
-        slices, scattered = occupied(places)
-        least = max(least, round(scattered) - len(single_ids))
+        slices, _ = occupied(places)
     _, size = estimate(sums, slices, least, certain=certain)
     if compared.bits_apart is not None:
         size = max(size_by_bits(compared.bits_apart), float(least))

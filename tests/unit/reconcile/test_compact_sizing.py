@@ -35,6 +35,12 @@ def test_balances_seldom_say_too_little(slices: int, each: int) -> None:
     assert short <= 10
 
 
+def test_counts_say_how_many_differences_there_are_at_least() -> None:
+    sums = summed(np.array([1, 1]))
+    assert estimate(sums, 4_000, 9, certain=True)[0] == 9
+    assert estimate(sums._replace(in_gaps=400), 4_000, 9, certain=True)[0] == 402
+
+
 def test_the_largest_balances_there_are_fit() -> None:
     apart = np.full(60_000, 1 << 31)
     about, size = estimate(summed(apart), 60_000, 0, certain=True)

@@ -31,14 +31,6 @@ class ManySkips(SpecPeer):
         return self.encode([*ranges, *last])
 
 
-class Halves(SpecPeer):
-    """Goes on halving to the last ID."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.small, self.parts = 1, 2
-
-
 def begins(first: Node, peer: SpecPeer) -> Result:
     """Let the node begin a session."""
     frame = first.begin()
@@ -60,7 +52,7 @@ def is_asked(second: Node, peer: SpecPeer, window: tuple[SyncId, SyncId]) -> Res
     return second.result
 
 
-@pytest.mark.parametrize("kind", [SpecPeer, SetsOnly, ManySkips, Halves])
+@pytest.mark.parametrize("kind", [SpecPeer, SetsOnly, ManySkips])
 @pytest.mark.parametrize("side", ["begins", "is asked"])
 @pytest.mark.parametrize("seed", range(8))
 def test_both_sides_know_what_each_lacks(kind: type[SpecPeer], side: str, seed: int) -> None:

@@ -163,9 +163,10 @@ class JudgedExchange(shipped.Exchange):
         is_kept = any(each is session for each in self.sessions)
         assert not (waits and is_kept), "a session waits too long for its transfer"
 
-    def _expire(self, session: PeerSession) -> None:
-        self.process.mark(Mark.EXPIRED)
-        super()._expire(session)
+    def _forget(self, session: PeerSession, reason: str) -> None:
+        if "did not transfer" in reason:
+            self.process.mark(Mark.EXPIRED)
+        super()._forget(session, reason)
 
     def check(self) -> None:
         """Verify the registry, the memory, and that nothing is kept of what is over."""
@@ -184,9 +185,8 @@ class JudgedExchange(shipped.Exchange):
         assert not left, f"sessions are left of a node that was stopped: {left}"
 
     def _judge_memory(self, node_id: str) -> None:
-        process = self.process
-        now_ns = process.clock.unix_ns()
-        labels = self.memory.book(node_id, Whose.OURS).known(now_ns)
+        process, now_ns = self.process, self.process.clock.unix_ns()
+        labels = self.memory.known(node_id, Whose.OURS, now_ns)
         too_new = [digest for digest, label in labels.items() if label == Reason.TOO_NEW]
         process.judge.remembered(process.name, now_ns, too_new)
 

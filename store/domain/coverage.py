@@ -24,7 +24,7 @@ from reconcile.view import Measured, Spans
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span, StoredIds
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
 
@@ -183,27 +183,24 @@ def spans(
 
 def stated(measured: Sums, found: Comparison) -> list[Statement]:
     """Make the statements about ascending spans, measured when they were compared."""
-    received, sent = ordered(found.to_receive), ordered(found.to_send)
-    bounds = np.array(list(measured), np.int64)
-    differing = [
-        np.searchsorted(ids.timestamps, bounds).tolist()
-        for ids in (received, sent, found.conflicts)
+    keyed_ns = MAX_TIMESTAMP_NS if found.keyed_from_ns is None else found.keyed_from_ns
+    made = [
+        Statement(start_ns, end_ns, found.compared_ns, keyed_ns <= start_ns, 0, 0, *sums)
+        for (start_ns, end_ns), sums in measured.items()
     ]
-    made = []
-    for ((start_ns, end_ns), sums), (first, last), (from_, to), (begin, end) in zip(
-        measured.items(), *differing, strict=True
-    ):
-        count, fingerprint = sums
+    received = ordered(found.to_receive)
+    differing = received, ordered(found.to_send), found.conflicts
+    if not any(map(len, differing)):
+        return made
+    bounds = np.array(list(measured), np.int64)
+    places = [np.searchsorted(ids.timestamps, bounds).tolist() for ids in differing]
+    for each, (first, last), (from_, to), (begin, end) in zip(made, *places, strict=True):
         if found.resolved and first < last:
-            words = received.words[first:last]
-            came = np.bitwise_xor.reduce(words, axis=0)
-            fingerprint = (np.frombuffer(fingerprint, np.uint64) ^ came).tobytes()
-            count += last - first
-        keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
+            came = np.bitwise_xor.reduce(received.words[first:last], axis=0)
+            each.fingerprint = (np.frombuffer(each.fingerprint, np.uint64) ^ came).tobytes()
+            each.count += last - first
         here, there = (0, 0) if found.resolved else (last - first, to - from_)
-        differs = here + (end - begin), there + (end - begin)
-        about = start_ns, end_ns, found.compared_ns, keyed
-        made.append(Statement(*about, *differs, count, fingerprint))
+        each.missing_here, each.missing_there = here + (end - begin), there + (end - begin)
     return made
 
 

@@ -132,7 +132,7 @@ class StatementBuffer:
         store.content = [
             replace(each, end_ns=0, compared_ns=0)
             for each in statements
-            if each.count or not each.equal
+            if each.count or each.missing_here or each.missing_there
         ]
         store.is_changed |= store.content != before
         every_ns = _CHANGED_EVERY_NS if store.is_changed else _REPEATED_EVERY_NS

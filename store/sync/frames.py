@@ -55,7 +55,8 @@ def parse_reconcile(data: bytes) -> ReconcileFrame:
         raise ProtocolBrokenError(
             "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
         ) from None
-    _check_search(frame.extension.search)
+    if frame.extension.HasField("search"):
+        _check_search(frame.extension.search)
     return frame
 
 
@@ -106,18 +107,14 @@ def pieces(frame: bytes) -> Iterator[Piece]:
     """
     start, done = 0, False
     for end in _cuts(frame):
-        part = _decode(frame[start:end])
+        try:
+            part = RawTransferFrame.FromString(frame[start:end])
+        except DecodeError:
+            raise _no_frame() from None
         done = done or part.done
         part.done = done and end == len(frame)
         yield part, end - start
         start = end
-
-
-def _decode(part: bytes) -> RawTransferFrame:
-    try:
-        return RawTransferFrame.FromString(part)
-    except DecodeError:
-        raise _no_frame() from None
 
 
 def _no_frame() -> ProtocolBrokenError:

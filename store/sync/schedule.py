@@ -296,7 +296,7 @@ class Synchronizer:
                 peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
                 due.next_ns = now_ns + self._jittered(due.interval_ns)
                 self._begin(peer, part or self._window(due), due, is_part=part is not None)
-        self._wake_at(self._next_ns(now_ns))
+        self._set_timer(now_ns)
 
     def _free_for(self, request: _Request) -> _Peer | None:
         if self._is_full:
@@ -323,19 +323,14 @@ class Synchronizer:
                 return by_address[address], part
         return None
 
-    def _next_ns(self, now_ns: int) -> int | None:
-        times = [due.next_ns for due in self._due if due.next_ns is not None]
-        free = [peer.rests_until_ns for peer in self._peers.values() if not peer.busy]
-        if not times or not free or self._is_full:
-            return None
-        return max(now_ns, min(times), min(free))
-
-    def _wake_at(self, time_ns: int | None) -> None:
+    def _set_timer(self, now_ns: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if time_ns is not None:
-            delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
+        times = [due.next_ns for due in self._due if due.next_ns is not None]
+        free = [peer.rests_until_ns for peer in self._peers.values() if not peer.busy]
+        if times and free and not self._is_full:
+            delay_s = max(0, min(times) - now_ns, min(free) - now_ns) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._go_on)
 
     # A session

@@ -9,7 +9,7 @@ Source: the contract, "Peers", and the schema of the service.
   that sends nothing holds none. Between its two calls the session waits here.
 - Every session is driven by one task at a time: that of the caller, or that of the call it serves.
   `Exchange.driving` notes the task, so that a session that gives way to another is ended at once,
-  and frees what a session holds however it ends.
+  and frees and reports the session however it ends.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
 
 _DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
+_GAVE_WAY: Final = "another session with this peer goes first"
 _REPLACED: Final = "the peer began a new session before it transferred"
 _STOPPED: Final = "the node stopped the session"
 _LEFT: Final = "the peer left in the middle of the session"
@@ -116,11 +117,6 @@ class ExchangeWork(TransferWork):
             return view.horizon
         return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
 
-    @property
-    def silence_s(self) -> float:
-        """The seconds after which a peer that neither sends nor takes a frame has left."""
-        return self.transfer_limits.silence_ns / NS_PER_S
-
 
 def common_horizon(now_ns: int, horizon_ns: int) -> int:
     """Return a horizon that moves with the clock, put off until the next full step.
@@ -135,7 +131,10 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
 
 
 class Exchange:
-    """The sessions of one node; all on the event loop's thread."""
+    """The sessions of one node; all on the event loop's thread.
+
+    ``silence_s``: the seconds after which a peer that neither sends nor takes a frame has left.
+    """
 
     reconciliation: Callable[..., Reconciliation] = Reconciliation
 
@@ -143,6 +142,7 @@ class Exchange:
         self.work = work
         self.environment: Environment = work.environment
         silence_ns = work.transfer_limits.silence_ns
+        self.silence_s = silence_ns / NS_PER_S
         self.sessions = Sessions(
             work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
         )
@@ -172,7 +172,7 @@ class Exchange:
 
         begin = partial(self.sessions.begin, report.began_ns, peer.target, report)
         # Whatever it is that fails, the operator is told by the report.
-        with suppress(Exception), self._reported(report, begin) as session:
+        with suppress(Exception), self.driving(report, begin) as session:
             found = self._find_differences(connector, peer, session)
             measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
             if session.state is SessionState.TRANSFERRING:
@@ -214,7 +214,7 @@ class Exchange:
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
                 await stream.half_close()
-                if await in_time(stream.read(), work.silence_s) is not None:
+                if await in_time(stream.read(), self.silence_s) is not None:
                     raise ProtocolBrokenError(GOES_ON)
         if result.refusal:
             sentence = f"the peer at {peer} will not reconcile: {result.refusal}"
@@ -255,7 +255,7 @@ class Exchange:
         name = f"{self.environment.random.getrandbits(4 * SESSION_ID_CHARS):032x}"
         accept = partial(self.sessions.accept, steady_ns(), caller, name, report)
         try:
-            with self._reported(report, accept) as session:
+            with self.driving(report, accept) as session:
                 watched = SessionStream(stream, session, steady_ns)
                 answered = self._answer(session, watched, frame)
                 result = await in_time(answered, MAX_RECONCILE_S, TOO_LONG)
@@ -269,7 +269,7 @@ class Exchange:
                 raise
             del frame
             refused = ReconcileFrame(refusal=str(error)).SerializeToString()
-            await in_time(stream.write(refused), self.work.silence_s)
+            await in_time(stream.write(refused), self.silence_s)
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Serve ``Transfer``; raises as `serve_reconcile`."""
@@ -286,7 +286,7 @@ class Exchange:
             # Source: the contract, "Transfer after a session without differences".
             await (await self.transfer(session)).run(watched)
             return
-        with self._reported(report, lambda: session):
+        with self.driving(report, lambda: session):
             await (await self.transfer(session)).run(watched)
         if report.fault:
             raise SessionFaultError(report.fault, report.error)
@@ -341,17 +341,33 @@ class Exchange:
     # The lives of sessions
 
     @contextmanager
-    def _reported(
+    def driving(
         self, report: SessionReport, begin: Callable[[], PeerSession]
     ) -> Iterator[PeerSession]:
-        """Drive a session, and report it at its end, with the error that ends it, which goes on.
+        """Run all that is done for a session inside; free and report it at its end.
 
         One that is to wait for its transfer is kept.
+
+        Raises:
+            SessionFaultError: another session went before it.
         """
         try:
             session = begin()
-            with self.driving(session):
+            task = session.task = asyncio.current_task()
+            assert task is not None
+            try:
                 yield session
+            except asyncio.CancelledError:
+                # The task's own cancellation may come at the same moment; then it counts.
+                if not session.stopped or task.uncancel():
+                    raise
+                is_displaced = session.stopped is Fault.CROWDED
+                sentence = _DISPLACED if is_displaced else _GAVE_WAY
+                raise SessionFaultError(session.stopped, sentence) from None
+            finally:
+                session.task = None
+                if session.state is not SessionState.WAITING:
+                    self.sessions.end(session)
         except BaseException as error:
             self._note_failure(report, error)
             self.ended(report)
@@ -390,30 +406,6 @@ class Exchange:
                     log.error("session_crashed", peer=str(peer), exc_info=error)
                 report.error = "this node failed on the session: its log says where"
 
-    @contextmanager
-    def driving(self, session: PeerSession) -> Iterator[None]:
-        """Run all that is done for a session inside; free it, unless it waits for its transfer.
-
-        Raises:
-            SessionFaultError: another session went before it.
-        """
-        task = session.task = asyncio.current_task()
-        assert task is not None
-        try:
-            yield
-        except asyncio.CancelledError:
-            # The task's own cancellation may come at the same moment; then it counts.
-            if session.stopped and task.uncancel() == 0:
-                sentence = "another session with this peer goes first"
-                if session.stopped is Fault.CROWDED:
-                    sentence = _DISPLACED
-                raise SessionFaultError(session.stopped, sentence) from None
-            raise
-        finally:
-            session.task = None
-            if session.state is not SessionState.WAITING:
-                self.sessions.end(session)
-
     def stop(self, session: PeerSession) -> None:
         """End the driver of a session that gave way to a new one."""
         if session.task is not None:
@@ -423,8 +415,9 @@ class Exchange:
 
     def keep(self, session: PeerSession) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
+        reason = f"the peer did not transfer within {self.silence_s:.0f} s"
         call_later = asyncio.get_running_loop().call_later
-        session.timer = call_later(self.work.silence_s, self._expire, session)
+        session.timer = call_later(self.silence_s, self._forget, session, reason)
 
     def claim(self, node_id: str, session_id: str) -> PeerSession:
         """Return the session that a peer transfers for, once; raises as `Sessions.claim`."""
@@ -452,9 +445,6 @@ class Exchange:
             report=session.report,
             limits=self.work.transfer_limits,
         )
-
-    def _expire(self, session: PeerSession) -> None:
-        self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
     def _forget(self, session: PeerSession, reason: str) -> None:
         """End a session that waits for its transfer; one that does not is left alone."""

@@ -156,8 +156,7 @@ class Reconciliation:
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
-        self._turn, self._silence_s = exchange.turn, work.silence_s
-        self._observer = work.observer
+        self._turn, self._silence_s = exchange.turn, exchange.silence_s
         self._stream = stream
         self._report = report
         self._known = notes.known(exchange.environment.steady_ns())
@@ -273,7 +272,6 @@ class Reconciliation:
         )
         await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
         self._report.bytes_sent += reconcile_bytes(frame)
-        self._observer.session_progressed(self._report)
 
     async def _next(self, stage: _Stage = _Stage.RANGES) -> ReconcileFrame:
         data = await in_time(self._stream.read(), self._silence_s)
@@ -302,7 +300,6 @@ class Reconciliation:
         first, extension = self._received is None, frame.extension
         self._received = frame
         self._report.bytes_received += reconcile_bytes(frame)
-        self._observer.session_progressed(self._report)
         if first:
             self._peer_count = _count(frame)
             if self.own is not None and extension.version == VERSION:
@@ -343,7 +340,7 @@ class Reconciliation:
             work = self.session.begin(ids)
         else:
             payload_bytes = len(frame.ranges_data)
-            refusal = shown(frame.refusal)
+            refusal = shown(frame.refusal) if frame.refusal else ""
             received = PayloadFrame(frame.ranges_data, _count(frame), refusal)
             work = self.session.receive(received, ids)
             indexed = 0 if ids.memory is None else len(ids.memory[0])

@@ -302,7 +302,7 @@ class SyncObserver(Protocol):
         """Note that this node begins a session with a configured peer."""
 
     def session_progressed(self, report: SessionReport) -> None:
-        """Note that a session has exchanged frames."""
+        """Note that a transfer goes on."""
 
     def session_ended(self, report: SessionReport) -> None:
         """Note that a session of either role ended."""

@@ -54,7 +54,7 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.session.report import UNSOLICITED, ContentConflict, SessionReport
-from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
+from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, PolicyMemory, Side
 from storenode.message.limits import HASH_BYTES
 from storenode.message.rules import CONFLICT
 
@@ -126,10 +126,11 @@ class Sending:
     """
 
     def __init__(
-        self, ids: SyncIds, limits: TransferLimits, report: SessionReport, refusals: Book
+        self, ids: SyncIds, limits: TransferLimits, report: SessionReport, memory: PolicyMemory
     ) -> None:
         self.ids = ids
-        self._refusals = refusals
+        self._memory = memory
+        self._peer = report.node_id
         self._lookup = IdLookup(ids)
         self._limits = limits
         self._report = report
@@ -170,7 +171,7 @@ class Sending:
 
     def withhold(self, now_ns: int) -> None:
         """Mark what the peer has refused before: it is not sent."""
-        refused = self._refusals.known(now_ns)
+        refused = self._memory.known(self._peer, Side.THEIRS, now_ns)
         places = self._lookup.find(list(refused))
         known = zip(places.tolist(), refused.values(), strict=True)
         self._withheld = {place: label for place, label in known if place >= 0}
@@ -264,7 +265,7 @@ class Sending:
             label = self._label(reason)
             if label is None and place in self._withheld:
                 self._report.refused_by_peer[self._withheld.pop(place)] -= 1
-                self._refusals.forget([self.ids.at(place)[1]])
+                self._memory.forget(self._peer, Side.THEIRS, [self.ids.at(place)[1]])
             elif label is not None and place not in self._withheld:
                 refused.append(place)
                 labels.append(label)
@@ -273,7 +274,8 @@ class Sending:
         self._report.messages_sent += reasons.count(None)
         self._report.withheld = len(self._withheld)
         self._report.refused_by_peer.update(labels)
-        self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
+        ids = self.ids[np.array(refused, np.int64)]
+        self._memory.add(self._peer, Side.THEIRS, now_ns, ids, labels)
 
     def _label(self, reason: str | None) -> str | None:
         """Return the label of a refusal by the peer's rules; None: it is none."""
@@ -308,14 +310,15 @@ class Receiving:
         ids: SyncIds,
         limits: TransferLimits,
         report: SessionReport,
-        refusals: Book,
+        memory: PolicyMemory,
         *,
         partial: bool = False,
     ) -> None:
         """Take the parts; ``partial``: the peer may send others too, as many as it likes."""
         self.ids = ids
         self._partial = partial
-        self._refusals = refusals
+        self._memory = memory
+        self._peer = report.node_id
         self._lookup = IdLookup(ids)
         self._limits = limits
         self._report = report
@@ -363,7 +366,7 @@ class Receiving:
 
     def decline(self, now_ns: int) -> None:
         """Refuse at once what this node has refused before."""
-        refused = self._refusals.known(now_ns)
+        refused = self._memory.known(self._peer, Side.OURS, now_ns)
         places = self._lookup.find(list(refused))
         by_label: dict[str, list[int]] = {}
         for place, label in zip(places.tolist(), refused.values(), strict=True):
@@ -498,7 +501,7 @@ class Receiving:
             labels.append(str(label))
         self.outstanding -= len(refused)
         self._states[refused] = _DENIED
-        self._refusals.add(now_ns, self.ids[refused], labels)
+        self._memory.add(self._peer, Side.OURS, now_ns, self.ids[refused], labels)
         self._report.refused.update(labels)
 
     def _settle(self, places: NDArray[np.int32], reason: str, state: int) -> None:

@@ -16,7 +16,6 @@ Rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import Final
@@ -43,28 +42,55 @@ class Side(Enum):
     THEIRS = "theirs"
 
 
-_Entries = dict[bytes, tuple[int, str]]
+_Book = dict[bytes, tuple[int, str]]
 """Hash -> (forgotten at, label), the oldest first."""
 
 
 class PolicyMemory:
-    """The refusals of and by all peers of a node.
+    """The refusals of and by all peers of a node; times are Unix nanoseconds.
 
     Attributes:
-        books: by peer and side, none of them empty.
+        books: by the peer, such as its node ID, and who refused; none of them empty.
     """
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
-        self.books: dict[tuple[str, Side], _Entries] = {}
+        self.books: dict[tuple[str, Side], _Book] = {}
         self._limit = limit
 
     def __len__(self) -> int:
         """Return how many refusals are remembered in all."""
         return sum(map(len, self.books.values()))
 
-    def book(self, peer: str, side: Side) -> Book:
-        """Return what is remembered of one side; ``peer`` names it, such as its node ID."""
-        return Book(self, peer, side)
+    def add(self, peer: str, side: Side, now_ns: int, ids: SyncIds, labels: Sequence[str]) -> None:
+        """Remember refusals in sessions with a peer; ``labels[i]`` is why ``ids[i]`` was refused.
+
+        With too many, the peer with the most forgets its oldest (rule 3).
+        """
+        if not labels:
+            return
+        pairs = ids.pairs()
+        self.forget(peer, side, [digest for _, digest in pairs])
+        book = self.books.setdefault((peer, side), {})
+        for (timestamp_ns, digest), label in zip(pairs, labels, strict=True):
+            book[digest] = self.until_ns(now_ns, timestamp_ns, label), label
+        while (excess := len(self) - self._limit) > 0:
+            largest, book = max(self.books.items(), key=lambda item: len(item[1]))
+            self.forget(*largest, list(islice(book, excess)))
+
+    def known(self, peer: str, side: Side, now_ns: int) -> dict[bytes, str]:
+        """Return the labels by hash; those whose time has come are forgotten."""
+        book = self.books.get((peer, side), {})
+        over = [digest for digest, (until_ns, _) in book.items() if until_ns <= now_ns]
+        self.forget(peer, side, over)
+        return {digest: label for digest, (_, label) in book.items()}
+
+    def forget(self, peer: str, side: Side, hashes: Iterable[bytes]) -> None:
+        """Remove refusals that no longer stand."""
+        book = self.books.get((peer, side), {})
+        for digest in hashes:
+            book.pop(digest, None)
+        if not book:
+            self.books.pop((peer, side), None)
 
     def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:
         """Return when a refusal is forgotten (rule 2), in Unix nanoseconds."""
@@ -72,12 +98,6 @@ class PolicyMemory:
             return now_ns + OTHER_NS
         until_ns = now_ns + REMEMBERED_NS
         return min(until_ns, timestamp_ns) if label == Reason.TOO_NEW else until_ns
-
-    def make_room(self) -> None:
-        """Forget the oldest of the largest book, where too much is remembered (rule 3)."""
-        while (excess := len(self) - self._limit) > 0:
-            largest, known = max(self.books.items(), key=lambda item: len(item[1]))
-            Book(self, *largest).forget(list(islice(known, excess)))
 
     def check(self) -> None:
         """Verify the invariants.
@@ -87,42 +107,3 @@ class PolicyMemory:
         """
         assert len(self) <= self._limit
         assert all(self.books.values()), "an empty book is kept"
-
-
-@dataclass(frozen=True, slots=True)
-class Book:
-    """The refusals of one side in sessions with one peer; ``now_ns``: Unix time."""
-
-    memory: PolicyMemory
-    peer: str
-    side: Side
-
-    @property
-    def entries(self) -> _Entries:
-        """The refusals, by hash."""
-        return self.memory.books.get((self.peer, self.side), {})
-
-    def add(self, now_ns: int, ids: SyncIds, labels: Sequence[str]) -> None:
-        """Remember refusals; ``labels[i]`` is why ``ids[i]`` was refused."""
-        if not labels:
-            return
-        memory, pairs = self.memory, ids.pairs()
-        self.forget([digest for _, digest in pairs])
-        known = memory.books.setdefault((self.peer, self.side), {})
-        for (timestamp_ns, digest), label in zip(pairs, labels, strict=True):
-            known[digest] = memory.until_ns(now_ns, timestamp_ns, label), label
-        memory.make_room()
-
-    def known(self, now_ns: int) -> dict[bytes, str]:
-        """Return the labels by hash; those whose time has come are forgotten."""
-        entries = self.entries
-        self.forget([digest for digest, (until_ns, _) in entries.items() if until_ns <= now_ns])
-        return {digest: label for digest, (_, label) in entries.items()}
-
-    def forget(self, hashes: Iterable[bytes]) -> None:
-        """Remove refusals that no longer stand."""
-        entries = self.entries
-        for digest in hashes:
-            entries.pop(digest, None)
-        if not entries:
-            self.memory.books.pop((self.peer, self.side), None)

@@ -65,7 +65,7 @@ from store.sync.limits import (
 from store.sync.peers import FrameStream
 from store.sync.session.report import SessionReport, SyncObserver, SyncRole
 from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
-from store.sync.transfer.policy_memory import PolicyMemory, Side
+from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.common.backoff import Backoff
 from storenode.message.limits import HASH_BYTES, NS_PER_S
 from storenode.message.rules import Policy
@@ -138,9 +138,8 @@ class Transfer:
         self._report = report
         self._work = work
         self._limits = limits.with_grace() if self._is_caller else limits
-        theirs, ours = (memory.book(report.node_id, side) for side in (Side.THEIRS, Side.OURS))
-        self._sending = Sending(to_send, limits, report, theirs)
-        self._receiving = Receiving(to_receive, limits, report, ours, partial=self._partial)
+        self._sending = Sending(to_send, limits, report, memory)
+        self._receiving = Receiving(to_receive, limits, report, memory, partial=self._partial)
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False

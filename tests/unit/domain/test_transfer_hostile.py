@@ -21,7 +21,6 @@ from store.messages.record import RecordBatch
 from store.sync.errors import Fault
 from store.sync.limits import CALLER_GRACE_NS, SILENCE_NS, TRANSFER_TICK_S, TransferLimits
 from store.sync.session.report import SessionReport, SyncRole
-from store.sync.transfer import policy_memory
 from store.sync.transfer.halves import Receiving
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Refusal
@@ -392,10 +391,10 @@ def no_more_than(size_bytes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("what", ["stored", "refused"])
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
-    ids, refusals = random_ids(COUNT), PolicyMemory(1_000).book("b", policy_memory.Side.OURS)
+    ids, memory = random_ids(COUNT), PolicyMemory(1_000)
     with no_more_than(COUNT * (BYTES_PER_ID + 4) + 1_000_000):
         report = SessionReport(SyncRole.RESPONDER, 0)
-        half = Receiving(ids[np.arange(COUNT)], TransferLimits(), report, refusals)
+        half = Receiving(ids[np.arange(COUNT)], TransferLimits(), report, memory)
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)

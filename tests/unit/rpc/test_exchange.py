@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -74,18 +76,17 @@ class World:
         self.exchange = Exchange(work)
         self.sessions = self.exchange.sessions
 
-    def accept(self, session_id: str = "x") -> PeerSession:
-        """Return a session of peer b that reconciles."""
+    def driving(self, session_id: str = "x") -> AbstractContextManager[PeerSession]:
+        """Drive a session of peer b that reconciles."""
         report = SessionReport(SyncRole.RESPONDER, 0, "b", "sb")
-        return self.sessions.accept(0, Caller("b", "sb"), session_id, report)
+        caller = Caller("b", "sb")
+        accept = partial(self.sessions.accept, 0, caller, session_id, report)
+        return self.exchange.driving(report, accept)
 
     def waiting(self, session_id: str = "x") -> PeerSession:
         """Return a session of peer b that waits for its transfer."""
-        session = self.accept(session_id)
-        with self.exchange.driving(session):
-            now_ns = time.monotonic_ns()
-            self.sessions.reconciled(now_ns, session, ONE, ONE)
-            self.exchange.keep(session)
+        with self.driving(session_id) as session:
+            self.sessions.reconciled(time.monotonic_ns(), session, ONE, ONE)
         return session
 
 
@@ -98,12 +99,12 @@ async def world() -> World:
 async def test_a_driver_that_gives_way_ends_and_its_own_cancellation_counts_for_more(
     world: World, is_cancelled: bool
 ) -> None:
-    session, begun = world.accept(), asyncio.Event()
+    begun: asyncio.Future[PeerSession] = asyncio.get_running_loop().create_future()
 
     async def drive() -> str:
         try:
-            with world.exchange.driving(session):
-                begun.set()
+            with world.driving() as session:
+                begun.set_result(session)
                 await asyncio.Event().wait()
         except SessionFaultError as error:
             # The task itself was not cancelled, and works on.
@@ -112,7 +113,7 @@ async def test_a_driver_that_gives_way_ends_and_its_own_cancellation_counts_for_
         return "ended"
 
     task = asyncio.create_task(drive())
-    await begun.wait()
+    session = await begun
     session.stopped = Fault.GAVE_WAY
     world.exchange.stop(session)
     if is_cancelled:
@@ -143,11 +144,7 @@ async def test_a_reconciliation_and_a_silent_peer_have_limits_of_time() -> None:
 async def test_a_session_that_fails_is_freed_and_reported(
     world: World, error: Exception, ending: SyncEnding, sentence: str
 ) -> None:
-    session = world.accept()
-    with (
-        pytest.raises(type(error)),
-        world.exchange._reported(session.report, lambda: session),
-    ):
+    with pytest.raises(type(error)), world.driving():
         raise error
     [report] = world.observer.reports
     assert (report.ending, report.error.endswith(sentence)) == (ending, True)

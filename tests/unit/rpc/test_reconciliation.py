@@ -220,7 +220,7 @@ def _verifying(
             reads=cast("Any", None),
             writer=cast("Any", None),
             policy=cast("Any", None),
-            observer=cast("Any", SimpleNamespace(session_progressed=lambda _: None)),
+            observer=cast("Any", None),
             environment=cast("Any", environment),
             limits=side.limits,
             transfer_limits=TransferLimits(silence_ns=5 * 10**9),

@@ -55,15 +55,15 @@ class StoreError(OSError):
     """The error of an object store about a path, with its cause in words as ``strerror``."""
 
 
-def store_error(path: str, said: str) -> StoreError:
+def store_error(path: str, text: str) -> StoreError:
     """Return the error for what an object store says about a path."""
-    cause = store_cause(said) or " ".join(said.split())[:200]
+    cause = store_cause(text) or " ".join(text.split())[:200]
     return StoreError(errno.EIO, cause, path)
 
 
-def store_cause(said: str) -> str | None:
+def store_cause(text: str) -> str | None:
     """Return the cause of an error of an object store, or of delta-rs on one; None: unknown."""
-    return next((cause for words, cause in _STORE_CAUSES if words.search(said)), None)
+    return next((cause for words, cause in _STORE_CAUSES if words.search(text)), None)
 
 
 def _known_cause(path: str, error: Exception) -> str | None:
@@ -90,8 +90,8 @@ class PipelineError(Exception):
 
 def of_database(error: psycopg.Error) -> PipelineError:
     """Return the error for one of Postgres."""
-    said = error.diag.message_primary or str(error).strip() or type(error).__name__
-    text = said.splitlines()[0]
+    message = error.diag.message_primary or str(error).strip() or type(error).__name__
+    text = message.splitlines()[0]
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return PipelineError(
             f"The database could not be reached ({text}): check that Postgres runs, and the URL.",
@@ -112,9 +112,9 @@ def of_spark(error: Exception) -> PipelineError:
             " of Spark's temporary files (spark.local.dir). An archive is as it was: make room, and"
             " run it again."
         )
-    said, _, _ = text.partition("JVM stacktrace:")
-    said = _CALLING.sub("", said)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    cause, _, _ = text.partition("JVM stacktrace:")
+    cause = _CALLING.sub("", cause)
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
     # A worker's traceback says last what was wrong, anything else says so first.
     first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__
     return PipelineError(f"Spark gave up: {first[:500]}")

@@ -270,8 +270,8 @@ class MessageChannel:
         """Run what is due: both sweeps, repair, sync messages, pruning."""
         now_ms = self._running(now_ms)
         events: list[Event] = []
-        tell = now_ms - self.reported_ms >= self.config.missing_every_ms
-        self._sweep_incoming(now_ms, events, tell=tell)
+        report = now_ms - self.reported_ms >= self.config.missing_every_ms
+        self._sweep_incoming(now_ms, events, report=report)
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
         missing, lost = self.incoming.wants, self.lost
@@ -307,7 +307,7 @@ class MessageChannel:
     def sweep_incoming(self, now_ms: int) -> list[Event]:
         """Run the sweep of the incoming buffer alone, and always report what is missing."""
         events: list[Event] = []
-        self._sweep_incoming(self._running(now_ms), events, tell=True)
+        self._sweep_incoming(self._running(now_ms), events, report=True)
         return events
 
     def next_due_ms(self, rng: Rng) -> int:
@@ -678,7 +678,7 @@ class MessageChannel:
             self.incoming.prolong(running_ms - config.lost_after_ms // 2)
         return running_ms
 
-    def _sweep_incoming(self, now_ms: int, events: list[Event], *, tell: bool) -> None:
+    def _sweep_incoming(self, now_ms: int, events: list[Event], *, report: bool) -> None:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
@@ -686,7 +686,7 @@ class MessageChannel:
         if self.config.lost_after_ms is not None:
             expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
             self._lose(expired, now_ms, events)
-        if tell:
+        if report:
             for serial in self.incoming.circles():
                 if self.incoming.force(serial):
                     self.counts.circles += 1

@@ -223,7 +223,7 @@ class GapDetector:
 GAP_GRACE_MS: Final = 10_000
 """Messages younger than this may still be on their way."""
 
-MAX_TELLINGS: Final = 3
+MAX_NAMINGS: Final = 3
 """How often one message is named before its absence must show again."""
 
 MAX_OFFERS: Final = 2
@@ -304,7 +304,7 @@ class PeerGaps:
         chosen = list(self.pending)[:count]
         for message_id in chosen:
             times = self.pending.pop(message_id) + 1
-            if times < MAX_TELLINGS:
+            if times < MAX_NAMINGS:
                 self.pending[message_id] = times
         return chosen
 

@@ -158,8 +158,8 @@ async def _run_on_pipe(channel: Channel, name: str, *, is_kept: bool) -> None:
             await asyncio.wait({printer})
 
 
-def _print(out: Output, said: list[Line]) -> None:
-    for line in said:
+def _print(out: Output, lines: list[Line]) -> None:
+    for line in lines:
         for row in line.plain():
             (out.shown if line.kind is LineKind.MESSAGE else note)(row)
         out.flush()
@@ -218,6 +218,6 @@ def _not_sent(status: Status, *, is_kept: bool) -> CliError:
     return _offline(f"{lines_left} not sent", status)
 
 
-def _offline(said: str, status: Status) -> CliError:
+def _offline(text: str, status: Status) -> CliError:
     trouble = safe(status.trouble) or "No node has answered."
-    return CliError(UNREACHABLE, f"{said}: {trouble}")
+    return CliError(UNREACHABLE, f"{text}: {trouble}")

@@ -130,8 +130,8 @@ class TerminalChat:
         status = await self._channel.wait_for(lambda status: bool(status.node or status.trouble))
         if status.node is None:
             reason = safe(status.trouble).removesuffix(".")
-            said = f"{reason}. What you write is sent when a node is reached."
-            self._show([remark(said, warning=True)])
+            text = f"{reason}. Lines are sent when a node is reached."
+            self._show([remark(text, warning=True)])
 
     async def _prompt(self) -> None:
         while True:
@@ -169,8 +169,8 @@ class TerminalChat:
     def _key_pressed(self, _: object) -> None:
         self._pressed_s = time.monotonic()
 
-    def _show(self, said: list[Line]) -> None:
-        for line in said:
+    def _show(self, lines: list[Line]) -> None:
+        for line in lines:
             is_news = line.kind is LineKind.MESSAGE and not line.own and self._channel.status.live
             is_away = time.monotonic() - self._pressed_s > AWAY_S
             if is_news and is_away and self._unread_s < self._pressed_s:
@@ -202,14 +202,14 @@ class TerminalChat:
 
     def _bar(self, columns: int) -> str:
         """Return the state, who has or lacks something, and the channel, as far as they fit."""
-        said = ["NAME USED TWICE"] if self._transcript.has_namesake else []
-        said.append(state_of(self._channel.status))
+        parts = ["NAME USED TWICE"] if self._transcript.has_namesake else []
+        parts.append(state_of(self._channel.status))
         lacking = self._channel.lacking()
         for name, member in self._transcript.members_by_name():
             more = f" +{member.ahead}" if member.ahead else ""
             less = f" -{lacking[name]}" if name in lacking else ""
-            said += [f"{safe(name)}{more}{less}"] if more or less else []
-        return fitting(" " + " | ".join([*said, self._title]), columns)
+            parts += [f"{safe(name)}{more}{less}"] if more or less else []
+        return fitting(" " + " | ".join([*parts, self._title]), columns)
 
 
 def answer_command(name: str, channel: Channel, transcript: Transcript) -> Iterator[str]:
@@ -266,47 +266,47 @@ def standing(name: str, member: ChatMember, lacks: int = 0) -> str:
     seen = (
         f"last heard at {clock_of(member.last_seen_ms)}" if member.last_seen_ms else "not heard yet"
     )
-    said = [f"{safe(name)}: {seen}"]
+    parts = [f"{safe(name)}: {seen}"]
     if member.ahead:
-        said.append(f"has {counted(member.ahead, 'message')} or more that are not here: searching")
+        parts.append(f"has {counted(member.ahead, 'message')} or more that are not here: searching")
     if lacks:
         here = "is" if lacks == 1 else "are"
-        said.append(f"lacks {counted(lacks, 'message')} that {here} here")
-    return ", ".join(said)
+        parts.append(f"lacks {counted(lacks, 'message')} that {here} here")
+    return ", ".join(parts)
 
 
 def state_of(status: Status) -> str:
     """Describe the state of a participant, the most important first."""
     if status.node is None:
-        said = ["offline" if status.trouble else "connecting"]
+        parts = ["offline" if status.trouble else "connecting"]
     elif not status.live:
-        said = ["catching up"]
+        parts = ["catching up"]
     else:
         lacks = status.missing or status.waiting or status.behind
-        said = ["incomplete" if lacks else "up to date"]
-    said += _lacks_of(status)
+        parts = ["incomplete" if lacks else "up to date"]
+    parts += _lacks_of(status)
     if status.unpublished:
-        said.append(f"{status.unpublished:,} not sent yet")
+        parts.append(f"{status.unpublished:,} not sent yet")
     if (unconfirmed := status.unacknowledged - status.unpublished) > 0:
-        said.append(f"{unconfirmed:,} not confirmed by anybody yet")
+        parts.append(f"{unconfirmed:,} not confirmed by anybody yet")
     if reason := safe(status.trouble).removesuffix("."):
-        said.append(reason)
+        parts.append(reason)
     elif status.node is not None:
-        said.append(f"connected to {safe(status.node)}")
-    return ", ".join(said)
+        parts.append(f"connected to {safe(status.node)}")
+    return ", ".join(parts)
 
 
 def _lacks_of(status: Status) -> list[str]:
     """Describe the messages that are missing here."""
-    said = []
+    parts = []
     if status.missing or status.waiting:
         fetching = "being fetched" if status.node else "fetched when a node is reachable"
-        said.append(f"{max(status.missing, 1):,} missing, {fetching}")
+        parts.append(f"{max(status.missing, 1):,} missing, {fetching}")
     if status.behind:
-        said.append(f"others have {status.behind:,} or more that are not here: searching")
+        parts.append(f"others have {status.behind:,} or more that are not here: searching")
     if status.lost:
-        said.append(f"{status.lost:,} lost for good")
-    return said
+        parts.append(f"{status.lost:,} lost for good")
+    return parts
 
 
 def formatted(line: Line) -> StyleAndTextTuples:

@@ -172,8 +172,8 @@ class Transcript:
             case Withdrawn():
                 line = self.messages.pop(event.message_id, None)
                 return [] if line is None else [remark(_describe_withdrawal(line), warning=True)]
-        said = _remark_of(event)
-        return [] if said is None else [remark(said)]
+        text = _remark_of(event)
+        return [] if text is None else [remark(text)]
 
     def members_by_name(self) -> list[tuple[str, ChatMember]]:
         """Return the other participants in the order of their names."""
@@ -187,12 +187,11 @@ class Transcript:
         is_foreign = bool(lines) and message.own and not mine
         if is_foreign and live and message.lamport > self._since_ms and not self.has_namesake:
             self.has_namesake = True
-            said = (
-                f"Somebody else writes as {safe(self.own)} right now, and what either says is taken"
-                " for the other's. One of you has to leave and come back under another name"
-                " (--name)."
+            text = (
+                f"Another participant writes as {safe(self.own)} now, and the messages of both"
+                " look alike. One of you has to leave and come back under another name (--name)."
             )
-            lines.append(remark(said, warning=True))
+            lines.append(remark(text, warning=True))
         return lines
 
     def _message(self, message: Message, mine: bool) -> list[Line]:
@@ -264,8 +263,8 @@ def rows_of(content: bytes) -> list[str]:
     rows = _ROW_ENDS.split(text[:MAX_TEXT_CHARS].rstrip())
     shown = [_printable(row) for row in rows[:MAX_TEXT_ROWS]]
     left = {"characters": len(text) - MAX_TEXT_CHARS, "rows": len(rows) - MAX_TEXT_ROWS}
-    said = [f"{count:,} more {noun}" for noun, count in left.items() if count > 0]
-    return [*shown, f"[{' and '.join(said)} not shown]"] if said else shown
+    parts = [f"{count:,} more {noun}" for noun, count in left.items() if count > 0]
+    return [*shown, f"[{' and '.join(parts)} not shown]"] if parts else shown
 
 
 def _printable(row: str) -> str:
@@ -285,35 +284,35 @@ def _mark_of(message: Message) -> Mark:
 
 def _remark_of(event: ChannelEvent) -> str | None:
     """Return the remark about an event; None for most."""
-    said: str | None = None
+    text: str | None = None
     match event:
         case Connected():
-            said = f"connected to {safe(event.node)}"
+            text = f"connected to {safe(event.node)}"
         case Disconnected():
-            said = f"{safe(event.node)} is unreachable: {safe(event.sentence)}"
+            text = f"{safe(event.node)} is unreachable: {safe(event.sentence)}"
         case NotStored():
-            said = f"a message was refused: {safe(event.reason)}"
+            text = f"a message was refused: {safe(event.reason)}"
         case GaveUp():
-            said = f"nobody has confirmed a message that was sent {event.sends} times"
+            text = f"no participant has confirmed a message that was sent {event.sends} times"
         case Repaired() if event.found:
-            said = f"fetched {event.found:,} of {counted(event.asked, 'missing message')}"
+            text = f"fetched {event.found:,} of {counted(event.asked, 'missing message')}"
         case Behind() if event.searches == 1:
             lacking = counted(event.at_least, "message")
-            said = f"{safe(event.sender_id)} has {lacking} or more that are not here: searching"
+            text = f"{safe(event.sender_id)} has {lacking} or more that are not here: searching"
         case CaughtUp():
-            said = f"everything that {safe(event.sender_id)} has is here now"
+            text = f"everything that {safe(event.sender_id)} has is here now"
         case Lost():
             lost = counted(len(event.message_ids), "message")
-            said = f"{lost} could not be had from anybody: lost for good"
+            text = f"{lost} could not be fetched from any participant: lost for good"
             if event.early:
-                said = f"{lost} were too many to wait for: searching the node for them"
-    return said
+                text = f"{lost} were too many to wait for: searching the node for them"
+    return text
 
 
 def _describe_withdrawal(forged: Line) -> str:
     """Describe a printed line whose ID is another message's."""
     rows = [row for row in forged.rows if not row.startswith(NOT_VERIFIED)]
-    return f"FORGED: {_quoted(rows)} was not said by {forged.sender}: the genuine line follows"
+    return f"FORGED: {_quoted(rows)} was not written by {forged.sender}: the genuine line follows"
 
 
 def _quoted(rows: list[str]) -> str:

@@ -124,21 +124,21 @@ _WORST_LAST: Final = (
 )
 
 
-def sentence(said: Sequence[AnswerCoverage]) -> str:
+def sentence(answers: Sequence[AnswerCoverage]) -> str:
     """Describe how complete an answer is: as complete as its least complete page."""
-    if not said:
+    if not answers:
         return "Coverage: unknown: the node says nothing about this answer."
-    worst = max(said, key=lambda each: _rank(each.state))
+    worst = max(answers, key=lambda each: _rank(each.state))
     reason = safe(worst.reason) or "the node does not say why"
     if worst.state == AnswerCoverage.INCOMPLETE:
         as_of, names = format_time(worst.compared_at), _list_stores(set(worst.store_ids))
         return f"Coverage: incomplete as of {as_of}: {reason}: {names}; see storenode coverage."
     if worst.state not in (AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL):
         return f"Coverage: not confirmed: {reason}."
-    common = set(worst.store_ids).intersection(*(each.store_ids for each in said))
-    stores = _list_stores(common or {name for each in said for name in each.store_ids})
-    as_of = format_time(min(each.compared_at for each in said))
-    method = "" if all(each.keyed for each in said) else ", by XOR"
+    common = set(worst.store_ids).intersection(*(each.store_ids for each in answers))
+    stores = _list_stores(common or {name for each in answers for name in each.store_ids})
+    as_of = format_time(min(each.compared_at for each in answers))
+    method = "" if all(each.keyed for each in answers) else ", by XOR"
     known = f"as far as {stores} knew as of {as_of}{method}"
     if not common:
         known = f"on each page {known}"

@@ -160,18 +160,18 @@ def _sds_line(item: SdsStoredMessage, view: SdsView | None, unproven: str) -> st
         return f"{digest}  {name}"
     message = item.stored.message
     # A message found by its hint alone may be encrypted.
-    said = preview(message.payload) if view is None else _said(view, unproven)
-    return f"{format_time(message.timestamp)}  {digest}  {name}  {said}"
+    text = preview(message.payload) if view is None else _sds_text(view, unproven)
+    return f"{format_time(message.timestamp)}  {digest}  {name}  {text}"
 
 
 def _content(payload: bytes) -> str:
     view = sds_view(payload)
     if view is None:
         return preview(payload)
-    return f"[{safe(view.message_id)}] {_said(view, _NOT_VERIFIED)}"
+    return f"[{safe(view.message_id)}] {_sds_text(view, _NOT_VERIFIED)}"
 
 
-def _said(view: SdsView, unproven: str) -> str:
+def _sds_text(view: SdsView, unproven: str) -> str:
     """Format sender and content, and whether the ID proves them."""
     sender = f"{safe(view.sender_id)}: " if view.sender_id else ""
     mark = f"  ({unproven})" if view.content and not view.proven else ""

@@ -70,7 +70,7 @@ class ChannelFeed:
 
     async def _failed(self, link: Link, error: TransportError) -> None:
         if self.node is not None:
-            self._participant.tell((Disconnected(link.name, error.sentence),))
+            self._participant.notify((Disconnected(link.name, error.sentence),))
         self.node, self.live = None, False
         self._participant.trouble("feed", error)
         await asyncio.sleep(self._rotation.failed())
@@ -126,7 +126,7 @@ class ChannelFeed:
             async for page in pages:
                 if self.node is None:
                     self.node = link.name
-                    self._participant.tell((Connected(link.name),))
+                    self._participant.notify((Connected(link.name),))
                     self._participant.trouble("feed", None)
                 await self._read(link, page)
 

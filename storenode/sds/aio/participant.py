@@ -195,7 +195,7 @@ class Participant:
         sent_id, events = self.ledger.send(
             self.clock(), content, message_id, seal, self._hint, sealed=sealed
         )
-        self.tell([*events, Ready(sent_id)])
+        self.notify([*events, Ready(sent_id)])
         return sent_id
 
     def send_ephemeral(self, content: bytes) -> None:
@@ -205,9 +205,9 @@ class Participant:
         events = self.core.send_ephemeral(self._content_cipher.seal(content))
         self.ledger.note(events)  # the number of sends changes
         if self.feed.node is not None:
-            self.tell(events)
+            self.notify(events)
 
-    def tell(self, things: Sequence[Any]) -> None:
+    def notify(self, things: Sequence[Any]) -> None:
         """Queue the events of a step, which are handed out when they are saved."""
         if any(isinstance(thing, Missing) for thing in things):
             self.repair.wake()
@@ -235,7 +235,7 @@ class Participant:
             some = messages[start : start + PACKETS_AT_ONCE]
             self.answering.note(some)
             events = self.ledger.note(self.core.receive(self.now_ms(), self._packets(some)))
-            self.tell(events)
+            self.notify(events)
             refusals = (event.reason for event in events if isinstance(event, Refused))
             if refused_ns is None and PacketRefusal.BUFFER_FULL in refusals:
                 refused_ns = min(each.timestamp_ns for each in some)
@@ -362,12 +362,12 @@ class Participant:
             await self.hub.room()
             events = self.ledger.note(self.core.tick(self.now_ms(), self._rng))
             if events:
-                self.tell(events)
+                self.notify(events)
             if self.clock() - noted_ns >= _ONLINE_EVERY_NS:
                 noted_ns = self.clock()
                 if self.feed.live:
                     self.ledger.online(noted_ns)
-                self.tell(())
+                self.notify(())
 
     def trouble(self, part: str, error: TransportError | StateError | None) -> None:
         """Note the trouble of a part of the participant; None: there is none."""

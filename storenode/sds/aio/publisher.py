@@ -147,7 +147,7 @@ class OutboxPublisher:
                 self._news.set()
             else:
                 self._participant.trouble("publishing", TransportError(verdict.reason))
-        self._participant.tell(events)
+        self._participant.notify(events)
 
     def _stored(self, item: _Item, hint: bytes) -> Sequence[Any]:
         if item.reason is BroadcastReason.CONTENT:

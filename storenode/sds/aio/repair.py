@@ -96,9 +96,9 @@ class Repair:
             if answered:
                 old = [name for name in left if self._is_old(name)]
                 events = self._core.abandon(self._participant.now_ms(), old)
-                self._participant.tell(self._participant.ledger.note(events))
+                self._participant.notify(self._participant.ledger.note(events))
             found = len(ids) - len(left)
-            self._participant.tell((Repaired(len(ids), found, self.calls.total() - calls),))
+            self._participant.notify((Repaired(len(ids), found, self.calls.total() - calls),))
             still = self._core.incoming.wants
             return any(name not in still for name in ids)
 
@@ -266,7 +266,7 @@ class RepairResponder:
         found = [message_of(self._core.config.channel_id, row) for row in rows]
         events = self._participant.ledger.note(self._core.recalled(found))
         answers = [event for event in events if isinstance(event, Broadcast)]
-        self._participant.tell([event for event in events if not isinstance(event, Broadcast)])
+        self._participant.notify([event for event in events if not isinstance(event, Broadcast)])
         return {answer.message_id: answer for answer in answers}
 
     async def _stored(self, link: Link, answers: dict[str, Broadcast]) -> set[str]:

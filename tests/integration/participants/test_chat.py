@@ -76,7 +76,7 @@ def test_a_paste_commands_and_a_second_participant_of_one_name(
         with chatting(node, room, "bob") as other:
             other.shows("bob (not here): hi")
             other.type("me too\r")
-            reported = "Somebody else writes as bob right now"
+            reported = "Another participant writes as bob now"
             bob.shows(reported, "bob (not here): me too", "NAME USED TWICE")
         alice.type("/quit\r")
         assert alice.process.wait(60) == 0
@@ -114,7 +114,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(
 def test_who_leaves_without_a_node_learns_what_was_not_sent(node: NodeProcess, room: str) -> None:
     with chatting(node, room, "alice", "--node", "127.0.0.1:1", columns=80) as alice:
         reason = "No node could be reached at 127.0.0.1:1 (Connection refused)"
-        reported = "What you write is sent when a node is reached."
+        reported = "Lines are sent when a node is reached."
         alice.wait(lambda text: reason in text and reported in " ".join(text.split()))
         alice.type("hello\r")
         alice.shows("1 not sent")

@@ -112,7 +112,7 @@ def test_lines_under_the_own_name_that_were_not_said_here_are_marked() -> None:
         (Behind("bob", 0, 4, 1), "bob has 4 messages or more that are not here: searching"),
         (Behind("bob", 0, 4, 2), None),
         (CaughtUp("bob"), "everything that bob has is here now"),
-        (Lost(("a",)), "1 message could not be had from anybody: lost for good"),
+        (Lost(("a",)), "1 message could not be fetched from any participant: lost for good"),
         (Lost(("a", "b"), early=True), "2 messages were too many to wait for: searching the node"),
     ],
 )
@@ -143,7 +143,9 @@ def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
     (second,) = transcript.take(Forged("a", "bob", 3, b"pay \x1b[2Jeve", None))
     (doubtful,) = transcript.take(Forged("b", "bob", 3, b"x" * 1_000, None, certain=False))
     assert {each.kind for each in (withdrawn, second, doubtful)} == {LineKind.WARNING}
-    assert withdrawn.rows == ['FORGED: "pay mallory" was not said by bob: the genuine line follows']
+    assert withdrawn.rows == [
+        'FORGED: "pay mallory" was not written by bob: the genuine line follows'
+    ]
     assert genuine.rows == ["pay\\x1b[2J carol"]
     assert second.rows[0].startswith(
         'FORGED: "pay \\x1b[2Jeve" came under the ID of the line of bob'

@@ -30,7 +30,7 @@ from storenode.sds.events import (
     RepairAnswered,
     RepairRequested,
 )
-from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_SEARCHES, MAX_TELLINGS
+from storenode.sds.gaps import GAP_GRACE_MS, MAX_NAMINGS, MAX_OFFERS, MAX_SEARCHES
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
     MAX_ANSWER_BYTES,
@@ -91,10 +91,10 @@ def test_what_a_peer_lacks_is_named_a_few_times() -> None:
     take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
     take(me, wire("sync", seen=["newer"], sender="b", content=None, lamport=LATER), now=LATER)
     named = []
-    for _ in range(MAX_TELLINGS + 2):
+    for _ in range(MAX_NAMINGS + 2):
         message = decode_message(payloads(me.send_sync(LATER))[0])
         named.append([entry.message_id for entry in message.history])
-    assert named == [["gap", "newer"]] * MAX_TELLINGS + [["newer"]] * 2
+    assert named == [["gap", "newer"]] * MAX_NAMINGS + [["newer"]] * 2
 
 
 def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:

@@ -231,7 +231,7 @@ async def test_what_a_store_holds_is_not_published_again(
         saver=Saver(ledger, state, None, lambda *_: None, lambda _: None),
         rotation=Rotation([cast("Link", each) for each in stores]),
         publish_answer=lambda *given: found.append(given),
-        tell=lambda _: None,
+        notify=lambda _: None,
         readable=True,
     )
     answering = RepairResponder(cast("Participant", participant))
@@ -406,7 +406,7 @@ def test_missing_messages_are_asked_for_less_and_less() -> None:
             feed=SimpleNamespace(quiet=SimpleNamespace(wait=partial(asyncio.sleep, 0))),
             readable=True,
             take=Receiver().take,
-            tell=lambda _: None,
+            notify=lambda _: None,
             ledger=ParticipantLedger(core),
             now_ms=lambda: NOW,
         )

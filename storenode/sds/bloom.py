@@ -7,7 +7,6 @@ The bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``
 Source: SDS, "Participant state"; the layout is that of the published implementations.
 """
 
-import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -148,25 +147,6 @@ class RollingFilter:
         capacity = self.shape.capacity
         before = 0 if self._before is None else capacity - capacity // 2
         return before + len(self._pairs)
-
-    def pairs(self) -> bytes:
-        """Return the content of the filter, oldest first: 8 bytes per ID, big-endian."""
-        return struct.pack(f">{len(self._pairs)}Q", *self._pairs)
-
-    def fill(self, pairs: bytes) -> None:
-        """Replace the content by that of another filter's `pairs`.
-
-        Raises:
-            ValueError: there are more than the capacity, or one lies outside the filter.
-        """
-        count, rest = divmod(len(pairs), 8)
-        values = array("Q", struct.unpack(f">{count}Q", pairs[: 8 * count]))
-        bits = self.shape.bits
-        outside = any(pair >> 32 >= bits or pair & _LOW >= bits for pair in values)
-        if rest or count > self.shape.capacity or outside:
-            raise ValueError("the filter in this snapshot is of another shape than the channel's")
-        self._pairs = values
-        self._fill()
 
     def _roll_over(self) -> None:
         keep = self.shape.capacity // 2

@@ -265,14 +265,13 @@ class IncomingBuffer:
         self.ready[serial] = None
         return True
 
-    def restore(self, waiting: list[WaitingMessage], wants: list[tuple[str, Want]]) -> None:
+    def restore(self, waiting: list[WaitingMessage]) -> None:
         """Fill an empty buffer."""
         for serial, value in enumerate(waiting):
             self._put(serial, value)
             if not value.unmet:
                 self.ready[serial] = None
         self._next = len(waiting)
-        self.wants.update(wants)
 
     def check(self) -> None:
         """Verify the invariants: who waits is found by what it waits for, and the reverse."""

@@ -386,7 +386,7 @@ def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
 def _fill_waiting(ledger: ParticipantLedger, rows: list[Row]) -> None:
     core = ledger.core
     made = [_waiting(core, row) for row in rows]
-    core.incoming.restore(made, [])
+    core.incoming.restore(made)
     for waiting, row in zip(made, rows, strict=True):
         if not waiting.proof:
             core.claims.add(waiting.message.message_id, said_by(waiting.message))

@@ -1,9 +1,9 @@
 """``GetCausalHistory`` against a recursive SQL query by hand, with the same data.
 
-Cases: a chain of 10,000 messages, and a graph of 100,000 on eight branches, each of whose
-messages merges another branch. Half a million other messages lie around them in time. The client
-parses every page. Two baselines, both fetched by psycopg in binary: the query on the node's own
-tables, and on plain tables made for it, whose primary keys are the ID's key and the hash.
+Cases: a chain of 10,000 messages, and a graph of 100,000 on eight branches, where each message
+merges another branch. Half a million other messages lie around them in time. The client parses
+every page. Two baselines, both fetched by psycopg in binary: the query on the node's own tables,
+and on plain tables made for it, whose primary keys are the ID's key and the hash.
 """
 
 from __future__ import annotations

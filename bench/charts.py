@@ -36,7 +36,7 @@ _COLOURS: Final = {
     "#000005": ("first", "#0969da", "#58a6ff"),
     "#000006": ("second", "#bc4c00", "#f0883e"),
 }
-"""What is drawn in a colour, the name of its variable, and the colour in light and dark."""
+"""The colours of a chart: subject, name of the variable, colour in light and dark."""
 
 _TEXT, _FAINT, _BACK, _GRID, *_SERIES = _COLOURS
 _STYLE: Final[Any] = {

@@ -28,10 +28,10 @@ SEEDS: Final = {3: 50, 50: 10, 1_000: 2}
 """Participants of a group -> how many runs."""
 
 SIZES: Final = (10, 100, 1_000)
-"""With fixed options. 10,000 takes minutes of processor time, and is measured when asked for."""
+"""The sizes of groups with fixed options; 10,000 takes minutes, and is measured on request."""
 
 MOST_RUNS: Final = 9
-"""Of one of these sizes; fewer of those that take long."""
+"""The largest number of runs of one size; slow ones get fewer."""
 
 READS: Final = ("Scan", "Query", "GetSdsMessages", "GetCausalHistory")
 NS_PER_HOUR: Final = 3_600 * 10**9

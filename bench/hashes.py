@@ -1,7 +1,7 @@
-"""Look-ups by hash: pages of 100 hashes, and single ones beside an empty unary call.
+"""Lookups by hash: pages of 100 hashes, and single ones beside an empty unary call.
 
 Pages of 100: one client in turn with psycopg on a plain table whose primary key is the hash,
-with a prepared ``= any(...)``; the client parses every message. Single look-ups: eight concurrent
+with a prepared ``= any(...)``; the client parses every message. Single lookups: eight concurrent
 clients, each with a connection of its own, against ``grpc.health.v1.Health/Check`` on the same
 server, with the same clients. Empty calls are set against a handler of grpc.aio that does nothing,
 in a process of its own, by the processor time of the server.
@@ -95,7 +95,7 @@ def serve_bare(port: Connection) -> None:
 
 
 def single(bench: Bench, digests: Sequence[bytes]) -> dict[str, float]:
-    """Return the times of single look-ups, empty calls and bare ones: medians of some rounds."""
+    """Return the times of single lookups, empty calls and bare ones: medians of some rounds."""
     generator, figures = random.Random(3), defaultdict[str, list[float]](list)
 
     def lookup() -> bytes:

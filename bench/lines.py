@@ -1,7 +1,7 @@
 """Chat lines of ten bytes in one SDS channel: bytes stored per line, seconds until acknowledged.
 
-The cores of a group talk beside a store in virtual time: what is published is stored, unless it is
-ephemeral, and comes to the others 100 ms later or is lost; what is missing is fetched from the
+The cores of a group talk beside a store in virtual time: published messages are stored, unless they
+are ephemeral, and reach the others 100 ms later or are lost; missing ones are fetched from the
 store. ``--messages`` is the number of lines.
 """
 

@@ -9,7 +9,7 @@ were encoded before the clock starts, into each of the node's own two tables of 
 per message is printed beside them.
 
 All of it is repeated, each time on a new node with an empty database and on new rows; the two sides
-take turns in going first. What is printed is the median of the rounds, and the ratio of each.
+take turns in going first. The output is the median of the rounds, and the ratio of each.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _ROOM: Final = (
     *("--max-connections", _MANY),
     *("--max-streams", _MANY, "--max-calls", _MANY),
 )
-"""Everybody here calls from one host, which is one client to a node without tokens."""
+"""Options that let many readers call from one host, which is one client without tokens."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ async def publish_timed(
 async def begin_all(
     group: asyncio.TaskGroup, followers: list[Coroutine[object, object, None]], waiting: Waiting
 ) -> list[asyncio.Task[None]]:
-    """Begin followers, `OPENING` at one time; all are live afterwards."""
+    """Begin followers, `OPENING` at the same time; all are live afterwards."""
     tasks = []
     for number, work in enumerate(followers):
         tasks.append(group.create_task(work))

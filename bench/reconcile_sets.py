@@ -18,7 +18,7 @@ BURSTS: Final = 1_000
 BURST_NS: Final = 2_000_000
 SEED: Final = 5
 _MINUTES: Final = {"minute": 30, "last minute": 59}
-"""Which minute of the hour has all that differs."""
+"""The minute of the hour that has all differences."""
 _COMPACT_BARS: Final = {
     100: (0.10, 0.08),
     1_000: (0.10, 0.04),

@@ -40,7 +40,7 @@ from tests.support.credentials import Pki
 from tests.support.node import COMMAND, clean_environment
 
 SPAN_NS = 40 * 60 * 10**9
-"""All messages are in the newest hour, which a node compares and has in memory, to the end."""
+"""The span of all messages: within the newest hour, which a node compares from memory."""
 
 OFFSET_NS = 60 * 10**9
 """The newest messages are this old: by itself a node leaves out what may still be on its way."""

@@ -47,7 +47,7 @@ WAYS: Final = ("publish", "query", "follow", "reconcile", "sync")
 WARM_TURNS: Final = 5
 TURNS: Final = 7
 ATTEMPTS: Final = 3
-"""How often a way above a ceiling is measured before the check fails."""
+"""The number of times that a way above a ceiling is measured before the check fails."""
 SETTLE_S: Final = 0.3
 """Seconds for what follows an answer: the feed, the index, the peers."""
 

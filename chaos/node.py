@@ -23,7 +23,7 @@ from chaos.ports import ReservedPort
 from store.embedded.process import Watchdog
 
 READY_TIMEOUT_S: Final = 240.0
-"""How long a node may take to start: on a busy machine several make their databases at once."""
+"""The time limit of a start: on a busy machine several nodes make their databases at once."""
 
 STOP_TIMEOUT_S: Final = 180.0
 LOG_TAIL_CHARS: Final = 4_000
@@ -275,5 +275,5 @@ def read_line(stream: IO[bytes], timeout_s: float) -> bytes:
 
 
 def _ending(code: int) -> str:
-    """Return in words how a process ended, by its exit code or negative signal number."""
+    """Return a description of how a process ended, by its exit code or negative signal number."""
     return f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

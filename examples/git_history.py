@@ -46,7 +46,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ExampleError(Exception):
-    """The example cannot go on; the text is one sentence."""
+    """The example cannot continue; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)

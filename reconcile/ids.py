@@ -20,7 +20,7 @@ ELEMENT_BYTES: Final = 8 + HASH_BYTES + CONTENT_DIGEST_BYTES
 """The size of what a lattice sum adds for each message."""
 
 SyncId: TypeAlias = tuple[int, bytes]
-"""One SyncID: timestamp in nanoseconds, 32 bytes of hash."""
+"""A SyncID: timestamp in nanoseconds, 32 bytes of hash."""
 
 HASH_DTYPE: Final = np.uint8
 HASH_WORDS: Final = HASH_BYTES // 8

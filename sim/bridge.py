@@ -253,7 +253,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         settle: Callable[[], None]
         try:
             settle = partial(future.set_result, func(*args))
-        except Exception as error:  # noqa: BLE001 - who awaits the thread is told
+        except Exception as error:  # noqa: BLE001 - the caller that awaits the thread gets it
             settle = partial(future.set_exception, error)
         delay_ns = int(_LONGEST_THREAD_NS * self._rng.random())
         self._timeline.after(delay_ns, lambda: None if future.done() else settle())

@@ -1,8 +1,8 @@
 """Calls between hosts: a stream of frames each way, as gRPC gives them.
 
 Frames of one direction arrive in their order, each once, until the call ends or breaks. It may
-break at any frame; then the two ends learn of it at different times, and what is on its way is
-lost. A writer waits while the reader leaves `STREAM_WINDOW_FRAMES` frames unread.
+break at any frame; then the two ends notice it at different times, and frames in flight are lost. A
+writer waits while the reader leaves `STREAM_WINDOW_FRAMES` frames unread.
 """
 
 from __future__ import annotations

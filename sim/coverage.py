@@ -32,7 +32,7 @@ _RETRY_S: Final = 0.1
 _STEPS_NS: Final = (BLOCK_NS, HOUR_NS, DAY_NS)
 _STATED: Final = 0.8
 _SLOW_S: Final = (0.0, 0.0, 2.0, 30.0)
-"""How long a client takes for its messages."""
+"""The times that a client takes for its messages."""
 
 
 async def read_coverage(world: World) -> None:

@@ -58,7 +58,7 @@ WriteListener = Callable[[Iterable[bytes]], None]
 
 
 class DatabaseUnavailableError(StoreUnavailableError):
-    """The database does not answer; what was written may be durable all the same."""
+    """The database does not answer; what was written may be durable nevertheless."""
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 GOSSIP: Final = "Gossip"
 SPREAD_S: Final = 30.0
-"""In peace, what is published is everywhere, and confirmed, within so long."""
+"""The time within which a message is everywhere, and confirmed, without faults."""
 
 _TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
 _CHECK_EVERY_STEPS: Final = 17

@@ -33,7 +33,7 @@ LIAR: Final = "liar-"
 MAX_QUEUED_FRAMES: Final = 2
 MAX_QUEUED_WRITES: Final = 2_000
 MAX_REQUESTS: Final = 500
-"""What a node may keep at one moment, in a run of a few hundred messages."""
+"""The number of requests that a node may keep at one moment, in a run of a few hundred messages."""
 
 MAX_LATE_S: Final = 0.1
 """A publisher is answered no later than so long after the time that it gives."""

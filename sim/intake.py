@@ -77,11 +77,11 @@ class Client(Host):
 
 _ANSWER_TIMES_S: Final = (0.0, 1.0, 60.0)
 _FROM_NS: Final = (None, 0)
-"""Where a session begins: as the schedule has it, or with everything."""
+"""The beginnings of a session's range: the schedule's, or everything."""
 
 
 async def ask_node(world: World) -> None:
-    """Ask a node for a session, which goes on when this is cancelled."""
+    """Ask a node for a session, which continues when this is cancelled."""
     node = world.rng.choice(world.nodes)
     process, peering = node.process, node.peering
     if peering is None or not node.peers:

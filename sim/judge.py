@@ -1,8 +1,8 @@
 """The judge of a run, with the rules that hold whatever happens.
 
 1. Nothing is invented: what any store commits is what a client made, byte for byte.
-2. Nothing acknowledged is lost: when a node says "stored", to a client or to a peer, the store
-   holds the message, and goes on holding it until its horizon passes it.
+2. Nothing acknowledged is lost: after a node reported "stored" to a client or to a peer, the store
+holds the message until its horizon passes it.
 3. A view shows everything that was durable when it was asked for, and nothing that never was.
 4. Two sessions that reconciled with each other end with the exact difference of their two views;
    with a part of it where one says that it was too much, and without forged messages where they
@@ -14,7 +14,7 @@
 8. A message that was refused as too new is not refused any more when its time has come.
 9. After a stream has failed, its user ends soon, without waiting for a silence.
 10. No node waits longer for a frame than the silence that it allows.
-11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
+11. A lookup asks for nothing that the store held, accounts for everything that it was asked for,
    calls nothing found that is not held, and finds what an honest peer held all the time.
 12. Where equality is concluded by lattice sums, both sides say so, from the same time on.
 13. A session that states that another store is equal over a span names the count and the XOR of
@@ -357,7 +357,7 @@ class Judge:
         due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
         self.demand(not due, f"{by} refuses {due} messages as too new although their time has come")
 
-    # Look-ups
+    # Lookups
 
     def fetched(
         self,

@@ -35,7 +35,7 @@ _FRAME_IDS: Final = 64
 _REMEMBERED: Final = 200
 _LATER_S: Final = 10
 _MOST_OFF_MS: Final = 2_000
-"""How far the clock of a forged message may be from the genuine one's."""
+"""The largest distance of a forged message's clock from the genuine one's."""
 
 
 class Liar(Host):

@@ -6,23 +6,23 @@ NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 START_NS: Final = 1_763_625_600 * NS_PER_S
-"""When every run begins: a day of 2025, at 8 o'clock."""
+"""The beginning of every run: a day of 2025, at 8 o'clock."""
 
 TRACE_TAIL_LINES: Final = 60
 """Lines that a failure shows."""
 
 CHECK_EVERY_EVENTS: Final = 256
-"""After so many events everything is checked that is not checked as it changes."""
+"""The number of events after which everything is checked that is not checked as it changes."""
 
 COLLECT_AFTER_OBJECTS: Final = 500_000
-"""So many new objects may wait for the garbage collector: nearly all live on. To collect as usual
-takes a fifth of the time of a run, and half of that of a group of 10,000."""
+"""The number of new objects that may wait for the garbage collector: nearly all live on. The usual
+threshold takes a fifth of the time of a run, and half of that of a group of 10,000."""
 
 MAX_FRAME_IDS: Final = 1_024
 """IDs in a frame of gossip."""
 
 MAX_EVENTS: Final = 300_000
-"""In one run; more means that something goes round in circles."""
+"""The limit of events in one run; more indicate an endless loop."""
 
 MAX_LARGE_EVENTS: Final = 20_000_000
 CHECK_EVERY_LARGE_EVENTS: Final = 1_024
@@ -32,7 +32,7 @@ MAX_WAITING_EVENTS: Final = 5_000
 """Timers and frames under way at one moment, of all nodes together."""
 
 STREAM_WINDOW_FRAMES: Final = 4
-"""Frames of one direction of a call that nobody has read yet."""
+"""Frames of one direction of a call that are not read yet."""
 
 MAX_CALLS_PER_NODE: Final = 32
 """Calls of or to a node that are open at one moment."""

@@ -129,7 +129,7 @@ class Node(Host):
             process.end()
 
     def crash(self, why: str) -> None:
-        """End a life: what is in memory is gone."""
+        """End a life: its memory is lost."""
         process, self.process, self.peering = self.process, None, None
         assert process is not None
         process.note(f"crashes {why}")
@@ -185,7 +185,7 @@ def _address(world: World, number: int) -> PeerAddress:
 
 _EVERY_NS: Final = 2 * NS_PER_S
 _INTERVALS: Final = 16
-"""So much shorter is the pause of retention at least than that of sessions, if they are rare."""
+"""The least ratio of the pause of sessions to that of retention, if sessions are rare."""
 
 
 async def keep(process: Process, age_ns: int) -> None:

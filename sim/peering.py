@@ -29,7 +29,7 @@ from store.sync.session.report import SessionReport
 _ENDLESS: Final = (FEED, "resume", "online", "retention")
 _RETRY_S: Final = 1.0
 _QUIET_S: Final = 30.0
-"""So long after everything was stopped nothing of it may be left."""
+"""The time after which nothing may be left of what was stopped."""
 
 
 class Peering:
@@ -97,7 +97,7 @@ class Peering:
         return self._process.begin_task("operator", session)
 
     def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
-        """Begin a look-up of SDS messages for a client."""
+        """Begin a lookup of SDS messages for a client."""
         request = SdsLookup(CHANNEL.encode(), entries, TopicFilter())
         return self._process.begin_task("look-up", self._fetch(str(peer), request))
 

@@ -71,7 +71,7 @@ class JudgedExchange(shipped.Exchange):
         scenario = process.scenario
         self.process = process
         self.last: dict[str, Result] = {}
-        """Of each peer, what the reconciliation with it that ended last came to."""
+        """The result of the last reconciliation with each peer."""
         self._names: dict[asyncio.Task[Any] | None, str] = {}
         self._statements = SimStatements(process)
         super().__init__(
@@ -212,7 +212,7 @@ class SimCaller(SimConnector):
         self._store = store
         self._silence_s = process.scenario.silence_ns / NS_PER_S
         self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
-        """What each look-up has asked its peer for."""
+        """The entries that each lookup has requested from its peer."""
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes

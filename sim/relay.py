@@ -1,4 +1,4 @@
-"""Relay in the simulator: networks of gossipsub routers with faults, some of whose peers lie.
+"""Relay in the simulator: networks of gossipsub routers with faults and lying peers.
 
 There are faults and liars first, then liars alone, then silence. What must hold:
 
@@ -62,7 +62,7 @@ _REMEMBERED: Final = 12
 _FAULTS_NS: Final = 90 * NS_PER_S
 _CALM_NS: Final = 2 * QUIET_S * NS_PER_S
 _ARRIVAL_NS: Final = 15 * NS_PER_S
-"""In which a message reaches every router: a heartbeat and a delay at each of ten steps."""
+"""The time for a message to reach every router: a heartbeat and a delay at each of ten steps."""
 
 _REST_NS: Final = (SEEN_S + 90) * NS_PER_S
 
@@ -76,27 +76,27 @@ class Trick(StrEnum):
     """A fault of a liar, which it repeats."""
 
     ANNOUNCE = "announce"
-    """It announces thousands of IDs of messages that do not exist."""
+    """Announces thousands of IDs of messages that do not exist."""
     WITHHOLD = "withhold"
-    """It announces each message before the others do, and never sends one."""
+    """Announces each message before the others do, and never sends one."""
     GRAFT = "graft"
-    """It asks for a place in the mesh, however often it is pruned."""
+    """Requests a place in the mesh, however often it is pruned."""
     STAY = "stay"
-    """It stays in the mesh, does not read a PRUNE, and forwards nothing."""
+    """Stays in the mesh, ignores a PRUNE, and forwards nothing."""
     DEMAND = "demand"
-    """It requests the messages that it hears of, again and again."""
+    """Requests announced messages again and again."""
     REFUSE = "refuse"
-    """It refuses thousands of messages in advance."""
+    """Refuses thousands of messages in advance."""
     SIGN = "sign"
-    """It sends the messages that it hears of with a signature."""
+    """Sends announced messages with a signature."""
     INVALID = "invalid"
-    """It sends what is no message."""
+    """Sends bytes that are not a message."""
     GARBAGE = "garbage"
-    """It sends what is no RPC."""
+    """Sends bytes that are not an RPC."""
     REPLAY = "replay"
-    """It sends old messages."""
+    """Sends old messages."""
     CHURN = "churn"
-    """It comes under ever new names, prunes for an hour, and goes."""
+    """Connects under ever new names, prunes for an hour, and disconnects."""
 
 
 PUNISHED: Final = frozenset({Trick.ANNOUNCE, Trick.GRAFT, Trick.SIGN, Trick.INVALID, Trick.GARBAGE})

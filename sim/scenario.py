@@ -34,7 +34,7 @@ class Faults:
     """The faults of a run. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
     ``commits_lost``: share of outages after which the newest commits are lost.
-    ``lies``: of answers to look-ups, those that are wrong. ``broken_scans``: of their pages, those
+    ``lies``: of answers to lookups, those that are wrong. ``broken_scans``: of their pages, those
     after which a scan breaks. ``skew_ns``: how far a clock may be off.
 
     Of calls, ``breaks`` is the share of frames at which they break; ends of those that broke learn
@@ -221,8 +221,8 @@ def drawn(rng: Random, nodes: int | None = None) -> Scenario:
     codec = _limits(rng, CodecLimits)
     limits = SessionLimits(payload=codec, max_differences=rng.choice((5, 20, 80, 1_000)))
     moments = max(1, history // rng.choice((1, 1, 2, 10, 1000)))
-    # Differences that policy refuses come back in every session. What is hidden by them is found in
-    # parts of the window, unless so many are in one moment.
+    # Differences that policy refuses come back in every session. The differences that they hide are
+    # found in parts of the window, unless so many are in one moment.
     room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
     picky = room and happens(rng, 0.3)
     silence_ns = rng.choice((5, 10, 20)) * NS_PER_S

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _PORTIONS: Final = 20
-"""Into how many pieces a read is cut, about, of which one takes so much less than a whole."""
+"""The approximate number of pieces of a read, each of which takes that much less than the whole."""
 
 _RETRY_S: Final = 1.0
 FEED: Final = "feed"
@@ -352,7 +352,7 @@ class SimFeed(_Port):
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Begin at the newest commit, start the listeners, and go on from there."""
+        """Begin at the newest commit, start the listeners, and continue from there."""
         followers = self.database.followers
         followers[self] = self._woken.set
         self.process.at_end.append(lambda: followers.pop(self, None))

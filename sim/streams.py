@@ -17,12 +17,12 @@ from store.sync.frames import pieces
 from store.sync.session.exchange import TRANSFER
 
 NOTICE_NS: Final = 1_000_000_000
-"""So soon after its stream has failed a session must be over."""
+"""The time within which a session ends after its stream has failed."""
 
 _PATIENCE_SILENCES: Final = 2
 _PATIENCE_NS: Final = 20_000_000_000
-"""Nobody waits longer for a frame than so many silences and this: a transfer looks at the clock
-now and then only, and whoever began it lets the other end it first."""
+"""The longest wait for a frame beyond the limits of silence: a transfer checks the clock at
+intervals, and the side that began a session lets the other end it first."""
 
 _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (MalformedPayloadError, Status.INVALID_ARGUMENT),
@@ -137,7 +137,7 @@ class SimConnector:
         method: str,
         identified: Callable[[str, str], None] | None = None,
     ) -> AsyncIterator[EndStream]:
-        """Begin a call; it is cancelled at the end if it still goes on."""
+        """Begin a call; it is cancelled at the end if it still continues."""
         process, who = self._process, self._process.identity
         try:
             async with process.network.call(process.name, peer.host, method, who) as end:

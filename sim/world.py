@@ -49,8 +49,8 @@ from storenode.message.rules import Policy
 from storenode.sds.aio.transport import Fetched, Outbound
 
 _UNDER_WAY_NS: Final = 25 * NS_PER_S
-"""From the end of all faults: what a client had sent may still be stored, and a call that ended
-unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
+"""The time after the end of all faults in which messages of clients may still be stored, and a call
+that ended unnoticed waits for its first frame (`FIRST_FRAME_S`)."""
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _COVERAGE_EVERY_NS: Final = 6 * NS_PER_S
@@ -67,7 +67,7 @@ _KNOWN: Final = 0.05
 """Share of the messages of clients that were published before."""
 
 _PATIENCE_ROUNDS: Final = 40
-"""So many rounds of what participants wait for may pass until their logs are equal."""
+"""The number of rounds of participants' timers that may pass until their logs are equal."""
 
 _LARGEST_MESSAGE_BYTES: Final = 100_000
 _ALLOWANCE_BYTES: Final = 80
@@ -367,7 +367,7 @@ class World(Stage):
             self._act(self.scenario.publish_every_ns, client.act)
 
     def _act(self, every_ns: float, act: Callable[[], Awaitable[None]]) -> None:
-        """Begin what goes on until the faults end."""
+        """Begin what continues until the faults end."""
         self._actors.append(self.loop.begin(None, self.repeat(every_ns, act)))
 
     def look_around(self) -> None:

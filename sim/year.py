@@ -44,7 +44,7 @@ _ELSEWHERE: Final = (
     *(BuiltinFunctionType, CodeType, FunctionType, ModuleType, type),
     *(Database, Judge, Network, Node, Process, Timeline, TimelineLoop, World),
 )
-"""What is not of a node's memory, or is in every process."""
+"""The objects that are not part of a node's memory, or that every process has."""
 
 _SHARE: Final = 1.2
 _FEWEST: Final = 8

@@ -2,13 +2,14 @@
 
     python tools/check_style.py [--list [PATH ...]]
 
-- A function's docstring begins with a verb in the imperative; one of a property, class or module
-  with an article or a noun (a module's may begin with a verb); none merely repeats the name.
+- A function's docstring begins with a verb in the imperative; one of a property, class, module,
+  constant or field with an article or a noun (some may begin with a verb); none merely repeats the
+  name.
 - A module is named after what it contains, in a noun of the domain or the verb of its command.
-- Some words are refused in names, such as ``tally``, where a standard term exists.
+- Some words are refused in names, such as ``tally``, where a standard term exists, and the phrases
+  that pages do not have in docstrings and comments.
 - One class name is defined once in store, storenode and reconcile together; SDS participants
   have a namespace of their own.
-
 - No folder is exempt from ruff's rules of docstrings and names.
 
 `style.toml` has the words.
@@ -18,11 +19,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +67,7 @@ class Words:
     modules: frozenset[str]
     terms: frozenset[str]
     identifiers: dict[str, str]
+    prose: dict[str, str]
 
 
 def read_words(root: Path = ROOT) -> Words:
@@ -77,7 +83,12 @@ def read_words(root: Path = ROOT) -> Words:
             for name in ("verbs", "not_nouns", "modules", "terms")
         }
         phrases = re.compile("|".join(table["phrases"]), re.IGNORECASE)
-        return Words(**lists, phrases=phrases, identifiers=dict(table["identifiers"]))
+        return Words(
+            **lists,
+            phrases=phrases,
+            identifiers=dict(table["identifiers"]),
+            prose=dict(table["prose"]),
+        )
     except (KeyError, AttributeError, TypeError, re.error) as error:
         raise CheckError(f"{root / WORDS}: {error!r}") from error
 
@@ -90,22 +101,26 @@ def split_name(name: str) -> list[str]:
 class StyleChecker:
     """A checker of one module's names and docstrings."""
 
-    def __init__(self, path: str, tree: ast.Module, words: Words) -> None:
+    def __init__(self, path: str, source: str, words: Words) -> None:
+        """Parse the source.
+
+        Raises:
+            SyntaxError: it is malformed.
+        """
         self._path = path
-        self._tree = tree
+        self._source = source
+        self.tree = ast.parse(source)
         self._words = words
 
     def check(self) -> Iterator[Violation]:
         """Yield the violations of the module."""
         yield from self._check_path()
-        yield from self._check_docstring(self._tree, "module", Path(self._path).stem)
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from self._check_docstring(node, _function_kind(node), node.name)
-            elif isinstance(node, ast.ClassDef):
-                yield from self._check_docstring(node, "class", node.name)
+        for kind, name, text, line in _documentation(self.tree, Path(self._path).stem):
+            yield from self._check_docstring(kind, name, text, line)
+        for node in ast.walk(self.tree):
             for name, line in _defined_names(node):
                 yield from self._check_identifier(name, line)
+        yield from self._check_prose()
 
     def _violation(self, line: int, message: str) -> Violation:
         return Violation(self._path, line, message)
@@ -125,16 +140,7 @@ class StyleChecker:
                 1, f"module name {stem!r}: {word!r} does not name the content; see {GUIDE}"
             )
 
-    def _check_docstring(
-        self,
-        node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-        kind: str,
-        name: str,
-    ) -> Iterator[Violation]:
-        text = ast.get_docstring(node)
-        if not text:
-            return
-        line = node.body[0].lineno
+    def _check_docstring(self, kind: str, name: str, text: str, line: int) -> Iterator[Violation]:
         first = re.split(r"[\s,.:;]", text.lstrip("`"), maxsplit=1)[0].rstrip("`")
         if kind == "function" and first.lower() not in self._words.verbs:
             yield self._violation(
@@ -149,6 +155,16 @@ class StyleChecker:
         if found := self._words.phrases.search(text):
             yield self._violation(line, f"docstring of {name!r} has {found[0]!r}; see {GUIDE}")
 
+    def _check_prose(self) -> Iterator[Violation]:
+        if not re.search("|".join(self._words.prose), self._source, re.IGNORECASE):
+            return
+        for token in tokenize.generate_tokens(io.StringIO(self._source).readline):
+            if token.type == tokenize.COMMENT or token.string.startswith('"""'):
+                for phrase, instead in self._words.prose.items():
+                    if found := re.search(phrase, token.string, re.IGNORECASE):
+                        line = token.start[0] + token.string.count("\n", 0, found.start())
+                        yield self._violation(line, f"{found[0]!r}: write {instead}")
+
     def _check_identifier(self, name: str, line: int) -> Iterator[Violation]:
         for word in split_name(name):
             if word in self._words.identifiers:
@@ -156,12 +172,31 @@ class StyleChecker:
                 yield self._violation(line, f"name {name!r}: write {better} instead of {word!r}")
 
 
-def _function_kind(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    names = {
-        getattr(decorator, "id", getattr(decorator, "attr", None))
-        for decorator in node.decorator_list
-    }
-    return "property" if names & _PROPERTIES else "function"
+def _documentation(tree: ast.Module, stem: str) -> Iterator[tuple[str, str, str, int]]:
+    """Yield kind, name, text and line of each docstring, also of constants and fields."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names = {
+                    getattr(decorator, "id", getattr(decorator, "attr", None))
+                    for decorator in node.decorator_list
+                }
+                kind = "property" if names & _PROPERTIES else "function"
+            case ast.ClassDef(name=name):
+                kind = "class"
+            case ast.Module():
+                kind, name = "module", stem
+            case _:
+                continue
+        if text := ast.get_docstring(node):
+            yield kind, name, text, node.body[0].lineno
+        for value, constant in pairwise(node.body):
+            match value, constant:
+                case (
+                    ast.Assign(targets=[target, *_]) | ast.AnnAssign(target=target),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    yield "value", ast.unparse(target), inspect.cleandoc(text), constant.lineno
 
 
 def _repeats_name(text: str, name: str) -> bool:
@@ -206,16 +241,18 @@ def find_violations(root: Path, sources: list[str], words: Words) -> list[Violat
     Raises:
         CheckError: a source cannot be read or parsed.
     """
-    trees = {}
-    for source in sources:
-        if source.endswith(".py"):
+    checkers = {}
+    for path in sources:
+        if path.endswith(".py"):
             try:
-                trees[source] = ast.parse((root / source).read_text(encoding="utf-8"))
+                checkers[path] = StyleChecker(
+                    path, (root / path).read_text(encoding="utf-8"), words
+                )
             except (OSError, UnicodeDecodeError, SyntaxError) as error:
-                raise CheckError(f"{source}: {error}") from error
-    found = list(find_duplicate_classes(trees))
-    for path, tree in trees.items():
-        found += StyleChecker(path, tree, words).check()
+                raise CheckError(f"{path}: {error}") from error
+    found = list(find_duplicate_classes({path: each.tree for path, each in checkers.items()}))
+    for checker in checkers.values():
+        found += checker.check()
     return sorted(found)
 
 

@@ -3,7 +3,7 @@
     python tools/generate_rules.py [--check]
 
 The problems are defined in `store/observe/problems.py`; the description of an alert is the first
-line of its runbook. Alerts about what no node can report of itself are in `outside_rules.yml`.
+line of its runbook. Alerts that no node can raise itself are in `outside_rules.yml`.
 """
 
 from __future__ import annotations

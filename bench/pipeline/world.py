@@ -39,7 +39,7 @@ CHANNELS: Final = 20
 BATCH: Final = 10_000
 
 _SETTINGS: Final = {"fsync": "off", "synchronous_commit": "off", "max_wal_size": "1GB"}
-"""Loading is no part of any measure, and what is loaded is thrown away."""
+"""Loading is no part of any measure, and the loaded data are dropped."""
 
 _POLICY: Final = Policy(max_drift_ns=None)
 _SEED: Final = 6

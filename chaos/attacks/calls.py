@@ -99,7 +99,7 @@ SILENT_CALLS: Final = Calls(
 """The limit of streams per connection and a deadline end them."""
 
 CROWDED_CALLS: Final = Calls(("Query",), Sent.ALL, lambda _: 200, hold_s=20.0)
-"""More queries than a node serves in seconds: it serves connections in turn and refuses none."""
+"""An attack of more queries than a node serves in seconds: it serves connections in turn."""
 
 RAPID_RESETS: Final = Calls(("Query",), Sent.ALL_AND_A_RESET, lambda _: 1, hold_s=0.0)
 """Calls that are reset at once (CVE-2023-44487); the limit of streams ends them."""

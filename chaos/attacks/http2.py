@@ -26,7 +26,7 @@ _FIRST_WINDOW: Final = 65_535
 _GREETING_S: Final = 2.0
 
 MESSAGE_HEAD: Final = struct.Struct(">?I")
-"""Whether a message of gRPC is compressed, and its bytes."""
+"""The head of a gRPC message: compressed or not, and its length."""
 
 
 class Connection:
@@ -67,7 +67,7 @@ class Connection:
             if number % 2 == 0:
                 block.append(0)
             data = text.encode(errors="surrogateescape")
-            # A length of 127 or more goes on in a second byte.
+            # A length of 127 or more continues in a second byte.
             block += bytes((len(data),)) if len(data) < 127 else bytes((127, len(data) - 127))
             block += data
         self._windows[stream] = self._first_window

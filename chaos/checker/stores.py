@@ -2,13 +2,13 @@
 
 - *lost*: every node holds what was acknowledged, unless nothing promises it any more
   (`History.may_be_lost`), or the node's retention dropped it (`History.may_go_ns`).
-- *unknown*: whatever a scan, a look-up by hash or a follower gets was published.
+- *unknown*: whatever a scan, a lookup by hash or a follower gets was published.
 - *altered*: it is what was published, field by field, under its own hash.
 - *twice*: none of the three gets a message more than once, unless it is ephemeral and sent again.
 - *ephemeral*: no store keeps an ephemeral message.
 - *order*: a scan is in the order of time and hash.
 - *kept*: what retention had to drop is in no scan.
-- *by hash*: a look-up by hash finds what a scan gives, and nothing else.
+- *by hash*: a lookup by hash finds what a scan gives, and nothing else.
 - *follow*: a follower that resumed at its cursors received everything.
 - *unequal*: what any node serves, every node serves, except for what retention dropped.
 - *confirms*: no message has more confirmations than there are other stores.

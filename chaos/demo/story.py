@@ -66,7 +66,7 @@ STATUS_EVERY_S: Final = 5.0
 
 READINGS_EVERY_S: Final = 0.3
 READINGS: Final = 80
-"""Most readings in one batch of the device."""
+"""The largest number of readings in one batch of the device."""
 
 BURST_CUT_OFF: Final = 12_000
 """Readings published while a node is cut off: more than the 8,192 that gossip announces to a peer

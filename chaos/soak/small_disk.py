@@ -13,7 +13,7 @@ from typing import Final
 _ROOT: Final = os.geteuid() == 0
 _UNSHARE: Final = ["unshare", "--mount", *([] if _ROOT else ["--map-current-user", "--keep-caps"])]
 READ_ONLY: Final = [*_UNSHARE, "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"']
-"""Before a directory and a command: runs it where that directory is empty and read-only."""
+"""A prefix for a directory and a command: runs it where that directory is empty and read-only."""
 
 _ENTER: Final = ["nsenter", "--mount", *([] if _ROOT else ["--user", "--preserve-credentials"])]
 _TRIES: Final = 100

@@ -45,7 +45,7 @@ PARTICIPANTS: Final = {
 """The channel of each SDS participant."""
 
 PATIENCE_S: Final = 300.0
-"""Time for which a wait goes on without a change; a busy machine is slow."""
+"""Time for which a wait continues without a change; a busy machine is slow."""
 
 MEAN_PAUSE_S: Final = 0.25
 """Mean pause between two lines of all participants together."""

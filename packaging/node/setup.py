@@ -1,6 +1,6 @@
 """Builds the one compiled module, where there is a C compiler; the rest is in pyproject.toml.
 
-Without a compiler, or without the headers of Python, the installation goes on: the package then
+Without a compiler, or without the headers of Python, the installation continues: the package then
 does the same in Python. The module keeps to Python's stable interface, so that one file serves
 every version from 3.11 on.
 """

@@ -21,7 +21,7 @@ LARGEST_MERGED_SET = 256
 """Items, about, up to which touching sets are put together: together they take fewer bytes."""
 
 GAUGE_PARTS = 64
-"""Into how many parts a gauge is cut before they are put together to larger and larger ones."""
+"""The number of parts into which a gauge is cut before they are merged into larger ones."""
 
 _GAUGE_STARTS = np.array([0, 1, 2, 4, 8, 16, 32])
 _MIN_GAUGED_ITEMS = 64

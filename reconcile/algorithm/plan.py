@@ -34,7 +34,7 @@ ITEM_BYTES = 36.5  # a time difference and a hash
 PROBE_FREELY = 30_000  # items in a message that are searched without asking
 
 FINISHING_BYTES = 4_096
-"""If the items of all that differs take less they are sent, to save messages."""
+"""The size below which the items of all differing ranges are sent, to save messages."""
 
 SATURATED = 0.95
 """Share of ranges that differ from which on it says little about how many differences there are."""
@@ -53,7 +53,7 @@ _DENSE_ITEMS = 4
 
 _PROBED_RATE = 5
 _PROBED_ITEMS = 3_000
-"""With fewer differences among fewer items a search for a single one is worth its time."""
+"""The number of items below which a search for a single difference is worth its time."""
 
 _STEPS_PER_DOUBLING = 2
 _SIZES = 2.0 ** (np.arange(49) / _STEPS_PER_DOUBLING)  # 1 to 2^24 items

@@ -42,10 +42,10 @@ FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""
 
 MAX_TRIES = 12
-"""How often a first question may be cut before it is given up that it fits."""
+"""The number of times that a first question is cut before it is given up as too large."""
 
 ROOM_SHARE = 0.5
-"""What an answer takes of the limits on ranges and bytes: the next one needs room to split."""
+"""An answer's share of the limits on ranges and bytes: the next one needs room to split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _NO_HASH: Final = bytes(HASH_BYTES)
 _Column: TypeAlias = "bytes | bytearray | array[int]"
 _MIN_ITEM_BYTES: Final = 1 + HASH_BYTES
 _SHIFTS: Final = tuple(range(7, 63, 7))
-"""Of the bits of a varint's bytes after the first; a value up to 2^63-1 has at most nine."""
+"""The shifts of a varint's bytes after the first; a value up to 2^63-1 has at most nine."""
 
 
 def decode(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> Payload:

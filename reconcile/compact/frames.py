@@ -23,7 +23,7 @@ from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import varint
 
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
-"""One compact frame."""
+"""The size limit of a compact frame."""
 
 MAX_FIRST_SLICES: Final = 64
 """Slices in the initiator's first frame."""

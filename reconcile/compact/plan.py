@@ -23,7 +23,7 @@ from reconcile.compact.frames import EXACT_PRINT_BYTES, MAX_SLICES
 from reconcile.ids import Ints
 
 FIRST_SLICES: Final = 16
-"""In the initiator's first frame."""
+"""The number of slices in the initiator's first frame."""
 
 MIN_DENSE: Final = 16
 """Differences that a table is made for where nothing but balances says how many there are."""
@@ -32,7 +32,7 @@ LARGER: Final = 8
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
-"""From so many differences on prints are long enough for the initiator to find its own ones by."""
+"""The number of differences from which prints let the initiator find its own by them."""
 
 _MANY: Final = 200
 _RATIO_OF_FEW: Final = 50
@@ -41,35 +41,35 @@ _RATIO_OF_MANY: Final = 55
 _MIN_SLICES: Final = 16
 _MIN_SLICES_OF_FEW: Final = 64
 _FEW_ITEMS: Final = 32_768
-"""The fewer IDs there are, the fewer slices: in too few of them may be what is close together, so
-that balances do not say how much that is."""
+"""The number of IDs up to which the higher minimum of slices holds: in too few slices, balances
+cannot count clustered differences."""
 _SCATTERED: Final = 3
 """Differences are in so many of the initiator's slices at least if they are scattered."""
 
 _VAGUE: Final = 2.5
-"""If there may be so many times more differences than seems: they are close together."""
+"""The ratio of most to estimated differences above which they count as clustered."""
 
 _MIN_VAGUE_SLICES: Final = 128
 _MIN_SLICE_ITEMS: Final = 8
 _WORTHWHILE_SLICE_ITEMS: Final = 96
-"""More slices than of so many IDs take more bytes than they save time."""
+"""The number of IDs in a slice below which more slices take more bytes than they save time."""
 
 NEAR_ITEMS: Final = 500_000
-"""IDs of which a processor's cache holds about as much as it must. Among more of them memory takes
-most of the time, and bounds at anchors need less of it."""
+"""The number of IDs that fill a processor's cache. Among more of them memory takes most of the
+time, and bounds at anchors need less of it."""
 
 ANCHORED_SLICE_ITEMS: Final = 128
-"""In slices of fewer IDs there often is no anchor."""
+"""The number of IDs in a slice below which it often has no anchor."""
 
 _FAR_ITEMS: Final = 2_000_000
-"""For each so many IDs that differ so many times more slices are worth it, at anchors."""
+"""A unit of IDs: the worthwhile number of slices at anchors grows with each one."""
 
 _DENSE: Final = 20
-"""If more than one ID in so many differs, nearly every slice would: prints say nothing then."""
+"""The density of differences, one in so many IDs, above which prints are useless."""
 
 _DENSE_SLICES: Final = 2_048
 _MISSED: Final = 5e-4
-"""How often a session may miss a slice because its print is cut."""
+"""The probability that a session misses a slice because its print is cut."""
 
 
 LEAST_UNOFFERED: Final = 16
@@ -153,7 +153,7 @@ _LARGEST: Final = 8.0
 """A table is made for so many times what balances say at most."""
 
 _TRIPLES: Final = 1e-3
-"""How often three differences in a slice may be taken for one."""
+"""The probability that three differences in a slice are taken for one."""
 
 
 class CountRange(NamedTuple):

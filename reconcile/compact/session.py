@@ -16,9 +16,9 @@ base payload. Frames are bytes; a side accepts one and returns its answer.
                          AGAIN              the table did not empty
       TABLE              ...                several times larger; three tables at most
 
-A side that cannot go on, because checks disagree or a table is too large, sends FAILED: then a base
-session follows. The other side may send FAILED after its last frame too, which revokes the result.
-A frame that is malformed, beyond a limit, or not expected raises, and the session has ended
+A side that cannot continue, because checks disagree or a table is too large, sends FAILED: then a
+base session follows. The other side may send FAILED after its last frame too, which revokes the
+result. A frame that is malformed, beyond a limit, or not expected raises, and the session has ended
 without an outcome.
 """
 
@@ -155,7 +155,7 @@ class Claim:
 
 
 class _FailedError(Exception):
-    """A session that cannot go on; its text is the reason."""
+    """A session that cannot continue; its text is the reason."""
 
 
 _Work = Generator[bytes, bytes, CompactStep]

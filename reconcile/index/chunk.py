@@ -34,20 +34,20 @@ _BLOCK_IDS: Final = 4_096
 _STRETCH_IDS: Final = 16_384
 
 _FEW_INSERTS_IN: Final = 256
-"""One insert in so many IDs is cheaper by moving slices than by moving rows."""
+"""The ratio of stored to inserted IDs from which moving slices is cheaper than moving rows."""
 
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
 _SAMPLE_IDS: Final = 4
-"""From one balance that is kept to the next: a byte per ID."""
+"""The distance in IDs from one stored balance to the next: a byte per ID."""
 
 _ANCHORS_APART: Final = 32
 _ANCHOR_WORDS: Final = 8
 _STORED_WORDS: Final = _ANCHOR_WORDS + 2
-"""Of an anchor: 80 bytes for about 64 IDs, so 1.25 bytes more per ID."""
+"""The words that are stored for an anchor: 80 bytes for about 64 IDs, so 1.25 bytes more per ID."""
 
 _LINE_BYTES: Final = 64
-"""Of a processor's cache: an anchor's row is one line, so that reading it waits for memory once."""
+"""The size of a cache line, and of an anchor's row, which is read in one memory access."""
 
 
 class Chunk:

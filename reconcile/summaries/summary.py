@@ -1,7 +1,7 @@
 """The view over summaries: counts and XORs of slices of time, and IDs only where they must be read.
 
 A view does not have everything in memory: each of its methods is a generator that yields what it
-needs (`Needs`), is sent that (`Loaded`), and goes on, until the answer is there.
+needs (`Needs`), is sent that (`Loaded`), and continues, until the answer is there.
 
 The view has one list of *slices* of the history that have IDs, at first its longest buckets. The
 key of a slice is its level: the number of its length, or, for one that is known by its IDs only,

@@ -75,7 +75,7 @@ class SimState(SqliteState):
         return row
 
     def close(self) -> None:
-        """Close nothing: the next life goes on with the database."""
+        """Close nothing: the next life continues with the database."""
 
     def commit(self, batch: StateBatch) -> None:
         """Write a batch, unless something goes wrong.

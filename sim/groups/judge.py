@@ -10,7 +10,7 @@
 5. Who calls itself synced lacks nothing that it was shown, but for what was reported as lost.
 6. A message comes after all that its sender had delivered, but for clocks that were too far ahead.
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
-8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
+8. Unacknowledged messages are sent again, in time, until they are acknowledged or given up.
 9. No participant answers a request that it did not receive, nor one that another has answered
    meanwhile; but what a filter of another lacked, and was not sent again, may be offered.
 10. What was written down comes back, with every message that had left or was said to be sent.
@@ -22,7 +22,7 @@
 15. A cursor or the end of a scan is written down with or after all messages before it.
 16. What is written down and may leave does so at once.
 17. Nothing is tried again without a pause, and no more waits than may.
-18. Who leaves does so in time, and nothing of it goes on.
+18. Who leaves does so in time, and nothing of it continues.
 19. Who has caught up with a peer lacks nothing of that peer's newest filter, but what it notes as
     missing or lost.
 20. A forged message is in a log only as one that is not proven, and only until the genuine one
@@ -69,7 +69,7 @@ from storenode.sds.log import Key
 
 _SLACK_MS: Final = 4_000
 _BOOT_MS: Final = 100
-"""Between the moment at which a state is read and the first step of its participant."""
+"""The time between reading a state and the first step of its participant."""
 
 _MOST_TRIES: Final = 40
 """Calls of one kind, or failed transactions, of one participant in a second."""

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 _RESTART_S: Final = 1, 5, 15
 _QUIET_NS: Final = 2 * NS_PER_S
-"""So long after it has left nothing of a participant may go on."""
+"""The time after which nothing of a participant that has left may still run."""
 
 _LATEST_READER_S: Final = 1.5
-"""So late an application begins to read, while transactions are under way."""
+"""The latest time at which an application begins to read, while transactions are running."""
 
 LEAVE_NS: Final = 30 * NS_PER_S
-"""It takes no longer to leave."""
+"""The longest time that leaving takes."""
 
 
 class Member(Host):
@@ -229,7 +229,7 @@ class Member(Host):
         if since_ns in self.view.searched:
             self.view.searched.remove(since_ns)
         elif getattr(task and task.get_coro(), "__name__", "") == "searches":
-            # It goes on with a search that failed, from where that had come to.
+            # It continues with a search that failed, from where that had come to.
             return
         elif self.participant is not None:
             self.world.group_judge.scans(self.view, messages, self.participant.ledger.commits)

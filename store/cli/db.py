@@ -59,10 +59,10 @@ _Result = TypeVar("_Result")
 _Json = dict[str, object]
 
 RESTART_PATIENCE_S: Final = 60.0
-"""For a node to start its database again, once there is space for it."""
+"""The time that a node gets to restart its database once the disk has space for it."""
 
 _PARTS: Final = {"": "rows", "out of line": "rows, out of line", "maps": "maps of free space"}
-"""What the parts of a table are called for people; the others are its indexes."""
+"""The displayed names of the parts of a table; all other parts are indexes."""
 
 _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5
@@ -268,7 +268,7 @@ async def _the_one_server(url: str) -> DatabaseServer:
 )
 @on_database
 def check(target: Target, sample: int | None) -> int:
-    """Check hashes, look-up rows, SDS metadata, partitions, indexes, commits and summaries.
+    """Check hashes, lookup rows, SDS metadata, partitions, indexes, commits and summaries.
 
     Changes nothing and can run beside nodes. The exit code is 1 if anything was found.
     """
@@ -317,7 +317,7 @@ def partitions(target: Target) -> int:
 def sizes(target: Target) -> int:
     """Show where the bytes go, by table and index, in all and per message.
 
-    Reads sizes of files, and the summaries; nodes may go on meanwhile.
+    Reads sizes of files, and the summaries; nodes may continue meanwhile.
     """
     found = target.run(read_sizes)
     target.print(asdict(found), _size_lines(found))
@@ -454,7 +454,7 @@ def retention_command(
     """Show what limits of retention would drop, and agree to them.
 
     A node whose limits are lower than the agreed ones and would drop more than a tenth of the
-    store, or a week, goes on with the agreed ones until --apply confirms its own.
+    store, or a week, continues with the agreed ones until --apply confirms its own.
 
     After --lower-horizon a peer that still holds what was dropped sends it with the next
     reconciliation of the whole history: see `storenode sync --from 0`.
@@ -508,7 +508,7 @@ def retention_command(
 def resummarize_command(target: Target, first: int | None, end: int | None) -> int:
     """Rebuild the summaries of the history from the messages, day by day.
 
-    For days of which `storenode db check` says that their summaries are wrong. Nodes may go on
+    For days of which `storenode db check` says that their summaries are wrong. Nodes may continue
     meanwhile. A time that is not a midnight (UTC) stands for its whole day.
     """
     low = UNBOUNDED_LOW if first is None else first

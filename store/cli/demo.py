@@ -21,7 +21,7 @@ from storenode.message.limits import NS_PER_S
 from storenode.message.text import printable_lines
 
 LIBRARIES: Final = ("rich", "trustme")
-"""Of the extra; the embedded Postgres has a sentence of its own."""
+"""The libraries of the extra; the embedded Postgres has an error of its own."""
 _PARTS: Final = ("gossip", "reconciliation", "repair")
 _PATIENCE_S: Final = (300.0, 15.0)
 """Patience of a whole demo, and of one in which not everything may come back."""

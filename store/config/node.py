@@ -268,7 +268,7 @@ class NodeConfig:
 
     @property
     def pool_sizes(self) -> tuple[int, int, int]:
-        """The database connections for publishing, for look-ups and pages, and for scans."""
+        """The database connections for publishing, for lookups and pages, and for scans."""
         writes = max(1, self.database_connections // 5)
         reads = (self.database_connections - writes) // 2
         return writes, reads, self.database_connections - writes - reads

@@ -135,7 +135,7 @@ FEWEST_DATABASE_CONNECTIONS: Final = 3
 MAX_DATABASE_CONNECTIONS: Final = 5_000
 LARGEST_CONNECTIONS: Final = 100_000
 DEFAULT_CONNECTIONS: Final = 4_096
-"""Of callers. A proxy that does not end HTTP/2 makes one connection for each client."""
+"""The limit of callers' connections; some proxies make one for each client."""
 
 LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
 """A message must fit into a response, and gRPC clients take 4 MiB by default."""

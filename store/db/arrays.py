@@ -30,7 +30,7 @@ _UUID_ARRAY_OID: Final = 2951
 _UUID_BYTES: Final = 16
 _LENGTH: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">iiiii")
-"""One dimension, no NULLs, the type and number of the elements, and 1 as the first index."""
+"""The header of a binary array: dimensions, NULLs, type, number of elements, first index."""
 _HASH: Final = np.dtype(f"V{HASH_BYTES}")
 
 

@@ -27,10 +27,10 @@ remembered outside of it.
 A transaction that changes buckets or missing parents holds the lock FOLDING, and takes it before
 all others.
 
-Where a check found summaries wrong, they are made anew (`resummarize`), and what is known to be
-missing. One UTC day at a time, while nodes go on publishing: under FOLDING, and in one snapshot, a
-day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
-counted twice or left out, and a run that is cut short has done whole days.
+Where a check found summaries wrong, they are rebuilt (`resummarize`), and what is known to be
+missing. One UTC day at a time, while nodes continue publishing: under FOLDING, and in one snapshot,
+a day's buckets become what its messages say without what its unfolded deltas will add. So nothing
+is counted twice or left out, and a run that is cut short has done whole days.
 """
 
 from __future__ import annotations
@@ -166,10 +166,11 @@ async def unfolded(connection: Connection, position: int) -> TimeBuckets:
 _DELTAS_AT_ONCE: Final = 256
 
 MAX_LATE_MESSAGES: Final = 100_000
-"""Messages that are added to known sums at a time; where there are more, the sum is made anew."""
+"""Messages that are added to known sums at a time; where there are more, the sum is computed
+again."""
 
 THREADED_ELEMENTS: Final = 4_096
-"""From so many on, expanding them takes more than a millisecond, and is left to a thread."""
+"""The number of elements whose expansion takes more than a millisecond, so a thread does it."""
 
 PAGE_MESSAGES: Final = 65_536
 
@@ -261,8 +262,8 @@ async def sum_of_time(
 async def _seal_hour(connection: Connection, start: int) -> None:
     """Sum an hour up and keep that; under FOLDING, in one snapshot.
 
-    What is not folded yet is in the sum too. It is in the commits after all others, so the sum is
-    known as soon as their number is folded.
+    The sum includes deltas that are not folded yet. It is in the commits after all others, so the
+    sum is known as soon as their number is folded.
     """
     total = await sum_of_time(connection, start, start + HOUR_NS)
     await write_sums(connection, {(HOURS, start): total})
@@ -405,7 +406,7 @@ async def _fold_next(connection: Connection, most_commits: int, most_bytes: int)
     return None if is_last else position
 
 
-# Making summaries anew
+# Rebuilding summaries
 
 EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 
@@ -427,7 +428,7 @@ async def resummarize(
     *,
     progress: Callable[[str, int], None] = lambda _table, _messages: None,
 ) -> Resummarized:
-    """Make the buckets of a range of time anew, which is widened to whole UTC days.
+    """Rebuild the buckets of a range of time, which is widened to whole UTC days.
 
     ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
     receives the table and how many messages were summarised so far.
@@ -460,8 +461,8 @@ def _whole_days(bounds: Bounds) -> Bounds:
 
 
 async def _rebuild(connection: Connection, bounds: Bounds) -> int:
-    """Make the buckets of whole days anew; return the number of messages in them."""
-    # Nodes that publish faster than this folds must not keep it from going on.
+    """Rebuild the buckets of whole days; return the number of messages in them."""
+    # Nodes that publish faster than this folds must not keep it from continuing.
     position, _ = await newest(connection)
     await fold_until(connection, position)
     async with alone(connection):

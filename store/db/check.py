@@ -2,7 +2,7 @@
 
 Reads everything, or a random share of it, and changes nothing. It can run beside nodes that serve.
 What is looked for: a schema as migrations leave it; partitions, indexes and sequences that are
-sane; every message's hash computed anew from its bytes, its rows in the look-up tables, and those
+sane; every message's hash computed again from its bytes, its rows in the lookup tables, and those
 rows' messages; SDS rows that are what the payload says, for every payload that is a readable SDS
 message and for no other; commits that account for what is stored; unread events whose messages are
 stored; missing parents that are missing.
@@ -110,7 +110,7 @@ _FAULTS_OF_ALL: Final = (
     _MISSING.format(NOT_MISSING, SQL.sds.check_not_missing),
     _MISSING.format(NOT_COUNTED, SQL.sds.check_not_counted),
 )
-"""Those that read everything, which a check of a sample leaves out."""
+"""The checks that read everything, which a check of a sample leaves out."""
 
 _RESTORE: Final = "restore the message from a backup, or let another node send it again"
 _REINDEX: Final = (

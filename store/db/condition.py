@@ -144,7 +144,7 @@ async def read_sizes(connection: Connection) -> Sizes:
 
 
 MIN_PAGES: Final = 32
-"""Below this size no plan is a bad one."""
+"""The number of pages below which no plan is a bad one."""
 
 
 async def analyze_stale(connection: Connection) -> list[str]:
@@ -164,7 +164,7 @@ async def analyze_stale(connection: Connection) -> list[str]:
 # Indexes
 
 SETTLED_NS: Final = 24 * 3_600 * NS_PER_S
-"""How long after its end a partition is left alone: most of what comes late has come by then."""
+"""The time after its end in which a partition is left alone, since messages may arrive late."""
 
 MIN_BYTES: Final = 1 << 20
 """Smaller indexes are not worth it."""
@@ -174,7 +174,7 @@ WASTE: Final = 1.16
 its default, with a tenth of each page free, takes 1.15 times as much."""
 
 LOCK_TIMEOUT_MS: Final = 10_000
-"""How long older transactions are waited for, each time that all of them have to end."""
+"""The time to wait for older transactions, each time that all of them have to end."""
 
 ENTRY_BYTES: Final = {
     "messages_topic_idx": 44,
@@ -183,8 +183,8 @@ ENTRY_BYTES: Final = {
     "sds_channel_idx": 44,
     "sds_pkey": 76,
 }
-"""Of an entry with its line pointer, aligned, by index (PostgreSQL manual, "Database Page
-Layout")."""
+"""The size of an index entry with its line pointer, aligned, by index (PostgreSQL manual, "Database
+Page Layout")."""
 
 CORRUPTING: Final = range(140_000, 140_004)
 """Releases whose concurrent builds may lose entries (PostgreSQL 14.4, release notes)."""

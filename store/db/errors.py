@@ -1,4 +1,4 @@
-"""Errors of the database: what they mean for a caller, and what the server said."""
+"""Errors of the database: what they mean for a caller, and the server's message."""
 
 import re
 from dataclasses import dataclass

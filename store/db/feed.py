@@ -218,7 +218,7 @@ async def rows_of(
 
 
 POLL_S: Final = 60.0
-"""How often commits are looked for without a notification: a connection may be dead unnoticed."""
+"""The interval of reads without a notification: the connection may be broken unnoticed."""
 
 REPLICA_POLL_S: Final = 0.1
 """A standby passes no notifications on."""
@@ -370,7 +370,7 @@ class DatabaseFeed:
                     await self._tail_on(connection)
             except (psycopg.Error, StoreUnavailableError, TimeoutError):
                 pass
-            except Exception as error:  # noqa: BLE001 - followers would wait without a word
+            except Exception as error:  # noqa: BLE001 - followers would wait silently
                 self._on_failed(error)
             if self._tails_well:
                 self._tails_well = False

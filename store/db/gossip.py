@@ -44,7 +44,7 @@ MAX_UNREAD_EVENTS: Final = 100_000
 """Unread events of one database, 20 MB at most; of further messages none is awaited."""
 
 EXPIRED_KEPT_S: Final = 3_600.0
-"""How long an event that expired is known to have done so: longer than anybody waits for it."""
+"""The time that expired events are remembered, longer than anyone waits for them."""
 
 LAPSED_S: Final = 2 * 24 * 3_600.0
 """Age at which an event is deleted although no node has let it expire."""
@@ -210,7 +210,7 @@ MAX_LOADED_IDS: Final = 1_024
 """Messages of one answer."""
 
 _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
-"""No rule: a stored message was admitted by the rules of its time."""
+"""A policy without rules: a stored message was admitted by the rules of its time."""
 
 
 class GossipReads:

@@ -50,17 +50,17 @@ MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
 
 FEWEST_COPIED: Final = 100
-"""Below so many messages an insert is quicker: it has one statement where COPY has two."""
+"""The number of messages below which an insert is quicker than COPY, which needs two statements."""
 
 MAX_INLINE_PARENTS: Final = 4_096
 """Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
 
 MAX_REMEMBERED_TOPICS: Final = 65_536
-"""Topic keys of which a node knows that they are named."""
+"""Topic keys that are remembered as registered."""
 
 MAX_IDLE_IN_PLACE_MS: Final = 5_000
-"""A node that falls silent between taking its place and COMMIT keeps every other from committing:
-the server ends its transaction after this time. Its next attempt stores the batch."""
+"""The time after which the server ends the transaction of a node that is silent between taking its
+place and COMMIT, which blocks all other commits. The node's next attempt stores the batch."""
 
 
 _IF_STORED: Final = " join stored using (ts, hash)"

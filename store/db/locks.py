@@ -58,7 +58,7 @@ COVERAGE: Final = _NAMESPACE | 9
 
 
 UNHURRIED_MS: Final = 10_000
-"""How long a fold, or the like, waits for another one."""
+"""The time that a fold, or similar work, waits for another one."""
 
 
 async def lock_unhurried(connection: Connection, lock: int) -> None:

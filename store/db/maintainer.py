@@ -39,7 +39,7 @@ from storenode.common.backoff import Backoff
 from storenode.message.limits import NS_PER_S
 
 FOLD_INTERVAL_S: Final = 2.0
-"""How often new deltas of the summaries are looked for."""
+"""The interval at which new deltas of the summaries are folded."""
 
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0

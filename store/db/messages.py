@@ -215,7 +215,7 @@ async def select_topics(
 
 
 async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
-    """Turn a filter into topic keys; full pairs need no look-up."""
+    """Turn a filter into topic keys; full pairs need no lookup."""
     rights = wanted.rights
     if wanted.pubsub_topic is not None and wanted.content_topics:
         return tuple(

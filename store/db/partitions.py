@@ -1,7 +1,7 @@
 """Partitions as the database has them, and making those that are missing.
 
 Postgres's catalog is the only list of partitions; `PartitionMap` is a view of it that may be old.
-Creation is serialised over all nodes by an advisory lock and planned anew under it. New partitions
+Creation is serialised over all nodes by an advisory lock and planned again under it. New partitions
 are made as tables of their own and attached, which locks out neither readers nor writers
 (PostgreSQL manual, "Table Partitioning", "Partition Maintenance").
 
@@ -24,17 +24,17 @@ from store.domain.partitioning import Bounds, Cover
 from store.domain.retention import Partition
 
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
-"""How long the creation of partitions waits for a lock before it gives up."""
+"""The time that the creation of partitions waits for a lock before it gives up."""
 
 EXTEND_LOCK_TIMEOUT_MS: Final = 250
-"""How long queries may queue behind the extension of a partition."""
+"""The time that queries may queue behind the extension of a partition."""
 
 
 _LIKE: Final = (
     "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES INCLUDING STORAGE"
 )
 
-# Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
+# Rows are only ever added. Hashes and keys are nearly unique; values that are never compared need
 # no statistics, and gathering them from payloads would cost the most.
 _SETTINGS: Final[LiteralString] = (
     "autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1"
@@ -92,7 +92,7 @@ class PartitionMap:
     """The partitions as last seen, which makes those that a writer needs.
 
     ``now_ns`` is a clock in nanoseconds since the epoch; ``retention_ns``, None for endless,
-    decides how wide new partitions of the look-up tables are. `generation` changes whenever a
+    decides how wide new partitions of the lookup tables are. `generation` changes whenever a
     refresh finds other partitions than before, also when one was dropped and made again.
     """
 
@@ -139,10 +139,10 @@ class PartitionMap:
     async def ensure(self, connection: Connection, timestamps: Sequence[int]) -> None:
         """Make sure that messages with these timestamps can be written, and their commit too.
 
-        Costs two look-ups when all is in the map; else the catalog is read, and
-        what is missing is made. The map is right about these timestamps afterwards, unless a
-        partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
-        and `refresh` comes before another try.
+        Costs two lookups when all is in the map; else the catalog is read, and missing partitions
+        are created. The map is right about these timestamps afterwards, unless a partition was
+        dropped since: the insert then fails (`store.db.errors.is_missing_partition`) and `refresh`
+        comes before another try.
         """
         is_long = not self._commits_are_short
         if is_long and self.covers(min(timestamps, default=1), max(timestamps, default=1)):

@@ -1,7 +1,7 @@
 """Connections to the database: pools by kind of work, and errors translated once.
 
 Three pools, so that no kind of work starves another: ``write`` for publishing, ``read`` for
-look-ups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
+lookups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
 borrows an idle one of another. A connection that breaks is replaced with backoff; what was asked
 of it is tried again by `Database.read`, or by the writer, which can tell whether that is safe.
 """
@@ -45,7 +45,7 @@ _MAX_AGE_S: Final = 3_600.0
 """A connection is replaced after this time, since Postgres keeps plans and catalogs for each."""
 
 _MAX_IDLE_S: Final = 600.0
-"""A connection is closed that nobody has needed for so long."""
+"""The idle time after which a connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class Database:
         """The start of the server of each connection, and when it was made."""
         self._is_closed = False
         self.connections_made = self.failed_connections = 0
-        """How often the pools have made a connection, perhaps to another server than before, and
-        how often they could not."""
+        """The number of connections that the pools have made, perhaps to several servers, and of
+        failed attempts."""
         self.write_pool = Pool("write", settings.write_connections)
         self.read_pool = Pool("read", settings.read_connections)
         self.bulk_pool = Pool("bulk", settings.bulk_connections)
@@ -165,13 +165,13 @@ class Database:
         self._pages = asyncio.Semaphore(settings.bulk_connections)
         self.store_id = b""
         self.cursor_key = b""
-        """What cursors of ``Follow`` are encrypted with."""
+        """The key that encrypts cursors of ``Follow``."""
         self.connect_failure: Failure | None = None
-        """Why no connection can be made, as `store.runtime.monitor` found last."""
+        """The reason why no connection can be made, as `store.runtime.monitor` found last."""
         self.write_failure: Failure | None = None
-        """Why the database takes no writes, likewise."""
+        """The reason why the database takes no writes, likewise."""
         self.last_online_ns = 0
-        """When the store was last online, as its database said when it was opened; 0: never."""
+        """The time at which the store was last online, as of the start; 0: never."""
 
     @classmethod
     async def open(
@@ -320,7 +320,7 @@ class Database:
             try:
                 yield connection
                 if not self._admits(connection):
-                    # What was committed there is not part of the store as it goes on.
+                    # What was committed there is not part of the store as it continues.
                     raise HostRefusedError("the server was replaced by a newer one meanwhile")
             finally:
                 await self._give_back(pool, connection)

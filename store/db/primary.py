@@ -103,7 +103,7 @@ def refusal(server: DatabaseServer, seen: SeenState, *, holds: bool) -> str | No
 
 PROBE_TIMEOUT_S: Final = 3.0
 MAX_HOSTS: Final = 32
-"""More hosts than that in one URL are not looked at one by one."""
+"""The number of hosts in one URL that are checked one by one."""
 
 _UNREADABLE: Final = (pg.InsufficientPrivilege, pg.UndefinedFunction, pg.FeatureNotSupported)
 _PARTS: Final = ("host", "hostaddr", "port")
@@ -219,7 +219,7 @@ async def _close(connection: Connection) -> None:
 
 
 GuardEvent = Callable[[str, Mapping[str, object]], None]
-"""Told what happens: `timeline`, `timeline_not_kept`, `host_refused`, `host_cleared`, and, at the
+"""A callback for `timeline`, `timeline_not_kept`, `host_refused`, `host_cleared`, and, at the
 start, `commits_lost`."""
 
 

@@ -119,10 +119,10 @@ def _edges(spans: Sequence[Span], whole: Sequence[Span | None]) -> list[Span]:
 
 
 MAX_VIEW_S: Final = 660.0
-"""How long a view may be open: for a reconciliation, ten minutes, and one to end it."""
+"""The time that a view may be open: ten minutes for a reconciliation, and one to end it."""
 
 LOCK_TIMEOUT_S: Final = 5.0
-"""How long a view waits for an exclusive lock on the messages to go away."""
+"""The time that a view waits for an exclusive lock on the messages to be released."""
 
 MAX_TOP_BUCKETS: Final = 131_072
 """Hours with messages in them, 15 years of them: about 6 MiB. Where there are more, the longest

@@ -12,7 +12,7 @@ makes it invalid.
 A dropped partition does not come back, and ``--retention 30m`` for ``30d`` is a slip of one letter:
 lower limits drop much only after a confirmation. So the database holds the limits that its store
 has agreed to. A node whose options keep as much, or more, replaces them at its start. One whose
-options keep less goes on with the agreed limits where its own would drop much at once
+options keep less continues with the agreed limits where its own would drop much at once
 (`store.domain.retention.find_excess`), until an operator confirms them. What falls due day by day
 under agreed limits is never held. A node that starts and finds more than a week due under agreed
 limits holds it as well: a backup of last month may have been restored to save what is in it.
@@ -77,7 +77,7 @@ class NotArchivedError(Exception):
 
 
 async def read_archive_state(connection: Connection, now_ns: int) -> ArchiveState:
-    """Return how far archives have come; what is not folded yet is not counted.
+    """Return how far archives have come; deltas that are not folded yet are not counted.
 
     Raises `psycopg.Error`.
     """
@@ -89,7 +89,7 @@ async def read_archive_state(connection: Connection, now_ns: int) -> ArchiveStat
 
 
 DEFAULT_LOCK_TIMEOUT_MS: Final = 250
-"""How long queries may queue behind a drop."""
+"""The time that queries may queue behind a drop."""
 
 
 def _plan(catalog: Catalog, policy: RetentionPolicy, now_ns: int) -> PrunePlan:

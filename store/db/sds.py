@@ -1,4 +1,4 @@
-"""Look-ups by SDS message ID and causal walks on Postgres.
+"""Lookups by SDS message ID and causal walks on Postgres.
 
 Everything read here is bounded, whatever was published: claimants per key, parents per claim
 (hints that are no message hashes are left out, they may be long), rows per statement. Columns
@@ -68,12 +68,12 @@ from storenode.sds.limits import SDS_KEY_BYTES
 
 MAX_WALKS: Final = 3
 MAX_WALKS_OF_CALLER: Final = 2
-"""Walks at one time; each takes up to about 270 MiB in the worst case (see
+"""Walks at the same time; each takes up to about 270 MiB in the worst case (see
 `store.domain.causal`), less than half of that for 100,000 ordinary messages."""
 
 MAX_LOOKUPS: Final = 8
 MAX_LOOKUPS_OF_CALLER: Final = 6
-"""Look-ups by ID at one time, while they search."""
+"""Lookups by ID at the same time, while they search."""
 
 FOUND_BYTES: Final = 300
 """Memory of a message that was found, until it is sent."""
@@ -154,7 +154,7 @@ class ClaimReader:
         }
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:
-        """Return the answer to one read of a look-up or walk."""
+        """Return the answer to one read of a lookup or walk."""
         return await self._database.read(self._answer, query, pool=self._database.bulk_pool)
 
     async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:

@@ -61,21 +61,22 @@ MAX_GROUP_MESSAGES: Final = 10_000
 
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 WINDOW_S: Final = 0.01
-"""How long a batch waits at most for others to share its commit."""
+"""The longest time that a batch waits for others to share its commit."""
 
 ENOUGH_MESSAGES: Final = 500
-"""So many messages gain little from a larger commit, and are worth a connection of their own."""
+"""The number of messages from which a group gains little by waiting and gets a connection."""
 
 STALLED_S: Final = 0.1
-"""A transaction that takes longer, as one that waits for another's message, holds up nobody."""
+"""The duration from which a transaction, such as one that waits for another's message, does not
+delay other groups."""
 
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
 
 _LOG: Final = logging.getLogger(__name__)
 _CAREFUL_GROUPS: Final = 16
-"""How many groups are inserted with a look at each message after one that was not all new: what
-fails leaves dead rows behind."""
+"""The number of groups that are inserted with a check of each message after a group that was not
+all new: failed inserts leave dead rows behind."""
 
 _STOPPING: Final = "the node is stopping; retry elsewhere"
 
@@ -194,7 +195,7 @@ class DatabaseWriter:
         self._is_stalled = False
         self._stopped = True
         self.committed_s = 0.0
-        """When the last transaction was committed, by the loop's clock; at first, the start."""
+        """The time of the last commit by the loop's clock; at first, the start."""
 
     async def start(self) -> None:
         """Begin to write, by at most one connection less than the write pool has.
@@ -248,7 +249,7 @@ class DatabaseWriter:
         self._callers += 1
         self._peak_callers = max(self._peak_callers, self._callers)
         self._wake()
-        # What is being written goes on: to cut a commit short that waits for the standby would
+        # What is being written continues: to cut a commit short that waits for the standby would
         # show messages that may yet be lost.
         patience_s = self._database.settings.commit_patience_s
         try:
@@ -373,7 +374,7 @@ class DatabaseWriter:
         except asyncio.CancelledError:
             self._fail(group, StoreBusyError(_STOPPING))
             raise
-        except Exception as error:  # noqa: BLE001 - whoever waits is told
+        except Exception as error:  # noqa: BLE001 - the waiting callers get it
             await self._isolate(group, error)
         else:
             if any(part.new.hashes for part in group.parts):

@@ -6,7 +6,7 @@ The format of the file is in ``docs/access.md``. Rules:
    then serves everybody who reaches it.
 2. With one, every call carries ``authorization: Bearer TOKEN``. The file holds SHA-256 digests of
    tokens, never tokens. A client is looked up by the digest of its token, so that the time of a
-   look-up reveals nothing of a token.
+   lookup reveals nothing of a token.
 3. A right that is missing is `PERMISSION_DENIED`, a token that is missing or unknown
    `UNAUTHENTICATED`. Messages outside a client's topics do not exist for it, and no error shows
    that something exists. Only a message that it publishes there itself is refused by name.
@@ -43,7 +43,7 @@ class Right(StrEnum):
     FOLLOW = "follow"
     ADMIN = "admin"
     BACKFILL = "backfill"
-    """To publish messages that are older than the clock drift, beside `PUBLISH`."""
+    """The right to publish messages older than the clock drift, besides `PUBLISH`."""
 
 
 class TokenFileError(ValueError):

@@ -261,7 +261,7 @@ class Admission:
         digests: list[bytes],
         topics: Sequence[_Topic],
     ) -> None:
-        """Accept messages of which none is there twice: the whole chunk."""
+        """Accept a chunk without duplicates as a whole."""
         result, batch = self.admitted, self.admitted.batch
         first = len(batch.hashes)
         result.verdicts += [_ACCEPTED] * len(seen)

@@ -58,7 +58,7 @@ complement."""
 
 
 def audit(message: StoredMessage) -> tuple[Sequence[RowFault], tuple[str, str] | None]:
-    """Check a row of ``messages`` against itself; hash and digest are computed anew.
+    """Check a row of ``messages`` against itself; hash and digest are computed again.
 
     Returns:
         Its faults, and its topics; None when the frame is damaged.

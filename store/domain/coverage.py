@@ -36,7 +36,7 @@ _FINE_NS: Final = 2 * DAY_NS
 """Days are summed up when they have been over for a day or longer."""
 _MAX_FINE_DAYS: Final = 100
 _ERAS_NS: Final = (512 * DAY_NS, 16 * DAY_NS)
-"""Where nothing is stored or missing for so long, as before the first message, it is one span."""
+"""The lengths of empty spans that are one span, such as the time before the first message."""
 _SLACK_NS: Final = 30 * NS_PER_S
 """Delay of the record of online times: it is written every 15 seconds."""
 

@@ -5,9 +5,9 @@ Rules:
 1. Commits come in order, each once (`Hub.dispatch`). A subscriber whose place is at or beyond a
    commit does not get it.
 2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
-   all the same: an idle subscriber costs nothing while others are served.
+   nevertheless: an idle subscriber costs nothing while others are served.
 3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
-   (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
+   (`Subscriber.lagging`): its queue is dropped, its place stays, and it continues from the
    database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
    all; what several wait for counts once.
 4. An ephemeral message is queued like a commit but moves no place.
@@ -38,7 +38,7 @@ from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
-"""What waits for one subscriber at most, so that it fits into one response."""
+"""The size limit of what waits for one subscriber, however large its pages may be."""
 
 MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
 
@@ -46,17 +46,17 @@ MAX_QUEUED_COMMITS: Final = 256
 MAX_NAMED_TOPICS: Final = 65_536
 
 MAX_OWN_BYTES: Final = 64 * 1024 * 1024
-"""What this node committed last and keeps in memory; what is older is read from the database."""
+"""The size limit of this node's latest commits in memory; older ones are read from the database."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 400
-"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
-tables (measured with CPython 3.11)."""
+"""The memory of a message besides its bytes: the objects of its columns and its entries in tables
+(measured with CPython 3.11)."""
 
 Place = tuple[int, int]
 """Commit position and its token (unsigned 64 bits)."""
 
 START: Final[Place] = (0, 0)
-"""Before the first commit."""
+"""The place before the first commit."""
 
 TopicName = tuple[str, str]
 """Pubsub and content topic."""
@@ -146,7 +146,7 @@ class Subscriber:
             self.wake()
 
     def cut_off(self) -> None:
-        """Drop what waits: the follower goes on from the database."""
+        """Drop what waits: the follower continues from the database."""
         self.clear()
         self.lagging = True
         self.wake()

@@ -1,4 +1,4 @@
-"""The partitions that must exist: calendar units for messages, few wide ones for look-up tables.
+"""The partitions that must exist: calendar units for messages, few wide ones for lookup tables.
 
 Rules.
 
@@ -7,7 +7,7 @@ Rules.
   in it is covered yet; else the next finer unit. Days are never in each other's way, so there is a
   partition for every timestamp. From `CROWDED_AT` partitions on, months serve near now too: every
   statement locks all partitions, and where nothing is dropped days would become thousands.
-- Look-up tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
+- Lookup tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
   cheap. What lies below the lowest is covered by one partition without a lower bound. From
   `WIDEN_AT` bounded ones on, a new one is as wide as all of them together; when there are
   `MAX_COARSE`, the outermost one is extended instead. They cover every partition of messages from
@@ -186,7 +186,7 @@ def plan_messages(
 def ends(fine: Iterable[Bounds], timestamps: Iterable[int]) -> list[int]:
     """Return the first and last key of each partition of messages that has one of the timestamps.
 
-    The look-up tables are to cover all of such a partition, for the messages that it takes later.
+    The lookup tables are to cover all of such a partition, for the messages that it takes later.
     Ascending and distinct.
     """
     cover = Cover(fine)

@@ -136,8 +136,8 @@ class TopicFilter:
 class PageRequest:
     """A page of ``Query``, already validated (see ``store.domain.query``).
 
-    ``hashes`` set: look-up by hash (deduplicated, 32 bytes each), else by filter and time.
-    ``after``: exclusive position to go on from, in the direction of ``forward``.
+    ``hashes`` set: lookup by hash (deduplicated, 32 bytes each), else by filter and time.
+    ``after``: exclusive position to continue from, in the direction of ``forward``.
     """
 
     filter: TopicFilter
@@ -156,7 +156,7 @@ class QueryPage:
 
     entries: bytes
     count: int
-    next_cursor: bytes | None  # hash to go on from; None: no further match
+    next_cursor: bytes | None  # hash to continue from; None: no further match
     next_ns: int | None = None  # its timestamp, where the page was read by time
 
 
@@ -174,7 +174,7 @@ class ScanRequest:
 
 @dataclass(frozen=True, slots=True)
 class FramesPage:
-    """``frames``: encoded entries of field 1, spliced; ``last``: where to go on from.
+    """``frames``: encoded entries of field 1, spliced; ``last``: where to continue from.
 
     ``timestamps`` are those of the frames.
     """

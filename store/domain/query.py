@@ -51,7 +51,7 @@ NWAKU_PAGE_MESSAGES: Final = 20
 """Messages of a page of nwaku where the request does not say how many."""
 
 RESPONSE_RESERVE_BYTES: Final = 64 * 1024
-"""What a page leaves free of a response, for the fields that are no entries."""
+"""The bytes of a response that a page leaves free for the fields that are not entries."""
 
 DEFAULT_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - RESPONSE_RESERVE_BYTES
 """Entries of one page, in bytes; an entry that is larger has a page of its own."""

@@ -1,4 +1,4 @@
-"""Quotas of callers: rates, and calls and streams at one time.
+"""Quotas of callers: rates, and calls and streams at the same time.
 
 Rules:
 
@@ -27,23 +27,23 @@ DEFAULT_REQUESTS_PER_S: Final = 20_000
 DEFAULT_MESSAGES_PER_S: Final = 500_000
 DEFAULT_RECEIVED_BYTES_PER_S: Final = 1024 * 1024 * 1024
 DEFAULT_CALLS: Final = 2_000
-"""Unary calls of one caller at one time."""
+"""Unary calls of one caller at the same time."""
 
 DEFAULT_STREAMS: Final = 10_000
-"""Streaming calls of one caller at one time; an idle follower is one of them."""
+"""Streaming calls of one caller at the same time; an idle follower is one of them."""
 
 DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
-"""All answers of a node that their callers have not taken yet, with their copies in memory."""
+"""The size limit of all answers that callers have not received yet, with their copies."""
 
 MAX_NODE_CALLS: Final = 10_000
 MAX_NODE_STREAMS: Final = 20_000
 """Calls and streams of all callers together."""
 
 MAX_STRANGERS: Final = 10_000
-"""Callers without a name in the token file that are told apart."""
+"""Callers without a name in the token file that are distinguished."""
 
 _BURST_NS: Final = NS_PER_S
-"""How long a rate may be used up at once: a bucket holds one second's worth."""
+"""The time whose rate may be used at once: a bucket holds one second's worth."""
 
 _LOOKED_AT: Final = 64
 """Accounts that are looked at to find one at rest, which makes room for a new caller."""

@@ -1,4 +1,4 @@
-"""Retention: the partitions to drop by age and size, with those of look-up tables, and its clock.
+"""Retention: the partitions to drop by age and size, with those of lookup tables, and its clock.
 
 - A partition of messages may go when it ends at or before now, so never the current one.
 - By age it goes when it ends at or before ``now - age``; by size, oldest first, as long as all
@@ -9,7 +9,7 @@
   a slip, such as 30m for 30d.
 - A coarse partition goes when the one after it ends at or before the horizon and before every
   message that is still held: one coarse partition later than the messages, so that cursors of
-  pruned messages go on working for a while.
+  pruned messages continue working for a while.
 
 A step is one transaction; the steps are in the order in which they must be done.
 """
@@ -118,7 +118,7 @@ def plan_prune(
 ) -> PrunePlan:
     """Decide what goes.
 
-    ``fine`` are the partitions of messages, ``coarse`` those of each look-up table, and
+    ``fine`` are the partitions of messages, ``coarse`` those of each lookup table, and
     ``other_bytes`` the size of everything else that counts towards the limit.
     """
     left = sorted(fine, key=_BOUNDS)
@@ -152,8 +152,8 @@ def plan_prune(
 
 MAX_EXCESS_SHARE: Final = 0.1
 MAX_EXCESS_NS: Final = 7 * DAY_NS
-"""What lower limits may drop at once without a confirmation: a share of the bytes of all messages,
-and a span of time."""
+"""The share of the bytes of all messages, and the span of time, that lower limits may drop at once
+without a confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class RetentionClock:
 
     1. Where it shows no more than that, with `TOLERANCE_NS`, it is believed; also when it was set
        back, since that keeps messages for longer.
-    2. Else it has leapt. Time goes on from where it was, until the clock has been steady for as
+    2. Else it has leapt. Time continues from where it was, until the clock has been steady for as
        long as it leapt over, or for `MAX_DOUBT_NS`. Then it is believed: a node that was off, or a
        machine that slept, has leapt as well.
     3. A starting node compares it with the newest commit, which shows that the clock was there.

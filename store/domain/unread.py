@@ -66,7 +66,7 @@ class UnreadSummary:
 
 @dataclass(frozen=True, slots=True)
 class GossipPeerState:
-    """A node with which messages are exchanged live, or which is turned away until then.
+    """A node with which messages are exchanged live, or which is refused until then.
 
     ``cut_off_until_ns``: Unix nanoseconds, 0 when it is not.
     """

@@ -41,9 +41,9 @@ except OSError as error: sys.exit(f"FATAL:  cannot run {command[0]}: {error}")
 """Becomes an account after exec. `Popen` would fork for it, with all handlers of libraries."""
 
 ON_LINUX = platform.system() == "Linux"
-"""Whether there is a /proc to look at processes and to reach directories through."""
+"""True if /proc exists, which shows processes and reaches directories."""
 DISK_IS_FULL = ("No space left on device", "Disk quota exceeded", "Disc quota", "wrote only")
-"""How a full disk shows in English, the language that all programs here are told to speak."""
+"""The messages for a full disk in English, the language in which all programs are run here."""
 _COMPLAINT_MARKS = ("PANIC:", "FATAL:", "error:", "ERROR:")
 _PREFIX = re.compile(f".*?({'|'.join(_COMPLAINT_MARKS)})\\s*")
 

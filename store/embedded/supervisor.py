@@ -90,11 +90,11 @@ _MANAGED: Final = _OURS.keys() | {
 """Settings without which the supervisor would lose its server."""
 
 START_TIMEOUT_S: Final = 60.0
-"""How long a starting server may say nothing before it counts as stuck: a long recovery reports its
-progress and may go on."""
+"""The time without output after which a starting server counts as stuck; a long recovery reports
+its progress."""
 
 STOP_TIMEOUT_S: Final = 30.0
-"""How long an orderly shutdown may take before it is cut short."""
+"""The time after which an orderly shutdown is cut short."""
 
 
 def refuse_managed(extra: Mapping[str, str]) -> None:

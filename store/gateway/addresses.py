@@ -17,7 +17,7 @@ _ENDINGS: Final = {
     ("wss",): ("tls", "ws"),
     ("tls", "ws"): ("tls", "ws"),
 }
-"""What may follow the port, and what it means."""
+"""The suffixes that may follow the port, and their meanings."""
 
 _EXAMPLE: Final = "write one such as /ip4/0.0.0.0/tcp/60000 or /ip4/0.0.0.0/tcp/8000/ws"
 

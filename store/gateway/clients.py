@@ -13,7 +13,7 @@ from store.gateway.faults import RefusalError
 from storenode.message.limits import NS_PER_S
 
 _RATES_NS: Final = 2 * NS_PER_S
-"""So long after a connection began or ended, its address may still owe something of its rates."""
+"""The time after a connection began or ended in which its address may exceed its rates."""
 
 
 class ByteBudget:

@@ -235,7 +235,7 @@ def count_end(metrics: GatewayMetrics, event: str, client: ClientAddress) -> Ite
         metrics.refused("timeout")
     except OSError:
         pass
-    except Exception:  # noqa: BLE001 - the others go on
+    except Exception:  # noqa: BLE001 - the others continue
         _log.exception(event, client=client.network)
 
 

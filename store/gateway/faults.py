@@ -6,7 +6,7 @@ limit, `StreamEndedError` when it has gone, and other errors of the system, such
 
 
 class GatewayError(Exception):
-    """The gateway cannot start or go on; one sentence that says what to do."""
+    """The gateway cannot start or continue; one sentence that says what to do."""
 
 
 class RefusalError(Exception):

@@ -55,18 +55,18 @@ MAX_BACKOFF_S: Final = 3_600
 """Bounds of the back-off that a peer asks for."""
 
 SEEN_S: Final = 120
-"""How long a message is remembered: none whose timestamp is 20 s old or older is forwarded."""
+"""The time that a message is remembered; messages 20 s old or older are not forwarded."""
 
 QUIET_S: Final = BACKOFF_S + 2 * BACKOFF_SLACK_S
 CACHE_S: Final = 6
 GOSSIP_S: Final = 3
-"""How long a message is sent to peers that request it, and announced to others."""
+"""The time that a message is sent to peers that request it, and announced to others."""
 
 REFUSAL_HEARTBEATS: Final = 6
-"""How long a message is kept from a peer that refuses it in advance."""
+"""The number of heartbeats that a message is not sent to a peer that refused it in advance."""
 
 PROMISE_S: Final = 3
-"""Until a message that was requested must have come."""
+"""The time within which a requested message must arrive."""
 
 MAX_SERVED: Final = 3
 """Times that a message is sent to one peer that requests it."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""From the accepted connection to the agreed multiplexer: TLS, WebSocket, Noise and all."""
+"""The time limit from the accepted connection to the agreed multiplexer."""
 
 MAX_HANDSHAKES: Final = 256
 """Connections at a time whose handshake is not complete; with one more, the oldest is closed."""
@@ -12,19 +12,19 @@ IDLE_TIMEOUT_S: Final = 15 * 60.0
 """A connection on which nothing arrives for so long is closed; js-waku pings more often."""
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""From the opened stream to its complete request."""
+"""The time from the opened stream to its complete request."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
 """A call of the node; one for which there is no place waits for it within this time too."""
 
 SEND_TIMEOUT_S: Final = 30.0
-"""Until the other side has taken a response, a pushed message or a frame."""
+"""The time within which the other side must receive a response, a pushed message or a frame."""
 
 GOODBYE_TIMEOUT_S: Final = 1.0
-"""Until a client has taken the last words of a connection."""
+"""The time within which a client must receive the last bytes of a connection."""
 
 DRAIN_TIMEOUT_S: Final = 5.0
-"""For the streams that are open when the gateway is told to stop."""
+"""The time that open streams get when the gateway stops."""
 
 FIRST_NODE_PAUSE_S: Final = 0.25
 LONGEST_NODE_PAUSE_S: Final = 5.0
@@ -68,10 +68,10 @@ READ_BYTES: Final = 64 * 1024
 """Read from a socket at a time."""
 
 MAX_WEBSOCKET_FRAME_BYTES: Final = 128 * 1024
-"""One frame of a WebSocket: a message of Noise and more."""
+"""The size limit of a WebSocket frame: a message of Noise and its overhead."""
 
 MAX_NEGOTIATION_BYTES: Final = 1024
-"""One line of a negotiation (multistream-select: at most 64 KiB; no protocol has such a name)."""
+"""The size limit of a negotiation's line (64 KiB in multistream-select, longer than any name)."""
 
 MAX_PROPOSALS: Final = 16
 """Protocols that a client may propose one after the other."""
@@ -110,7 +110,7 @@ MAX_QUEUED_PUSHES: Final = 2_048
 """Messages that wait for one subscriber; further ones are dropped and counted."""
 
 FEED_TIMEOUT_S: Final = 5.0
-"""Until the node answers when it is followed for the first subscriber."""
+"""The time within which the node must answer when it is followed for the first subscriber."""
 
 MAX_PUSH_AGE_NS: Final = 60 * 10**9
 """The age by its timestamp up to which a message is pushed: reconciliation brings older ones."""
@@ -123,7 +123,7 @@ MAX_QUEUED_RPCS: Final = 4_096
 
 RELAY_RPCS_PER_S: Final = 2_000
 RELAY_BYTES_PER_S: Final = 4 * 1024 * 1024
-"""What is read of one relay peer; above it, its stream is left unread for a moment."""
+"""The rate at which a relay peer is read; above it, its stream is left unread for a moment."""
 
 RELAY_FRAMES_PER_S: Final = 50_000
 """Frames of the connection of a configured relay peer, in place of `FRAMES_PER_S`."""
@@ -137,11 +137,11 @@ MAX_SPOOL_BYTES: Final = 32 * 1024 * 1024
 
 MAX_BATCH_MESSAGES: Final = 1_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-"""One request that publishes relayed messages."""
+"""The size limit of a request that publishes relayed messages."""
 
 MAX_RPC_BYTES: Final = 150 * 1024
-"""One RPC of gossipsub, or message on a stream of transfer; nwaku closes the stream after a larger
-one."""
+"""The size limit of an RPC of gossipsub, or of a message on a stream of transfer; nwaku closes the
+stream after a larger one."""
 
 MAX_RPC_ENTRIES: Final = 1_000
 """Entries of an RPC, of all kinds together; message IDs are counted by themselves."""
@@ -171,7 +171,7 @@ MAX_BACKOFFS: Final = 20_000
 """Pairs of a topic and a peer, also one that has left, for which a back-off is remembered."""
 
 MAX_HANDSHAKE_PAYLOAD_BYTES: Final = 4096
-"""What a client says of itself in the handshake of Noise: a key and a signature."""
+"""The size limit of a client's payload in the handshake of Noise: a key and a signature."""
 
 FRAMES_PER_S: Final = 5_000
 """Frames of one connection, and as many at once; a client that sends more is cut off."""
@@ -180,10 +180,10 @@ MAX_REMEMBERED_ADDRESSES: Final = 100_000
 """Client addresses whose rates are kept."""
 
 SYNC_FRAME_TIMEOUT_S: Final = 30.0
-"""Until a peer has answered a frame of reconciliation."""
+"""The time within which a peer must answer a frame of reconciliation."""
 
 SYNC_SESSION_TIMEOUT_S: Final = 5 * 60.0
-"""One session of reconciliation, without the transfer."""
+"""The time limit of a session of reconciliation without its transfer."""
 
 SYNC_SESSIONS: Final = 2
 """Sessions of reconciliation at a time; each holds about 80 MiB at most."""
@@ -192,7 +192,7 @@ MAX_SYNC_FRAMES: Final = 64
 """Frames that a peer may send in a session; nwaku needs about 16 for an hour."""
 
 MAX_SYNC_FRAME_BYTES: Final = 4 * 1024 * 1024
-"""One frame of reconciliation: about 125,000 IDs."""
+"""The size limit of a frame of reconciliation: about 125,000 IDs."""
 
 MAX_SYNC_IDS: Final = 125_000
 """IDs of a payload, and of the node's messages in a session: of more, the newest wait for a later
@@ -212,4 +212,4 @@ MAX_UNSOLICITED_MESSAGES: Final = 1_000
 """Transferred messages that are dropped, for each session, before the stream is."""
 
 MIN_SYNC_PAUSE_S: Final = 1.0
-"""Between two sessions that one peer begins; nwaku begins one every five minutes."""
+"""The shortest pause between a peer's sessions; nwaku begins one every five minutes."""

@@ -53,7 +53,7 @@ class Multiplexer(ABC):
     """A frame format, and what was received of the next frame."""
 
     window_bytes: ClassVar[int | None] = None
-    """What may be sent on a stream before the first CREDIT; None: there is no flow control."""
+    """The bytes that a stream sends before the first CREDIT; None without flow control."""
 
     def __init__(self, opened: int = 0, step: int = -1) -> None:
         """Number the streams that the gateway opens in steps after ``opened``."""
@@ -125,7 +125,7 @@ class Mplex(Multiplexer):
         FrameType.CLOSE: 4,
         FrameType.RESET: 6,
     }
-    """Flags of the side that opened a stream; those of the other side are one less."""
+    """Flags of the side that opened a stream; the other side's are one less."""
 
     _KINDS: Final = {flag: kind for kind, flag in _FLAGS.items()}
     _MAX_NAME_BYTES: Final = 256

@@ -39,7 +39,7 @@ _FOLLOW: Final = "/storenode.v1.Store/Follow"
 _SCAN: Final = "/storenode.v1.Store/Scan"
 _SCAN_PAGE: Final = 10_000
 _NWAKU_RULES: Final = StoreQueryRequest(nwaku_rules=True).SerializeToString()
-"""It goes first, so that a request that is cut off stays one."""
+"""The field that comes first, so that a truncated request keeps nwaku's rules."""
 _BAD_REQUEST, _TOO_MANY_REQUESTS, _UNAVAILABLE = 400, 429, 503
 _STATUS_CODES: Final = {
     "INVALID_ARGUMENT": _BAD_REQUEST,
@@ -51,7 +51,7 @@ _AWAY: Final = "the node behind this gateway cannot be reached: try again later"
 """The sentence for strangers; the operator's log has the node, and why."""
 
 _ONE_ROUND: Final = Retry(attempts=0)
-"""Each node is asked once: the client, or the feed, tries again."""
+"""A policy of one attempt per node: the client, or the feed, retries."""
 
 _log = get_logger("store.gateway")
 
@@ -296,7 +296,7 @@ class NodeFeed:
 
 
 LINGER_S: Final = 0.02
-"""How long the first message of a batch waits for others: nobody waits for the messages."""
+"""The time that the first message of a batch waits for others: no caller waits for the messages."""
 
 
 _OUTCOMES: Final = {

@@ -39,7 +39,7 @@ _MAX_MESSAGE_BYTES: Final = 2**16 - 1
 _MAX_PLAIN_BYTES: Final = _MAX_MESSAGE_BYTES - 16  # the tag
 _MAX_HANDSHAKE_BYTES: Final = limits.MAX_HANDSHAKE_PAYLOAD_BYTES + 96
 _BROKEN: Final = NoiseInvalidMessage, NoiseValueError, InvalidTag, ValueError, IndexError, TypeError
-"""What the library raises for a message that is none; it checks few sizes itself."""
+"""The exceptions that the library raises for an invalid message; it checks few sizes itself."""
 
 _ED25519, _SECP256K1 = 1, 2
 """Kinds of keys that Waku peers have; those of RSA and ECDSA are refused."""

@@ -31,7 +31,7 @@ from storenode.common.backoff import Backoff
 _BACKLOG: Final = 1024
 _NO_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S: Final = 0.2
-"""Before the next attempt to accept where the system has no more of what that takes."""
+"""The pause before the next attempt to accept when the system is out of resources."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0

@@ -47,7 +47,7 @@ from storenode.client.nodes import Nodes
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
 _LOOK_EVERY_S: Final = 5.0
-"""How often to look for problems, and for subscriptions that have expired."""
+"""The interval at which problems and expired subscriptions are looked for."""
 
 _log = get_logger("store.gateway")
 

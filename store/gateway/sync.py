@@ -51,10 +51,10 @@ JITTER_NS: Final = 20 * NS_PER_S
 """The newest messages, which are still on their way, are not compared (nwaku)."""
 
 SHORTEST_RANGE_NS: Final = 10 * NS_PER_S
-"""After failures, a session compares half the range of the one before, but not less than this."""
+"""The shortest range of a session; after a failure the next one compares half as much."""
 
 FIRST_PAUSE_S: Final = 2.0
-"""From the connection to the first session with a peer."""
+"""The pause between the connection and the first session with a peer."""
 
 _OK: Final = 200
 _TOPICS_DIFFER: Final = "no pubsub topic is common to both sides"

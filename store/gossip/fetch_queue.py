@@ -32,7 +32,7 @@ from store.gossip.limits import (
 )
 
 _FULL_ROUNDS: Final = 2
-"""So many times `GossipLimits.round_ids` may be under way with one peer."""
+"""The multiple of `GossipLimits.round_ids` that may be requested of one peer at the same time."""
 
 
 @dataclass(slots=True)

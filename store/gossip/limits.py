@@ -11,7 +11,7 @@ from typing import Final
 from storenode.message.limits import NS_PER_S
 
 MAX_PEERS: Final = 64
-"""Streams at one moment; a further one is turned away, or takes the place of another. No unread
+"""Streams at one moment; a further one is refused, or takes the place of another. No unread
 event waits for more stores."""
 
 RESERVED_PEERS: Final = 32
@@ -22,7 +22,7 @@ LEAST_WAIT_NS: Final = 10 * NS_PER_S
 any where it has never brought anything."""
 
 WAIT_PATIENCE_NS: Final = 60 * NS_PER_S
-"""And after so long to one that is worth as much."""
+"""The time after which a request goes to a peer of the same worth."""
 
 USEFUL_NS: Final = 600 * NS_PER_S
 """A peer is worth something for so long after its last message."""
@@ -84,8 +84,8 @@ MAX_OFFENDERS: Final = 1_024
 
 MAX_TRIES: Final = 60
 MAX_RETRIES: Final = 1_024
-"""How often the database is asked for the same, and how many requests wait to be asked again; what
-is given up is left to the reconciliation."""
+"""The number of times that the same is read from the database, and of requests that wait for a
+retry; the reconciliation finds what is given up."""
 
 MAX_CUT_OFF_NS: Final = 3600 * NS_PER_S
 """The longest cut-off; each one that follows another is twice as long."""
@@ -95,10 +95,10 @@ TOO_NEW_NS: Final = 60 * NS_PER_S
 """A refused message is not asked for again for so long; one that came too early is sooner."""
 
 PATIENCE_NS: Final = 10 * NS_PER_S
-"""For a peer that sends, but does not deliver what was requested."""
+"""The patience with a peer that sends but does not deliver what was requested."""
 
 SILENCE_NS: Final = 5 * NS_PER_S
-"""For a silent peer, before another one is asked too."""
+"""The patience with a silent peer before another one is asked too."""
 
 RETRY_NS: Final = NS_PER_S
 """The pause before the database is asked again after a failure."""

@@ -6,7 +6,7 @@ driver has to do is in `store.gossip.events`.
 
 Rules.
 
-1. What is newly durable is announced to every peer, from any source. What a client of this node
+1. Newly durable messages from any source are announced to every peer. What a client of this node
    published is pushed with its body; anything else is announced, and sent when it is asked for.
    When more than `pushed_ids` bodies wait for a peer, the others are only announced.
 2. An announcement speaks for this node's own store, about what is durable there, and is never
@@ -29,7 +29,7 @@ Rules.
 9. When the database fails, the same is asked again later. While it cannot be read, nothing is
    announced again, so that no peer takes this node for one that promises and does not deliver.
    What cannot be stored for a long time is given up.
-10. A peer with this node's own store is turned away: the database is between the two.
+10. A peer with this node's own store is refused: the database is between the two.
 
 Inputs about peers that are not joined are passed over, since they may be under way when a peer
 leaves. An answer to something that was not asked, or of another length, is a fault of the driver.
@@ -158,7 +158,7 @@ class Gossip:
         self._tokens = numbers(1)
         self._retries: deque[tuple[int, _Request]] = deque()
         self._failing = False  # the last time that something was to be read
-        self._looking = False  # a look-up is under way
+        self._looking = False  # a lookup is under way
         self._leaves_ns: int | None = None
         self._leaves_version = 0
         self._again_ns = 0

@@ -8,9 +8,9 @@ announced.
 
 Announcements are of two kinds. *Answers* name what the peer is known to hold, or should say
 whether it holds; they go out at once. *News* names what it may not hold yet; no more than
-`NEWS_WINDOW` of them are out until the peer says that it holds them, or `NEWS_PATIENCE_NS` pass
+`NEWS_WINDOW` of them are out until the peer reports that it holds them, or `NEWS_PATIENCE_NS` pass
 without any sign of it. Where it says so of one, it has passed over those that were announced long
-before: its policy refuses them, or it has them from elsewhere and another node says so.
+before: its policy refuses them, or it has them from elsewhere, as another node reports.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The newest `GossipLimits.seen_ids` messages are remembered, in the order in whic
 known, each with sets of peers and stores as bits of an integer; bodies may cross. What concerns a
 peer is about its stream, and forgotten with it; what concerns a store stays.
 
-Confirmations count stores, and a store is what a peer says that it is. So that one peer cannot
+Confirmations count stores, and a store is what a peer claims to be. So that one peer cannot
 confirm in many names, its *voice* is the first store that it came with: a store that is first met
 through a peer with another voice speaks with that one, and what it confirms counts once with it.
 """

@@ -52,7 +52,7 @@ MAX_QUOTES: Final = 64 * MAX_CAUSAL_KNOWN_IDS
 longest list that a request may have. A message with all its fields has 32."""
 
 MAX_QUOTED_CHARS: Final = 200
-"""What an error says of a request that its type refuses."""
+"""The number of characters of a wrongly typed request that an error quotes."""
 
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end

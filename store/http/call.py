@@ -42,7 +42,7 @@ JSON: Final = b"application/json"
 _UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]  # to proxies that hold answers back
 _OWN_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _COUNTED_FROM_0: Final = ("200", "500", "503")
-"""The codes of alerts: of a count that begins with 1 Prometheus knows no growth."""
+"""The codes of alerts, counted from 0: Prometheus sees no growth of a count that begins with 1."""
 
 STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,

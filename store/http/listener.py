@@ -48,13 +48,13 @@ LINGER_S: Final = 2.0
 """A caller that is answered before it has sent all is given this long to read the answer."""
 
 HEAD_TIMEOUT_S: Final = 10
-"""For TLS, and for the head of a request, from its first byte or the connection on."""
+"""The time limit of TLS, and of a request's head, from its first byte or the connection on."""
 
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 
 BUFFER_BYTES: Final = 16 * 1024
-"""What the transport holds of an answer before its sender waits."""
+"""The bytes of an answer that the transport buffers before its sender waits."""
 
 _NOT_HTTP: Final = "this is no request of HTTP/1.1, or one that can be read in two ways"
 _TOO_LARGE: Final = (
@@ -66,10 +66,10 @@ _MANY_CHUNKS: Final = (
     " in the mean: send larger ones"
 )
 _VERSIONS_AND_HOSTS: Final = (("1.1", 1), ("1.0", 1), ("1.0", 0))
-"""How many headers `Host` a request has (RFC 9112, 3.2)."""
+"""The allowed pairs of version and number of `Host` headers (RFC 9112, 3.2)."""
 
 KEEP_ALIVE_S: Final = 75
-"""How long a connection may be idle between two requests."""
+"""The time that a connection may be idle between two requests."""
 
 BACKLOG: Final = 1_024
 
@@ -78,14 +78,14 @@ PROBE_AFTER_S: Final = 60
 there; without an answer the connection ends."""
 
 PAUSE_S: Final = 0.05
-"""How often a listener that stops looks whether its connections have ended."""
+"""The interval at which a stopping listener checks whether its connections have ended."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """A connection: uvicorn's protocol, with bounds on what its caller sends, and how it reads.
 
-    There are ``most`` at one time; further ones are closed at once. Its application finds it in
-    the scope's state, as ``connection``, and is cancelled when the caller hangs up.
+    There are ``most`` at the same time; further ones are closed at once. Its application finds it
+    in the scope's state, as ``connection``, and is cancelled when the caller hangs up.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalled = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Let the sender go on."""
+        """Let the sender continue."""
         self._end_stall()
         super().resume_writing()
 
@@ -197,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request; what is counted is that of the next one."""
+        """End a request; its counters are then those of the next one."""
         super().on_message_complete()
         self._begin_count()
 
@@ -220,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._linger()
 
     def on_response_complete(self) -> None:
-        """Let the connection idle, or go on with the next request that has come already."""
+        """Let the connection idle, or continue with the next request that has come already."""
         self._stop_waiting()
         if self._running is not None:
             self._running.body.clear()  # what came of it before it was refused
@@ -349,7 +349,7 @@ def bind(
 ) -> HttpListener:
     """Bind an address, which queues connections until the listener is started.
 
-    ``most``: connections at one time.
+    ``most``: connections at the same time.
 
     Raises:
         BindError: The address is in use, not this machine's, or not allowed.

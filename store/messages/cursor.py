@@ -3,7 +3,7 @@
 Layout: magic ``SN``, one byte of kind and version, the fields big-endian, then the CRC-32 of all
 that precedes it. The checksum finds damage and strangers' bytes; it is no protection against
 forgery. A cursor of ``Scan`` needs none: it names a message that its caller was given, and what may
-be read from there is decided anew on every call.
+be read from there is decided again on every call.
 
 A cursor of ``Follow`` names a commit of the whole store. Callers who may read few topics must not
 learn from it how much is stored on others, so `FollowCursors` encrypts it under a key that the

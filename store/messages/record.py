@@ -36,7 +36,7 @@ from storenode.sds.codec import SdsMetadata, decode
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
 _MAX_BEGINNING_BYTES = 4 + HASH_FIELD_BYTES
-"""Of a frame of less than 2 MiB, up to the end of the hash."""
+"""The size limit of the beginning of a frame of less than 2 MiB, up to the end of the hash."""
 
 COLUMNS = (
     "timestamps",
@@ -88,7 +88,7 @@ class RecordBatch:
         return frame_prefix(len(rest)) + self.hashes[index] + rest
 
     def extend(self, other: "RecordBatch") -> None:
-        """Append another batch; a message that is in both is there twice then."""
+        """Append another batch; a message of both is in the result twice."""
         offset = len(self)
         for column in COLUMNS:
             getattr(self, column).extend(getattr(other, column))
@@ -155,7 +155,7 @@ def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, 
     """Lay the frame of a message around its payload: (head, tail), the head without the hash.
 
     ``body`` is the canonical encoding of the WakuMessage, ``payload_bytes`` the size of its
-    payload, ``suffix`` comes from `pubsub_suffix`. Cost: one table look-up and two copies.
+    payload, ``suffix`` comes from `pubsub_suffix`. Cost: one table lookup and two copies.
     """
     head, tail_start = frame_layout(payload_bytes, len(body))
     return head, body[tail_start:] + suffix

@@ -23,10 +23,10 @@ from store.messages.record import frame_layout
 from storenode.message.limits import MAX_CACHED_LAYOUTS, MAX_CACHED_SHAPES, MAX_SHAPE_BYTES
 
 TIME_BYTES: Final = 9
-"""Of a time from 1971 to 2116 in nanoseconds; other times are read by decoding the message."""
+"""The encoded size of a time from 1971 to 2116; messages with other times are decoded."""
 
 LEAD_BYTES: Final = 6
-"""Longest lead: two tags and two lengths of two bytes. What is longer is decoded."""
+"""Longest lead: two tags and two lengths of two bytes; longer ones are decoded."""
 
 _FIRST_FIELD: Final = 0x0A
 _SECOND_FIELD: Final = 0x12

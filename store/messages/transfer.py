@@ -1,7 +1,7 @@
 """Messages between stores: ``WakuMessageAndTopic`` from stored bytes, and decoded.
 
 A frame that is stored (see `messages.record`) has the same two fields under other numbers, after
-the hash, which is not sent: its receiver computes it anew::
+the hash, which is not sent: its receiver computes it again::
 
     0A len( 0A 20 hash  12 len(message)  1A len(pubsub topic) )     stored
                         0A len(message)  12 len(pubsub topic)       sent
@@ -24,7 +24,7 @@ from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessageAndTo
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
-"""Of a frame's first field: tag, length, hash."""
+"""The encoded size of a frame's first field: tag, length, hash."""
 
 
 class MalformedMessageError(ValueError):

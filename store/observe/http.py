@@ -45,15 +45,15 @@ MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
 """The request line and the headers of one request."""
 
 HTTP_HEAD_TIMEOUT_S: Final = 3.0
-"""How long a request may take to arrive, from the connection on."""
+"""The time that a request may take to arrive, from the connection on."""
 
 HTTP_TIMEOUT_S: Final = 10.0
-"""How long one request may take, from the connection to the end of the response."""
+"""The time that a request may take, from the connection to the end of the response."""
 
 READY_SILENCE_S: Final = 10.0
 LIVE_SILENCE_S: Final = 60.0
-"""How long the node's event loop may not run after a probe until the node is neither ready nor, at
-last, alive."""
+"""The time without a turn of the event loop after a probe until the node is not ready and, later,
+not alive."""
 
 MAX_STATUS_REQUESTS: Final = 24
 """Requests about the status page under way; further ones are answered 503."""

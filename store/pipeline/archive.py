@@ -118,7 +118,7 @@ class ArchiveReport(JobReport):
         return not (self.hours_differing or self.hours_damaged or self.marked_archive)
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         if self.dry_run:
             to_do = f"{self.messages_to_do:,} messages"
             return [f"Would archive about {to_do}, up to commit {self.position}."]

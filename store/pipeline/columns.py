@@ -2,7 +2,7 @@
 
 ``hash`` again as ``h0`` to ``h3`` is what makes fingerprints native. ``tail`` fields that may be
 absent are null. ``lamport`` is an unsigned number of 64 bits in a signed column, as in the
-database. The SDS columns are null for messages that are none of SDS; they are claims of the
+database. The SDS columns are null for messages that are not of SDS; they are claims of the
 message's publisher.
 """
 

@@ -164,7 +164,7 @@ def mark_archived(connection: Connection, stored: Fingerprints, archive: str) ->
 def lock(connection: Connection, key: int, what: str) -> None:
     """Lock what a job does to a database, as long as the connection lives.
 
-    ``key`` is a lock of `store.db.locks`, ``what`` the work in words.
+    ``key`` is a lock of `store.db.locks`, ``what`` a name of the work.
     """
     if connection.execute(_TRY_LOCK, (key,)).fetchone() != (True,):
         raise PipelineError(f"Another job is {what}: wait until it has ended, or end it.")

@@ -54,7 +54,7 @@ class DiffReport(JobReport):
         return {**asdict(self), "equal": self.sound}
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         if self.sound:
             return [f"{self.first} and {self.second} hold the same messages."]
         found = [

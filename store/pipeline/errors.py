@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What Spark raises: errors that it has a class of its own for, and all others."""
+"""The exceptions of Spark: errors that have a class of their own there, and all others."""
 
 FAILED: Final = 1
 """The job failed, or found a fault."""
@@ -48,15 +48,15 @@ _STORE_CAUSES: Final = (
         "it cannot be reached: check the network, and the endpoint if one is set",
     ),
 )
-"""What the words of an object store come to, the first that fits."""
+"""The causes that the messages of object stores stand for; the first match counts."""
 
 
 class StoreError(OSError):
-    """The error of an object store about a path, with its cause in words as ``strerror``."""
+    """The error of an object store about a path, with its cause as ``strerror``."""
 
 
 def store_error(path: str, text: str) -> StoreError:
-    """Return the error for what an object store says about a path."""
+    """Return the error for an object store's message about a path."""
     cause = store_cause(text) or " ".join(text.split())[:200]
     return StoreError(errno.EIO, cause, path)
 

@@ -37,14 +37,14 @@ MAX_PORTION_ROWS: Final = 4_000_000
 COMPACT_AT_FILES: Final = 8
 COMPACT_BELOW_BYTES: Final = 32 * 1024 * 1024
 MAX_COMPACTED_BYTES: Final = 256 * 1024 * 1024
-"""So many files below a size, of one day and shard, are compacted to one of at most this size."""
+"""The size limit of a file into which smaller files of one day and shard are compacted."""
 
 COMPACT_FILES_AT_ONCE: Final = 2_000
 """Files that one commit replaces by larger ones, those of a day and shard together. What they hold
 of each hour, file by file, is in the job's memory meanwhile."""
 
 VACUUM_AFTER_HOURS: Final = 7 * 24
-"""How long files stay that the newest state does not name: somebody may read an older state."""
+"""The time that files of older states are kept for their readers."""
 
 MAX_LISTED: Final = 100
 """Rows, hours or files that a report lists of each kind; the number of all is said."""

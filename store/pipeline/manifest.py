@@ -27,7 +27,7 @@ from store.pipeline.files import chunks, create, listed
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
 
 FIRST_BEFORE: Final = "0" * 64
-"""What the first commit has in place of the digest of the commit before it."""
+"""The digest that the first commit has in place of that of a commit before it."""
 
 _READERS: Final = 16
 """Copies that are read at a time, since an object store takes a while for each."""
@@ -45,7 +45,7 @@ _MALFORMED: Final = (
     *(ValueError, TypeError, LookupError),
     *(AttributeError, ArithmeticError, RecursionError),
 )
-"""What reading a commit raises that is none."""
+"""The exceptions that reading a malformed commit raises."""
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _FOLDERS: Final = 3

@@ -39,7 +39,7 @@ class NightlyReport(JobReport):
         return {"sound": self.sound, **found, **failed}
 
     def lines(self) -> list[str]:
-        """Return the reports in words, and then the errors."""
+        """Return the reports as text, and then the errors."""
         lines = [f"{name}: {line}" for name, each in self.reports.items() for line in each.lines()]
         return lines + [f"{name}: {text}" for name, text in self.errors.items()]
 

@@ -46,7 +46,7 @@ class RepairReport(FaultList):
     refused: bool = False
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         found = self.fault_lines()
         if self.refused:
             return [*found, _REFUSED]

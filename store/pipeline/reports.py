@@ -46,7 +46,7 @@ class JobReport(ABC):
 
     @abstractmethod
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
 
 
 def moment(ns: int) -> datetime:

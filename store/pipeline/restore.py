@@ -86,7 +86,7 @@ POLICY: Final = Policy(
     max_meta_bytes=_NO_LIMIT,
     max_topic_bytes=_NO_LIMIT,
 )
-"""What was stored once was admitted once, perhaps under other limits."""
+"""The policy for restored messages, which were admitted before, perhaps under other limits."""
 
 
 def store_task(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -171,7 +171,7 @@ class RestoreReport(JobReport):
         return not self.conflicts
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         if self.dry_run:
             return [f"Would restore {self.messages:,} messages that the database may have or not."]
         there = self.messages - self.new - self.conflicts

@@ -37,7 +37,7 @@ class TerminatedError(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end a block as Ctrl-C does, by an exception: what is temporary is removed.
+    """Let SIGTERM end a block as Ctrl-C does, by an exception: temporary files are removed.
 
     It works only in the main thread. What it interrupts may fail in a way of its own.
     """
@@ -126,7 +126,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 _STRAY: Final = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
-"""What a JVM prints about options that Spark itself starts it with."""
+"""The lines that a JVM prints about options with which Spark itself starts it."""
 
 _STDERR: Final = 2
 _LAST_WORDS_S: Final = 10.0

@@ -1,6 +1,6 @@
 """`verify`: compare an archive with its messages' hashes, its commits and the database.
 
-Every hash is computed anew, and every hour's count and XOR. Rows must be messages that a node may
+Every hash is computed again, and every hour's count and XOR. Rows must be messages that a node may
 store, in the directory of their day and shard, and each there once. The files, hours and commits
 that the manifest names must be there unchanged, and so must the hours that the database has marked
 as archived here. The rows of files that are not as they were are not looked at. The database is
@@ -85,7 +85,7 @@ RULES: Final[Mapping[str, str]] = {
         and octet_length(hash) = {HASH_BYTES}""",
     WRONG_PLACE: f"shard = {_SHARD_OF_TOPIC} and ts div {DAY_NS} = unix_date(day)",
 }
-"""What holds of every sound row, by the fault of a row of which it does not."""
+"""The conditions of a sound row, by the fault of a row that does not meet them."""
 
 
 def row_faults() -> Mapping[str, Column]:
@@ -145,7 +145,7 @@ class FaultList(JobReport):
         return {**super().as_json(), "faults": [asdict(each) for each in self.faults]}
 
     def fault_lines(self) -> list[str]:
-        """Return the faults in words."""
+        """Return the faults as text."""
         found = []
         for fault in self.faults:
             found.append(f"{fault.kind}: {fault.count:,}")
@@ -167,7 +167,7 @@ class VerifyReport(FaultList):
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         found = [
             f"Verified {self.messages:,} messages of {self.hours:,} hours in {self.files:,} files."
         ]

@@ -142,7 +142,7 @@ def _problem(problem: Problem) -> admin_pb2.Problem:
 def filled(kind: type[_M], state: object, **others: object) -> _M:
     """Return a message whose fields are ``others`` and, by their names, those of ``state``.
 
-    A field that is a time is called ``..._ns`` there. One that is nowhere is an error.
+    A field that is a time is called ``..._ns`` there. An unknown one is an error.
     """
     for field in cast("Sequence[FieldDescriptor]", kind.DESCRIPTOR.fields):
         if field.name not in others:

@@ -33,7 +33,7 @@ from storenode.wire.storenode.v1 import peer_pb2
 
 GREETING_GRACE_S: Final = 0.25
 GREETING_PAUSE_S: Final = 2.0
-"""How long a callee of ``Gossip`` may be silent until it is sent something to answer; and again."""
+"""The silence of a callee of ``Gossip`` after which it is sent something to answer, repeatedly."""
 
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"

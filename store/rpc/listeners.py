@@ -30,7 +30,7 @@ MAX_PENDING_CALLS: Final = 32_768
 turns any call away with CANCELLED: 300 full connections do not come so far."""
 
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
-"""For TLS and the first frame of HTTP/2, from the connection on."""
+"""The time limit of TLS and the first frame of HTTP/2, from the connection on."""
 
 IDLE_CONNECTION_MS: Final = 300_000
 """A connection without a call is closed after this; gRPC's clients connect again when they call."""

@@ -9,13 +9,13 @@ no node passes for one whose certificate it lacks.
 Without TLS the ID is accepted, on loopback or where the operator allows it.
 
 gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
-call begins is made anew at once. One on which a call was not answered in time may be dead without
+call begins is made again at once. One on which a call was not answered in time may be dead without
 notice: it is not used again.
 
 The answers of ``Scan`` and ``GetSdsMessages`` are bounded, and checked as far as they must be. A
-scan must end, and must miss nothing when it goes on later: its pages ascend, inside the range and
+scan must end, and must miss nothing when it continues later: its pages ascend, inside the range and
 strictly. A message that cannot be decoded has no position in the order. A cursor is the peer's own:
-it is handed back as it came. Of a look-up each message must have been asked for: its payload claims
+it is handed back as it came. Of a lookup each message must have been asked for: its payload claims
 one of the IDs in the channel, or cannot be read and has the hash that a hint names. All else is
 judged on admission, which computes the hashes, too.
 """
@@ -63,7 +63,7 @@ from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PEER_CONNECT_TIMEOUT_S: Final = 10.0
-"""From a request to a peer to its names, a new connection included."""
+"""The time from a request to a peer to its names, a new connection included."""
 
 PEER_ANSWER_TIMEOUT_S: Final = 20.0
 """The same for a call whose first frame it may answer before it names itself."""
@@ -98,7 +98,7 @@ PEER_SCAN_PAGE_MESSAGES: Final = 2_000
 """Messages that are asked for in a page of a peer's ``Scan``."""
 
 MAX_LOOKUP_MESSAGES: Final = 20_000
-"""Messages that are taken from a peer for one look-up of SDS message IDs: 1,000 IDs with as many
+"""Messages that are taken from a peer for one lookup of SDS message IDs: 1,000 IDs with as many
 claimants as a node returns by default, and one more that a hint names, fit."""
 
 _STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name

@@ -24,8 +24,8 @@ from store.serving.queue import FairQueue
 
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 LEAST_REQUEST_BYTES: Final = STREAM_WINDOW_BYTES // 32
-"""Requests of one ``PublishStream`` that are under way at one time, and what one counts at least:
-some are written together, and those that follow are judged meanwhile."""
+"""Requests of one ``PublishStream`` that are under way at the same time, and what one counts at
+least: some are written together, and those that follow are judged meanwhile."""
 
 
 async def publish_stream(call: RpcCall) -> None:

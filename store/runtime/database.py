@@ -31,10 +31,10 @@ from storenode.message.limits import NS_PER_S
 _LOG = get_logger("store.runtime.database")
 
 HOSTS_TIMEOUT_S: Final = 15.0
-"""How long all of that may take."""
+"""The time limit of the check of all hosts."""
 
 HOSTS_END_TIMEOUT_S: Final = 2.0
-"""How long a node that shuts down waits for the newest commit."""
+"""The time that a node that shuts down waits for the newest commit."""
 
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
@@ -60,7 +60,7 @@ def completed_url(url: str, *, read_only: bool = False) -> str:
 class ExternalHost:
     """A Postgres that others run; its schema is theirs to upgrade.
 
-    The data directory is locked all the same: the node ID in it is this node's alone. ``guard``
+    The data directory is locked nevertheless: the node ID in it is this node's alone. ``guard``
     chooses among the hosts of ``--database-url``; None for a node that only reads, which has one.
     """
 

@@ -4,7 +4,7 @@ from storenode.cli.errors import FAILED, UNREACHABLE, USAGE
 
 
 class NodeFailedError(Exception):
-    """The node cannot go on."""
+    """The node cannot continue."""
 
     exit_code = FAILED
 

@@ -33,7 +33,7 @@ class Obstacle(Enum):
 
 
 _ONLY_WRITES: Final = frozenset({Obstacle.SPACE, Obstacle.WRITES})
-"""Queries are answered all the same."""
+"""Queries are answered nevertheless."""
 
 
 class NodeHealth:

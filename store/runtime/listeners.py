@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LOG = get_logger("store.runtime.listeners")
 
 RESERVED_DESCRIPTORS: Final = 256
-"""Of the process, for all but connections of callers: the database, files, and calls of others."""
+"""The file descriptors that are reserved for the database, files and outgoing calls."""
 
 Listeners: TypeAlias = Mapping[str, Union[Listener, "HttpListener"]]
 """The servers by their names in the ready line; two names may have the same."""
@@ -48,7 +48,7 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
     addresses, connections = listener_addresses(config), _connections(config)
     for_clients = tls_files(config, config.client_ca)
     # Without an authority no peer can be told from another, and none is allowed: the node's own
-    # certificate stands in, so that the listener demands a certificate all the same.
+    # certificate stands in, so that the listener demands a certificate nevertheless.
     for_peers = tls_files(config, config.tls_ca or config.tls_cert)
     rules = PeerRules(
         tls=config.tls,

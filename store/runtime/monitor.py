@@ -31,16 +31,16 @@ from store.observe.logging import get_logger
 _LOG = get_logger("store.runtime.monitor")
 
 HEALTHY_CHECK_INTERVAL_S: Final = 10.0
-"""How often the database is asked whether it answers, while it does and stays connected."""
+"""The interval of checks of a connected database that answers."""
 
 UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
-"""How often while it does not."""
+"""The interval of checks of a database that does not answer."""
 
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
 POOL_PATIENCE_S: Final = 2.5
-"""How long the pools are asked for a connection to ask on, where no other can be had."""
+"""The time to wait for a pool's connection for the check, where no other is available."""
 _ASK = "select pg_is_in_recovery(), (extract(epoch from clock_timestamp()) * 1000000000)::bigint"
 
 
@@ -237,7 +237,7 @@ CANARY_RETRY_S: Final = 0.5
 """The pause after one that failed."""
 
 CAUSE_INTERVAL_S: Final = 2.5
-"""How often the cause is looked for while one is under way."""
+"""The interval at which the cause of a failure is looked for."""
 
 STALL_S: Final = 10.0
 """A node that has committed nothing for longer is not ready."""

@@ -3,9 +3,9 @@
     starting --everything is up--> serving --stop()--> draining --calls have ended--> ended
     starting --stop()--> ended
 
-What is opened first is closed last: metrics listener, database, exchange with peers, gossip, the
-other listeners, periodic work. The database may go away and come back meanwhile; the node says
-that it is not ready, and stays.
+Parts are closed in the reverse order of their opening: metrics listener, database, exchange with
+peers, gossip, the other listeners, periodic work. The database may go away and come back meanwhile;
+the node reports that it is not ready, and stays.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ DRAIN_NOTICE_S: Final = 0.2
 """Time between reporting the end to those that watch the node's health, and ending their calls."""
 
 LAST_WRITE_TIMEOUT_S: Final = 2.0
-"""How long each last write of a node that shuts down may take, in all that happens after the calls
-have ended."""
+"""The time limit of each last write of a node that shuts down, after the calls have ended."""
 
 WIDE_INTERVALS: Final = 12
 """The whole history is reconciled once in so many sync intervals."""

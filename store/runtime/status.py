@@ -1,8 +1,8 @@
 """The state of a node: as gauges, as the answer of ``GetStatus``, and as JSON for the status page.
 
 The page is made of the answer. Its data are described in docs/operations.md. Times in it are Unix
-seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and texts of peers are
-cut.
+seconds, 0 for never; values that are not known yet are null. Nothing secret is in it, and texts of
+peers are cut.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ READ_TIMEOUT_S: Final = 20.0
 """A read that takes longer is given up; a database that is away has been given up before."""
 
 STATUS_REST_S: Final = 1.0
-"""How often the data of the status page is put together, however many look at it."""
+"""The interval at which the data of the status page is collected, however many look at it."""
 
 SUMMARY_REST_S: Final = 1.0
 CONDITION_REST_S: Final = 5.0
@@ -57,14 +57,14 @@ HISTORY_REST_S: Final = 5.0
 by time with what is known of other stores."""
 
 PATIENCE_S: Final = 2.0
-"""How long a request waits for the database; then it shows what was read before."""
+"""The time that a request waits for the database; then it shows the previous data."""
 
 FEWEST_DEAD_ROWS: Final = 100_000
 """Fewer dead rows in a table are no problem."""
 
 MAX_STATUS_TEXT_CHARS: Final = 300
 MAX_STATUS_NOTES: Final = 5
-"""Of a text that a peer may have written, and of the notes of one session."""
+"""The number of notes of a session, and of a text that a peer may have written, that are kept."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -74,7 +74,7 @@ _T = TypeVar("_T")
 
 
 class SharedRead(Generic[_T]):
-    """The last result of a read, which all who ask share, and which is read anew when it is old.
+    """The last result of a read, which all who ask share, and which is read again when it is old.
 
     A read that fails because the database does not serve leaves the result as it is.
     """
@@ -88,7 +88,7 @@ class SharedRead(Generic[_T]):
         self.value: _T | None = None
 
     async def get(self, patience_s: float) -> _T | None:
-        """Return the result, read anew if it is old and that takes no longer; else the last.
+        """Return the result, read again if it is old and that takes no longer; else the last.
 
         None: it was never read. A read that takes longer continues for the next caller.
         """

@@ -6,7 +6,7 @@ then. Before a message is read, HTTP/2's flow control leaves all but `LOOKAHEAD_
 the sender: to read is to allow a request of the largest size. What gRPC holds is measured: the
 kernel counts what has come over a connection, and the requests that were read are known. The rest
 is what gRPC holds, and headers and frames of HTTP/2 and TLS. These add up, so a connection is
-measured from the least rest that it had, and anew when all that is awaited was begun lately.
+measured from the least rest that it had, and again when all that is awaited was begun lately.
 
 Rules:
 
@@ -40,10 +40,10 @@ MAX_STRANGER_BYTES: Final = 16 * 1024 * 1024
 """Bytes of requests that have not come in full, of all callers, and of those of health checks."""
 
 SILENT_BYTES: Final = 64 * 1024
-"""What a call costs whose first request is awaited: 2,048 of them may be."""
+"""The cost of a call whose first request is awaited: 2,048 of them may be."""
 
 REQUEST_TIMEOUT_S: Final = 60.0
-"""How long the first request of a call may take to come in full."""
+"""The time that the first request of a call may take to arrive in full."""
 
 LOOKAHEAD_BYTES: Final = 128 * 1024
 """Bytes that a caller may send of a message before it is read. A stream of smaller requests is no
@@ -60,7 +60,7 @@ LARGE_BYTES: Final = 1024 * 1024
 
 PAUSE_S: Final = 0.1
 PAUSE_ROUNDS: Final = 10
-"""Between two measurements: so long, or so many times the duration of the last one."""
+"""The pause between two measurements, as a multiple of the duration of the last one."""
 
 MAX_PAUSE_S: Final = 0.5
 """The pause while no read begins and nothing comes over connections that await a request, such as

@@ -55,9 +55,9 @@ class Method:
     """The properties of a method that count before it is called.
 
     ``right``: what a caller needs; None admits every caller, without a look at tokens.
-    ``peers``: peers may call it. ``peers_only``: clients may not. ``endless``: it goes on until one
-    side ends it. ``always``: it is served although the node is not ready. ``timed``: it is a read.
-    A request above ``free_request_bytes`` takes of the memory for requests.
+    ``peers``: peers may call it. ``peers_only``: clients may not. ``endless``: it continues until
+    one side ends it. ``always``: it is served although the node is not ready. ``timed``: it is a
+    read. A request above ``free_request_bytes`` takes of the memory for requests.
     """
 
     name: str

@@ -27,7 +27,7 @@ _DESCRIPTORS: Final = Path("/dev/fd")
 _CACHED_ADDRESSES: Final = 4_096
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
-"""None where the system is not Linux."""
+"""The socket option of TCP's state, None where the system is not Linux."""
 
 _BYTES_RECEIVED: Final = struct.Struct("=128xQ")
 """``tcpi_bytes_received`` of Linux's ``struct tcp_info``, which is extended at its end only."""

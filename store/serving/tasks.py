@@ -16,7 +16,7 @@ TASK_RETRY_MOST_S: Final = 60.0
 """Pauses before a background task that failed is started again."""
 
 TASK_CANCEL_AGAIN_S: Final = 1.0
-"""How long a background task that was cancelled may take before it is cancelled again."""
+"""The time after which a cancelled background task is cancelled again."""
 
 Work = Callable[[], Awaitable[None]]
 """Work that does not end by itself."""
@@ -39,7 +39,8 @@ class BackgroundTasks:
     def start_every(self, interval_s: float, name: str, work: Callable[[], object]) -> None:
         """Start `work` now, and again after each interval, until `stop` is called.
 
-        Intervals end at multiples of them, so that an idle node wakes for many works at one time.
+        Intervals end at multiples of them, so that an idle node wakes for many works at the same
+        time.
         """
         clock = asyncio.get_running_loop().time
 
@@ -68,6 +69,6 @@ async def _keep_doing(name: str, work: Work) -> None:
     while True:
         try:
             await work()
-        except Exception:  # noqa: BLE001 - whatever it is, the task goes on
+        except Exception:  # noqa: BLE001 - whatever it is, the task continues
             _LOG.exception("task_failed", task=name, retry_in_s=backoff.pause_s)
         await asyncio.sleep(backoff.take())

@@ -1,7 +1,7 @@
 """Certificates: read, checked before a listener uses them, and read again when they change.
 
 A certificate that is renewed in place is used by the next connection; a renewal that cannot be
-used is logged, and the listener goes on with what it has.
+used is logged, and the listener continues with what it has.
 """
 
 from __future__ import annotations

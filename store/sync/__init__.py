@@ -1,1 +1,1 @@
-"""Reconciliation with peers, transfer, schedule, resume and look-up: cores and their drivers."""
+"""Reconciliation with peers, transfer, schedule, resume and lookup: cores and their drivers."""

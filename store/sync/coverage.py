@@ -40,7 +40,7 @@ _REPEATED_EVERY_NS: Final = HOUR_NS
 """Statements that have changed, or only repeat others at a later time, are written this often."""
 
 Measured = tuple[Comparison, Sums]
-"""What a session has compared, and the sums of the spans that it may make statements about."""
+"""A comparison of a session and the sums of the spans that it may make statements about."""
 
 
 async def measure(

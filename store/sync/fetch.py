@@ -6,18 +6,18 @@ makes it durable.
 Resume. The store keeps the time at which it was last online (`OnlineRecorder`). At its next start
 the gap from then to now is read from a peer by ``Scan``, in order of time. As the scan advances so
 does the "last online" time, which therefore always says: up to here nothing of the gap is missing.
-A restart in mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
+A restart in mid-resume continues from there (WAKU-STORE-SYNC, "Store resume").
 
-- The first peer is random. Where a fetch fails, the next peer goes on; after as many failures as
+- The first peer is random. Where a fetch fails, the next peer continues; after as many failures as
   there are peers there is a pause, and reconciliation no longer waits for the resume.
-- A peer that lies can go on for ever, with messages that are worth nothing. So no fetch is longer
+- A peer that lies can send for ever messages that are worth nothing. So no fetch is longer
   than `LONGEST_FETCH_NS`, and reconciliation waits no longer for the resume either.
-- A cursor is the peer's that gave it: where another one goes on, it begins by the time reached.
+- A cursor is the peer's that gave it: where another one continues, it begins by the time reached.
 - A peer may have been off as well. Where it comes to the end of the gap and has shown nothing of
   its second half, the others are asked for the rest too, each once, until one has some. What they
   all lack is left to reconciliation: the wide session finds it.
 
-Look-ups. What is held already is not asked for, so that a long list may be gone through again; but
+Lookups. Stored messages are not requested, so that a long list may be processed again; but
 for IDs that could prove their message and do not prove the one that is held, which may be forged.
 """
 
@@ -62,7 +62,7 @@ FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 
 LONGEST_FETCH_NS: Final = 600 * NS_PER_S
-"""A fetch that takes longer goes on at the next peer; the only one is asked again."""
+"""A fetch that takes longer continues at the next peer; the only one is asked again."""
 
 _ADVANCE_EVERY_NS: Final = NS_PER_S
 """Progress is persisted no more often: a row that is written with every page grows old versions."""
@@ -398,7 +398,7 @@ Entries = tuple[HistoryEntry, ...]
 
 
 class Fetcher:
-    """The look-ups of one node; on the event loop's thread."""
+    """The lookups of one node; on the event loop's thread."""
 
     def __init__(self, work: FetchWork, sds: SdsLookups) -> None:
         self._work = work

@@ -12,14 +12,14 @@ from reconcile.index import MIN_CHUNK_IDS
 from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
 
 PEER_CLOSING_S: Final = 10.0
-"""From the last word of a transfer to the end of its call, which nothing depends on."""
+"""The time from the last frame of a transfer to the end of its call, on which nothing depends."""
 
 LAST_WORDS_S: Final = 0.5
-"""After a write has failed, for what the peer had sent before it left; a database that is away may
-keep it from being taken in."""
+"""The time after a failed write to read what the peer had sent before it left; an unavailable
+database may delay that."""
 
 FIRST_FRAME_S: Final = 20.0
-"""From a call of a peer to its first frame. The edge bounds what such calls hold in memory."""
+"""The time from a peer's call to its first frame; the listener bounds its memory."""
 
 RESERVED_SESSIONS: Final = 1
 """Sessions that only trusted peers, and those that this node calls, can have."""
@@ -32,7 +32,7 @@ STALLED_NS: Final = 10 * NS_PER_S
 """A session that waits for its peer's next frame for so long only waits."""
 
 SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
-"""And so does one that reconciles for so long."""
+"""The duration from which a reconciliation counts as slow."""
 
 MAX_NOTED_PEERS: Final = 64
 """Peers of which is remembered how the last session ended: how the next one begins best, that it
@@ -42,11 +42,11 @@ MAX_KNOWN_CONFLICTS: Final = 4_096
 """Conflicts with one peer that are remembered, about 200 bytes each."""
 
 MAX_RECONCILE_S: Final = 600.0
-"""One ``Reconcile``, however many frames it takes."""
+"""The time limit of a ``Reconcile``, however many frames it takes."""
 
 LARGE_PAYLOAD_BYTES: Final = 512 * 1024
-"""Two bytes of a payload may become a range of 150: larger ones are worked on one at a time, of all
-sessions together."""
+"""The size from which payloads are processed one at a time, of all sessions together: two bytes may
+become a range of 150."""
 
 THREADED_PAYLOAD_BYTES: Final = 64 * 1024
 """The step of a session on a larger payload runs beside the event loop."""
@@ -55,13 +55,13 @@ MAX_PIECE_ANSWERS: Final = 8_192
 """Answers in a piece of a frame."""
 
 BUSY_PATIENCE_S: Final = 30.0
-"""How long a transfer waits for a store that is busy; its peer takes that for silence."""
+"""The time that a transfer waits for a busy store, which its peer takes for silence."""
 
 FIRST_BUSY_PAUSE_S: Final = 0.05
 LONGEST_BUSY_PAUSE_S: Final = 2.0
 
 TRANSFER_TICK_S: Final = 5.0
-"""How often a transfer looks whether its peer is silent."""
+"""The interval at which a transfer checks whether its peer is silent."""
 
 THREADED_ROWS: Final = 2_048
 """A step that works on more IDs, ranges or spans of time runs beside the event loop."""
@@ -79,7 +79,7 @@ MAX_SEARCH_ROUNDS: Final = 32
 """Steps of one side: three for each length of parts."""
 
 FEW_LISTED_IDS: Final = 256
-"""So few IDs of a span that differs are listed, and not divided."""
+"""The number of IDs up to which a differing span is listed, and not divided."""
 
 MAX_LISTED_IDS: Final = 1_024
 """A longer list of a span is not sent."""
@@ -88,7 +88,7 @@ MAX_SEARCH_IDS: Final = 2 * MAX_SEARCHED_SPANS * MAX_LISTED_IDS
 """Messages in the lists of one step: those that differ, and answers to as many; 7.3 MB."""
 
 RANDOM_CUTS: Final = 3
-"""Where the first payload divides the window towards a peer that does not know sums."""
+"""The number of cuts of the first payload's window for a peer that does not support sums."""
 
 MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
@@ -97,7 +97,7 @@ are kept, and each at most 69 s long."""
 
 
 ONLINE_INTERVAL_S: Final = 15.0
-"""How often it is noted that the store is online."""
+"""The interval at which the store is recorded as online."""
 
 MAX_OFFER_PAYLOAD_BYTES: Final = 1_024
 """A base payload of one fingerprint is shorter, but for very many shards."""
@@ -132,7 +132,7 @@ class IndexLimits:
     Attributes:
         entries: IDs in memory, 96 MB at most.
         chunk_ids: IDs in a full chunk of a small index.
-        waiting_commits: commits that wait to be inserted; with more, the index is made anew.
+        waiting_commits: commits that wait to be inserted; with more, the index is rebuilt.
         ids_at_once: IDs of commits that are inserted together.
         inline_ids: so many are inserted on the event loop's thread; more in another one.
         warm_up_ids: IDs that the warm-up reads at a time.
@@ -163,7 +163,7 @@ MAX_FRAME_BYTES: Final = MAX_RESPONSE_BYTES
 """A frame that this node sends; one message that alone has more goes alone."""
 
 FRAME_RESERVE_BYTES: Final = 1_024
-"""What a frame has besides messages and answers at most: the session, the tags."""
+"""The bytes of a frame besides messages and answers: the session and the tags."""
 
 MAX_REASON_BYTES: Final = 256
 """A reason for a refusal, in UTF-8; a longer one is cut."""
@@ -178,17 +178,17 @@ SESSION_ID_CHARS: Final = 32
 """A session is named by 128 random bits in hexadecimal digits."""
 
 MAX_SESSIONS: Final = 4
-"""Sessions of one node in all, whoever began them."""
+"""Sessions of one node in all, begun by either side."""
 
 SILENCE_NS: Final = 60 * NS_PER_S
-"""A session in which its peer says nothing for so long has ended."""
+"""The silence of the peer after which a session ends."""
 
 MAX_REMEMBERED: Final = 65_536
 """Refusals that are remembered, of all peers together."""
 
 CALLER_GRACE_NS: Final = 15 * NS_PER_S
-"""Who began a session has this much more patience: the other ends it first, and its status says
-why, while a call that its caller ends only seems to be abandoned."""
+"""The additional patience of the side that began a session: the other side ends it first and
+reports the reason, while a call that its caller ends seems to be abandoned."""
 
 REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
 """A refusal is forgotten after so long: the rules of a node change when its operator wants it."""

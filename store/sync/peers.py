@@ -14,7 +14,7 @@ from store.domain.ports import HistoryEntry, PeerAddress
 class ScannedPage:
     """A page of a peer's scan of a time range: encoded ``WakuMessageAndTopic``, at least one.
 
-    ``hashes`` are theirs as the peer names them. ``cursor`` goes on after the page at this peer;
+    ``hashes`` are theirs as the peer names them. ``cursor`` continues after the page at this peer;
     empty: it gave none. ``reached_ns`` is the timestamp of the last message.
     """
 
@@ -46,7 +46,7 @@ class Connector(Protocol):
     def call(
         self, peer: PeerAddress, method: str, identified: Callable[[str, str], None]
     ) -> AbstractAsyncContextManager[FrameStream]:
-        """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
+        """Begin a call with a stream each way; it is cancelled at the end if it still continues.
 
         ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``. ``identified`` receives
         the IDs of the callee and its store before a frame is read: a callee may give them with its
@@ -69,7 +69,7 @@ class PeerCaller(Connector, Protocol):
     ) -> AsyncGenerator[ScannedPage, None]:
         """Yield what a peer holds of a time range.
 
-        The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
+        The call continues until the generator is closed. ``cursor`` is one that this peer has sent;
         an empty one begins at the start.
 
         Raises:

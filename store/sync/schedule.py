@@ -46,7 +46,7 @@ MAX_PARTS: Final = 64
 FIRST_BACKOFF_NS: Final = 5 * NS_PER_S
 LONGEST_BACKOFF_NS: Final = 300 * NS_PER_S
 RETRY_NS: Final = 2 * NS_PER_S
-"""After a failure another peer is tried this soon."""
+"""The pause after a failure before another peer is tried."""
 
 FIRST_WIDE_NS: Final = 30 * NS_PER_S
 """The first wide session follows the start by about this much: a new node fetches its history."""

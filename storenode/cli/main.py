@@ -63,7 +63,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "db": Command("db:db", "Upgrade, check and prune the database.", "node"),
 }
-"""All commands: their modules are imported when used, so that a client command loads no server."""
+"""The commands by name; modules are imported on use, so that client commands load no server."""
 
 _STREAMS: Final = ("stdin", "stdout", "stderr")
 

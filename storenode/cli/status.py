@@ -1,4 +1,4 @@
-"""`storenode status`: what a node says about itself."""
+"""`storenode status`: the state that a node reports."""
 
 from __future__ import annotations
 

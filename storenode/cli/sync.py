@@ -1,8 +1,8 @@
 """`storenode sync`: one reconciliation with a peer, now, or a list of SDS messages asked for.
 
 The list is lines of JSON, as `storenode pipeline audit --missing` writes them. It is read a portion
-at a time, so little of it is in memory however long it is; what is held already is not asked for,
-so it may be gone through again at any time.
+at a time, so little of it is in memory however long it is; stored messages are not requested, so it
+may be processed again at any time.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ _OUTCOMES: Final = {
     "refused": "that this node does not take, by its rules",
     "unasked": "that a peer may hold which could not be asked",
 }
-"""What became of messages that did not come."""
+"""The outcomes of messages that did not arrive."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 DEFAULT_TIMEOUT_S: Final = 30.0
-"""For the answer to a call that is not a stream."""
+"""The deadline of a call that is not a stream."""
 
 DEFAULT_RETRY: Final = Retry()
 """Nodes that are away are called again for about a quarter of a minute, once one has answered."""
@@ -297,7 +297,7 @@ class AsyncClient(_Connected):
         """Read a time range, the oldest message first, at any size.
 
         ``start`` is inclusive, ``end`` exclusive. ``limit`` ends it after so many messages;
-        ``newest_first`` turns the order around. The stream's ``cursor`` goes on later,
+        ``newest_first`` turns the order around. The stream's ``cursor`` continues later,
         also at another node; ``resume`` and ``ack`` keep it as those of `follow` do. With
         ``coverage``, that of the stream says at the end how complete the answer was.
 
@@ -425,8 +425,8 @@ class AsyncClient(_Connected):
 
         Instead of ``resume``, keep the stream's ``cursor`` with what you have processed
         and pass it next time. A cursor belongs to one store (a database, with any number of nodes).
-        With nodes of several stores, ``overlap_s`` lets the follower go on at another store when no
-        node of the first one is left: it reads what that store holds since ``overlap_s`` seconds
+        With nodes of several stores, ``overlap_s`` lets the follower continue at another store when
+        no node of the first one is left: it reads what that store holds since ``overlap_s`` seconds
         before the last page, less what came already.
 
         Examples:

@@ -142,19 +142,19 @@ class Outcome(StrEnum):
     """The decision of a node about a message."""
 
     STORED = "STORED"
-    """It is durable."""
+    """The message is durable."""
 
     DUPLICATE = "DUPLICATE"
-    """It was held already, which is as good as stored."""
+    """The message was stored before, which is as good as stored."""
 
     EPHEMERAL = "EPHEMERAL"
-    """It was handed to those who follow the node now, and not stored."""
+    """The message was delivered to the current followers of the node, and not stored."""
 
     REJECTED = "REJECTED"
-    """It was not taken; the reason says why."""
+    """The message was refused; the result has the reason."""
 
     UNCONFIRMED = "UNCONFIRMED"
-    """It is durable here, but too few other stores confirmed it in time."""
+    """The message is durable, but too few other stores confirmed it in time."""
 
     UNKNOWN = "UNKNOWN"
     """An outcome that a newer node added."""

@@ -23,7 +23,7 @@ MAX_PUBLISH_REQUEST_BYTES: Final = 3_500_000
 """Messages of one request; with its other fields it stays below 4 MiB."""
 
 _FIELD_OVERHEAD_BYTES: Final = 5
-"""Of a message inside a request: one byte of tag and up to four of length."""
+"""The overhead of a message inside a request: one byte of tag and up to four of length."""
 
 
 def new_message(

@@ -141,7 +141,7 @@ class NodeClient:
     ) -> AsyncGenerator[tuple[store_pb2.PublishRequest, store_pb2.PublishResponse], None]:
         """Store many batches without waiting for each; yields each request with its answer.
 
-        Goes on after the node was away: what was not acknowledged is sent again, which may turn
+        Continues after the node was away: what was not acknowledged is sent again, which may turn
         STORED into DUPLICATE, and hand an ephemeral message out twice.
         """
         pipeline = PublishPipeline(
@@ -212,8 +212,8 @@ class NodeClient:
     ) -> AsyncGenerator[store_pb2.ScanPage, None]:
         """Stream all matches in (timestamp, hash) order; times in nanoseconds, end exclusive.
 
-        Goes on from the last page's cursor when the node was away. With ``coverage`` the last page
-        says how complete the pages are, after such a pause only those from that cursor on.
+        Continues from the last page's cursor when the node was away. With ``coverage`` the last
+        page says how complete the pages are, after such a pause only those from that cursor on.
         """
         request = store_pb2.ScanRequest(
             filter=filter,
@@ -258,7 +258,7 @@ class NodeClient:
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Stream all matches in commit order, then live, without end.
 
-        Goes on from the last page's cursor when the node was away, at a node of the same store;
+        Continues from the last page's cursor when the node was away, at a node of the same store;
         nothing is missed or sent twice then either. When only nodes of other stores answer, their
         refusal of the cursor is raised.
         """

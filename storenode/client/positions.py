@@ -34,7 +34,7 @@ class Position(Protocol):
 
 
 Resume = str | Path | tuple[str | Path, str] | Position
-"""Where a position is kept: a file, a name in a SQLite file, or an object of the application."""
+"""A place for a position: a file, a name in a SQLite file, or an object of the application."""
 
 
 class FilePosition:

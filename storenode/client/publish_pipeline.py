@@ -49,7 +49,7 @@ class PublishPipeline:
         self._sent: deque[PublishRequest] = deque()
         self._unanswered = 0
         self._active_s = 0.0
-        """When the last request was written or the last answer came."""
+        """The time at which the last request was written or the last answer received."""
         self._exhausted = False
         self._fault: Exception | None = None
 
@@ -167,7 +167,7 @@ class PublishPipeline:
             self._ready.put_nowait(_END)
             await call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            # The call is over; whoever reads its answers learns why.
+            # The call is over; the reader of its answers gets the reason.
             return
         except Exception:
             call.cancel()

@@ -33,7 +33,7 @@ class AsyncPublisher:
     """Publishes messages in batches; made by `AsyncClient.publisher`, used as a context manager.
 
     `send` waits while ``max_pending`` messages are unacknowledged. Leaving the block waits until
-    everything is acknowledged. When the node is away, what is unacknowledged is sent again, which
+    everything is acknowledged. When the node is away, unacknowledged messages are sent again, which
     may turn STORED into DUPLICATE.
     """
 

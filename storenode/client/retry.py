@@ -37,7 +37,7 @@ HEDGE_DELAY_S: Final = 1.0
 _MAX_DOUBLINGS = 64
 
 _UNSERVED = "CANCELLED"
-"""How gRPC ends a call that the node has not taken up; the node itself never gives this code."""
+"""The status with which gRPC ends a call that was not begun; the node itself never uses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ async def stream(
     cursor_of: Callable[[_P], bytes] | None = None,
     is_endless: bool = False,
 ) -> AsyncGenerator[_P, None]:
-    """Stream pages, and go on after the last one received when the node was away.
+    """Stream pages, and continue after the last one received when the node was away.
 
     ``timeout_s`` bounds the wait for each page. Without ``cursor_of`` the answer has no cursor:
     once part of it has come, it is not asked for again. An ``is_endless`` stream may be silent for

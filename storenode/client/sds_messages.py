@@ -12,7 +12,7 @@ from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
 @dataclass(frozen=True, slots=True)
 class SdsView:
-    """An SDS message, which says of itself what its publisher claims.
+    """An SDS message with the claims of its publisher.
 
     ``parents`` are the message IDs of its causal history, each with the hash of the message that is
     meant (the retrieval hint), or ``None``. ``content`` is empty where there is none. ``proven``:

@@ -53,8 +53,8 @@ class AsyncMessageStream(AsyncIterator[Message]):
         self.live = False
         """True if a follower has caught up with what the node holds."""
         self.coverage: AnswerCoverage | None = None
-        """How complete a scan was that asked for it; known when it has ended. After an outage in
-        the middle it is about what came since, as `AnswerCoverage.time_start` says."""
+        """The coverage of a scan that asked for it, set when the scan has ended. After an outage in
+        the middle it covers the time since then, from `AnswerCoverage.time_start` on."""
 
     async def __anext__(self) -> Message:
         while not self.waiting:
@@ -185,7 +185,7 @@ async def followed_across(
     cursor: bytes,
     overlap_s: float,
 ) -> AsyncGenerator[Page]:
-    """Follow, and when only nodes of another store are left, go on there by time.
+    """Follow, and when only nodes of another store are left, continue there by time.
 
     ``follow`` opens a feed after a cursor, or with none from now on; ``scan`` reads what is held
     from a time on. What the other store holds since ``overlap_s`` before the last page comes again,

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 import grpc
 
 STATUS_TIMEOUT_S: Final = 1.0
-"""For the reason why a call has ended, where it comes after what follows from it."""
+"""The time to wait for a call's status after a failed write, which may precede it."""
 
 BROKEN_WRITE: Final = (grpc.StatusCode.INTERNAL, "Internal error from Core")
-"""What gRPC gives a call of which a message could not be sent."""
+"""The status that gRPC gives a call whose message could not be sent."""
 
 _T = TypeVar("_T")
 

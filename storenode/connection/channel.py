@@ -24,14 +24,14 @@ MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 MAX_PORT: Final = 65_535
 
 PROBE_TIMEOUT_S: Final = 1.0
-"""For the reason why a listener closes a connection at once."""
+"""The time to wait for the reason why a listener closes a connection at once."""
 
 
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # An idle stream whose node is gone without a word ends after both.
+    # An idle stream whose node is gone silently ends after both.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     # An idle stream is pinged for as long as it lasts.

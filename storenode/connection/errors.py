@@ -8,13 +8,13 @@ import grpc
 from storenode.common.errors import StorenodeError
 
 DRAINING: Final = "the node is shutting down"
-"""How a node's sentence begins that ends a call because it shuts down."""
+"""The beginning of the sentence with which a node that shuts down ends a call."""
 
 _NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed", "errors resolving")
 _NOT_SENT: Final = 'Failed "execute_batch"'
 RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
-"""In the trailing metadata of a call that the node could not serve for the moment: after how many
-milliseconds to try again (gRPC proposal A6, "Pushback")."""
+"""The trailing metadata of a call that the node could not serve at the moment: the milliseconds to
+wait before a retry (gRPC proposal A6, "Pushback")."""
 
 _BROKEN: Final = (
     "broken pipe",
@@ -28,7 +28,7 @@ _BROKEN: Final = (
     "stream removed",
     "transport closed",
 )
-"""How gRPC's own sentences on a connection that broke begin; a node's sentences do not."""
+"""The beginnings of gRPC's, not the node's, sentences on a broken connection."""
 
 _TLS_FAILURES: Final = ("ls handshake failed", "sl handshake failed", "verification check failed")
 _FOREIGN_PROTOCOLS: Final = ("Failed parsing HTTP/2", "http1.x server")
@@ -102,7 +102,7 @@ class CallTimeoutError(NodeError):
 
 
 class CursorRefusedError(NodeError):
-    """The node cannot go on from this cursor: it belongs to another store, or commits were lost."""
+    """The node cannot continue from this cursor of another store, or of lost commits."""
 
 
 class InvalidRequestError(NodeError):

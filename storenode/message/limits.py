@@ -21,10 +21,10 @@ MAX_TIMESTAMP_NS: Final = 2**63 - 1
 NS_PER_S: Final = 1_000_000_000
 
 UNCHECKED_DRIFT_NS: Final = 24 * 3600 * NS_PER_S
-"""How far ahead a timestamp may be when the drift check is off."""
+"""The distance that a timestamp may be in the future when the drift check is off."""
 
 MAX_MESSAGE_BYTES: Final = 150 * 1024
-"""One encoded WakuMessage, unknown fields not counted."""
+"""The size limit of an encoded WakuMessage without its unknown fields."""
 
 MAX_META_BYTES: Final = 64
 MAX_TOPIC_BYTES: Final = 1024
@@ -34,7 +34,7 @@ MAX_BATCH_MESSAGES: Final = 5_000
 """Messages in one PublishRequest."""
 
 MAX_RESPONSE_BYTES: Final = 4 * 1024 * 1024
-"""Any response; the default limit of gRPC clients. A page is cut earlier."""
+"""The size limit of any response, the default of gRPC clients. A page is cut earlier."""
 
 MAX_REQUEST_BYTES: Final = 16 * 1024 * 1024
 """A request of a client."""
@@ -68,5 +68,5 @@ MAX_CACHED_LAYOUTS: Final = 8_192
 
 MAX_CACHED_SHAPES: Final = 2_048
 MAX_SHAPE_BYTES: Final = 2_200
-"""What surrounds the time in messages that are read without being decoded, two topics for the
-most part, and how many such pairs are remembered."""
+"""The size limit of the bytes around the time in messages that are read without being decoded
+(mostly two topics), and the number of such pairs that are remembered."""

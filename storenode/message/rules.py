@@ -49,9 +49,9 @@ class Reason(StrEnum):
     META_TOO_LONG = "meta_too_long"
     TOO_LARGE = "too_large"
     EPHEMERAL = "ephemeral"
-    """From a source that may bring no ephemeral messages."""
+    """An ephemeral message from a source that may not deliver any."""
     OUTSIDE_TOPICS = "outside_topics"
-    """On topics that the client may not publish to."""
+    """A message on topics that the client may not publish to."""
     CONFLICT = "conflict"
     """A message with other content has the same hash."""
 

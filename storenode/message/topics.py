@@ -7,7 +7,7 @@ from typing import Final
 from storenode.message.limits import TOPIC_KEY_BYTES
 
 DEFAULT_PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
-"""Where messages are published unless a topic is named: shard 0 of cluster 1."""
+"""The default pubsub topic: shard 0 of cluster 1."""
 
 _SHARD_TOPIC: Final = re.compile(r"/waku/2/rs/(0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})")
 _CONTENT_TOPIC: Final = re.compile(r"(/[0-9]+)?(/[^/]+){4}")

@@ -104,7 +104,7 @@ def holds(data: bytes | bytearray, probe: Probe) -> bool:
 
 
 class RollingFilter:
-    """The filter of one participant: filled up to its capacity, then made anew.
+    """The filter of one participant: filled up to its capacity, then replaced.
 
     A new filter starts with the newer half of the IDs of the old one, so that it always covers
     at least the last half of the capacity. Insertion takes constant time, but for one batch

@@ -102,8 +102,8 @@ class IncomingBuffer:
     def fits(self, waiting: WaitingMessage) -> bool:
         """Return True if a message can be added within the bounds, a sync message within half.
 
-        Sync messages bring nothing but wishes; content must not wait for them. For content the
-        bound of what is missing is kept by `surplus`.
+        Sync messages bring nothing but wishes; content must not wait for them. `surplus` keeps the
+        bound of missing content.
         """
         config, part = self._config, 1 if waiting.message.content else 2
         new = sum(key not in self.wants and key not in self.ids for key in waiting.unmet)

@@ -3,7 +3,7 @@
 An ID that is a hash of the message proves that the message is the one that the ID was made for: it
 is *proven*. Any other ID is a claim, which others can make too. A proven message takes
 the place of one that is not, whichever came first; what else claims its ID is forged. Between two
-that are not proven there is no decision: the first stays, and the second is reported all the same.
+that are not proven there is no decision: the first stays, and the second is reported nevertheless.
 
 | known under the ID      | another that is proven    | another that is not                    |
 |-------------------------|---------------------------|----------------------------------------|
@@ -34,18 +34,18 @@ class Proof(Enum):
     """The kind of proof in a message's ID; the value is how it is stored."""
 
     NONE = ""
-    """It cannot be recomputed."""
+    """An ID that cannot be recomputed."""
 
     CONTENT = "content"
-    """It is the SHA-256 of the content, as `@waku/sds` makes it: the content is genuine, while
-    sender, clock and history are anybody's claim. Those of the first copy that can be delivered
-    count (`storenode.sds.channel`)."""
+    """An ID that is the SHA-256 of the content, as `@waku/sds` makes it: the content is genuine,
+    while sender, clock and history are unproven. Those of the first deliverable copy count
+    (`storenode.sds.channel`)."""
 
     MESSAGE = "message"
-    """It covers channel, sender, clock, history and content (`storenode.sds.proofs`)."""
+    """An ID that covers channel, sender, clock, history and content (`storenode.sds.proofs`)."""
 
     OWN = "own"
-    """It cannot be recomputed, and this participant sent it."""
+    """An ID that cannot be recomputed, of a message that this participant sent."""
 
     def __bool__(self) -> bool:
         return self is not Proof.NONE

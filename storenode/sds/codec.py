@@ -40,7 +40,7 @@ from storenode.sds.proofs import ID_BYTES, message_digest, proves_content
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
-# Low byte of each known field's tag. The high bit is set where the tag goes on, as that of field
+# Low byte of each known field's tag. The high bit is set where the tag continues, as that of field
 # 20 must, and those of the others may, since parsers accept tags that are longer than needed.
 _SHORT_TAGS: Final = (0x0A, 0x12, 0x1A, 0x50, 0x5A, 0x62, 0x6A)
 _FIRST_BYTES: Final = frozenset((*_SHORT_TAGS, *(tag | 0x80 for tag in _SHORT_TAGS), 0xA2))

@@ -61,8 +61,8 @@ class ChannelConfig:
     - ``lost_after_ms``: when a missing dependency is given up; None: never.
     - ``behind_after_ms``: how long a message may be on its way before a filter that has it proves
       that we lack it; None: filters are not compared.
-    - ``missing_every_ms``: how often what is missing is reported again.
-    - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn anew
+    - ``missing_every_ms``: the interval of reports on missing messages.
+    - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn again
       each time, and four times as long after each in a row, up to ``sync_at_least_ms``;
       ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
       ``sync_at_least_ms``: how long a participant may be silent in any channel.
@@ -72,9 +72,9 @@ class ChannelConfig:
       (`storenode.sds.schedule`).
     - ``name_heads``: histories also name what no other message names, and what no peer has
       acknowledged. Without it the filter goes with each sync message.
-    - ``max_waiting``, ``max_waiting_bytes``: bounds of the incoming buffer; what is past them is
+    - ``max_waiting``, ``max_waiting_bytes``: bounds of the incoming buffer; further messages are
       refused. ``max_missing`` dependencies are waited for, ``max_missing_of_sender`` of them
-      because of one sender's messages; what is past them is given up.
+      because of one sender's messages; further ones are given up.
     - ``max_outgoing``: unacknowledged messages; sending more is refused.
     - ``release_at_sweep``: what waited is delivered by the sweep only, not at once.
     - ``older_revision``: send histories as plain IDs.

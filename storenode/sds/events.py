@@ -126,7 +126,7 @@ class Signed(Enum):
 
     NO = "not signed"
     UNCHECKED = "unchecked"
-    """There is no signer here."""
+    """The participant has no signer."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -391,10 +391,10 @@ _Shown = (
     | Refused
 )
 Event = Broadcast | Recall | _Shown
-"""What a channel says; the first two are for what is around it."""
+"""An event of a channel; the first two are addressed to the code around it."""
 
 ChannelEvent = _Shown | Connected | Disconnected | NotStored | Repaired
-"""What a participant with a network reports."""
+"""An event of a participant with a network."""
 
 
 @dataclass(slots=True)

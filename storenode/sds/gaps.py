@@ -11,8 +11,8 @@ acknowledged can be missing at another for good, if no message that the other re
 a filter is never wrong about a bit that is not set. When a received filter lacks recent messages of
 our log, the next messages that we send name them in their causal history. A message that any
 history names meanwhile need not be named again. A participant that learns of a message may still
-neither fetch nor request it. What its filters go on lacking for long is therefore *offered*: sent
-again like an answer to a request, a few times at most.
+neither fetch nor request it. What its filters continue lacking for long is therefore *offered*:
+sent again like an answer to a request, a few times at most.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_SEARCHES: Final = 6
 
 _REACH_MS: Final = 600_000
 _FACTOR: Final = 4
-"""Each search reaches further back, and waits longer for its success, by this factor."""
+"""The factor by which each search reaches further back and waits longer for its success."""
 
 _COMPARE_EVERY_MS: Final = 1_000
 
@@ -204,7 +204,7 @@ class GapDetector:
     def _lack(self, sender_id: str, now_ms: int) -> _Lack | None:
         """Return a peer's entry; None while there are too many and one is still searched for.
 
-        The others go on showing that something is lacking when one makes room.
+        The others continue showing that something is lacking when one makes room.
         """
         known = self.peers.get(sender_id)
         if known is not None:
@@ -224,10 +224,10 @@ GAP_GRACE_MS: Final = 10_000
 """Messages younger than this may still be on their way."""
 
 MAX_NAMINGS: Final = 3
-"""How often one message is named before its absence must show again."""
+"""The number of times that a message is named before its absence must show again."""
 
 MAX_OFFERS: Final = 2
-"""How often one message is offered because of one participant."""
+"""The number of times that a message is offered because of one participant."""
 
 _END: Final[Key] = (MAX_CLOCK + 1, "")
 

@@ -15,7 +15,7 @@ SDS_KEY_BYTES: Final = 16
 """Size of the index key of a (channel, message ID) pair."""
 
 MAX_SDS_MESSAGE_BYTES: Final = 150 * 1024
-"""One encoded message: what fits a WakuMessage."""
+"""The size limit of an encoded message, which must fit into a WakuMessage."""
 
 MAX_HINT_BYTES: Final = 256
 """A retrieval hint; a store node's is a hash of 32 bytes."""
@@ -42,8 +42,8 @@ MAX_PENDING_ANSWERS: Final = 1_024
 ANSWER_EPOCH_MS: Final = 600_000
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_ANSWER_BYTES_PER_REQUESTER: Final = 1024 * 1024
-"""What is sent again in an epoch because others ask for it, in all and for each of them. What a
-store holds is not sent, and does not count."""
+"""The bytes that are sent again in an epoch at the request of others, in all and for each of them.
+Messages that a store has are not sent, and do not count."""
 
 ASK_EVERY_MS: Final = 1_000
 ASKS_IN_VAIN: Final = 32
@@ -59,7 +59,7 @@ RECALL_EVERY_MS: Final = 1_000
 """Repair answers that are read from the state together, and how often."""
 
 ENTRY_BYTES: Final = 256
-"""About what an entry of a causal history takes in memory."""
+"""The approximate memory of an entry of a causal history."""
 
 MAX_WAITING_SYNCS: Final = 256
 """Sync messages in the incoming buffer; the oldest makes room."""
@@ -68,8 +68,8 @@ MAX_HINTS_PER_MISSING: Final = 4
 """Different hints remembered for one missing message."""
 
 UNATTENDED_SWEEPS: Final = 4
-"""Periods of telling what is missing after which nobody has looked for it, as far as we know: the
-participant was off, or asleep."""
+"""Periods of reports on missing messages after which an unfetched one shows that the participant
+was off or asleep."""
 
 MAX_LOST_IDS: Final = 16_384
 """Given-up dependencies that are remembered; past it the oldest is forgotten, and would be
@@ -82,7 +82,7 @@ MAX_HEADS: Final = 32
 """Messages that no other one names, of which all are named by each own message."""
 
 MAX_OWED_NAMED: Final = 32
-"""Messages that nobody has acknowledged, of which one own message names at most so many."""
+"""Unacknowledged messages that one own message names at most."""
 
 MAX_GAP_IDS: Final = 256
 """Messages noticed missing at others that wait to be named in a causal history."""
@@ -135,8 +135,8 @@ MAX_NAMED_BY_SEGMENT: Final = 8
 
 MAX_LINKED_ATTEMPTS: Final = 64
 MAX_ATTEMPTS: Final = 16
-"""How often one content is put together and does not have its hash: of segments that name each
-other, and of others."""
+"""The number of times that a content is assembled without matching its hash, because of segments
+that name each other or belong to others."""
 
 MAX_LOADED_MESSAGES: Final = 4_096
 """Messages at the end of the log in which parts of contents are looked for after a restart."""
@@ -144,25 +144,25 @@ MAX_LOADED_MESSAGES: Final = 4_096
 # A participant with a network: what it asks for at once, and how long it waits.
 
 MAX_NODE_RESPONSE_BYTES: Final = 16 * 1024 * 1024
-"""One response of a node; nodes keep theirs under 4 MiB unless they are set to send more."""
+"""The size limit of a node's response; nodes stay under 4 MiB by default."""
 
 WARN_AFTER_S: Final = 5.0
 """Waiting for a status that takes longer is reported in the log."""
 
 MAX_CLOSURE_MESSAGES: Final = 20_000
-"""Messages of one causal closure; what is deeper is asked for again."""
+"""Messages of one causal closure; deeper ones are requested again."""
 
 MAX_CLOSURES_PER_ROUND: Final = 16
 """Closures of one node in one round of repair; the rest waits for the next round."""
 
 MAX_FETCHED_BYTES: Final = 256 * 1024 * 1024
-"""What one call that fetches may bring in all. Pages are taken as they come, never collected."""
+"""The size limit of what one fetching call receives; pages are processed, never collected."""
 
 MAX_CURSOR_BYTES: Final = 1_024
 """A cursor of a feed; a node's has less than 100."""
 
 MAX_REASON_CHARS: Final = 500
-"""What is kept of a node's words."""
+"""The number of characters of a node's reason that are kept."""
 
 MAX_EMPTY_PAGES: Final = 1_000
 """Pages without messages in a row, after which a stream is given up."""
@@ -187,14 +187,14 @@ MAX_KNOWN_TIMES: Final = 4_096
 
 MAX_PUBLISH_MESSAGES: Final = 500
 MAX_PUBLISH_BYTES: Final = 1_000_000
-"""One publish request."""
+"""The size limit of a publish request."""
 
 MAX_REPUBLISHED: Final = 256
 REPUBLISH_NS: Final = 60 * 10**9
-"""What was published lately, and is given to the next node when one goes away."""
+"""The age of published messages that are repeated to the next node after a disconnection."""
 
 MAX_PUBLISH_TRIES: Final = 3
-"""How often a refused message is offered with a new timestamp."""
+"""The number of times that a refused message is published with a new timestamp."""
 
 RESTAMP_AFTER_NS: Final = 5 * 10**9
 """A refused message at least this old gets a new timestamp: nodes refuse old ones."""
@@ -211,14 +211,14 @@ REPAIR_MAX_DELAY_MS: Final = 60_000
 """Pause before a missing message is asked for again."""
 
 CATCH_UP_OVERLAP_NS: Final = 600 * 10**9
-"""How far before the last moment online a scan begins: clocks differ, and nodes reconcile every
-few minutes."""
+"""The time before the last moment online at which a scan begins: clocks differ, and nodes reconcile
+every few minutes."""
 
 SEARCH_EVERY_S: Final = 60.0
 """Time between scans for what peers' filters show, and for causes given up for want of room."""
 
 LEAVE_TIMEOUT_S: Final = 10.0
-"""How long leaving a channel waits for what is not yet published."""
+"""The time that leaving a channel waits for unpublished messages."""
 
 MAX_TICK_S: Final = 1.0
 """Longest sleep between two looks at what is due."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from storenode.sds.codec import Entry
 
 ID_BYTES: Final = 64
-"""Of an ID that can be a proof: the hexadecimal digits of a SHA-256."""
+"""The length of an ID that can be a proof: the hexadecimal digits of a SHA-256."""
 
 _NAMED: Final = b"sds.v1"
 _SIGNED: Final = b"sds.v1.signed"

@@ -4,9 +4,9 @@ A request waits for a time that depends on who asks for what, so that few ask at
 carried by the next own message after that, and again in the same rhythm until the message came
 or was given up. Seeing another's request for the same message puts ours off. An answer waits
 too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
-answered lately is not answered again. What is not in memory is read by
-those around the channel (`Recall`). How many messages are read at once, and how many bytes are sent
-again in an epoch, is bounded, the latter for each participant that asks and in all.
+answered lately is not answered again. The caller of the channel reads what is not in memory
+(`Recall`). How many messages are read at once, and how many bytes are sent again in an epoch, is
+bounded, the latter for each participant that asks and in all.
 
 Source: the newest revision's extension SDS-R, and the published implementation for its times.
 """

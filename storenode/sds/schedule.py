@@ -4,7 +4,7 @@ The Lamport clock, in milliseconds, follows the time, and never goes back. A rec
 ours along only as far as ``max_ahead_ms`` past the time: without a bound, one message with the
 largest clock would leave no room for any other.
 
-Timers must go on when the clock is set back. They count in *running* time, which goes on
+Timers must continue when the clock is set back. They count in *running* time, which continues
 from where it was with the time as it is now; it is `set_back_ms` ahead of the time.
 
 A sync message is sent after a silence of the channel whose length is drawn again each time; the
@@ -82,7 +82,7 @@ class Clock:
 
 
 class SyncTimer:
-    """Times are in milliseconds. What is drawn is None before the draw.
+    """Times are in milliseconds. Random values are None before the draw.
 
     ``silence`` is that of the channel after which we speak, and ``rarer`` by what it is prolonged;
     ``limits`` are how long we may owe an acknowledgement, and how long we may be silent since

@@ -63,9 +63,9 @@ class Revision(Enum):
     """The revision in which segments are written."""
 
     PUBLISHED = "published"
-    """As the text of June 2026 says."""
+    """The format of the text of June 2026."""
     NIM = "nim"
-    """As nim-segmentation does."""
+    """The format of nim-segmentation."""
 
 
 @dataclass(frozen=True, slots=True)

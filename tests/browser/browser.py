@@ -140,7 +140,7 @@ def until(page: Page, right: Callable[[], object], what: str) -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a word."""
+    """Serves files silently."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
         pass

@@ -96,7 +96,7 @@ def test_a_topic_is_shown_and_followed(page: Page, node: NodeProcess, tmp_path: 
     until(page, lambda: len(rows(page)) == 124, "older messages")
     assert "line 0" in rows(page)[-1]
     assert page.run("return document.getElementById('older').hidden")
-    # What others have written is text.
+    # Messages of others are text.
     assert page.driver.title == "Messages"
     assert any(HOSTILE[:30] in each for each in rows(page))
     assert {host_of(each) for each in page.requests()} == {node.http}
@@ -189,7 +189,7 @@ def test_what_its_id_does_not_prove_is_marked_and_forged_beside_what_it_proves(
     assert len(doubted) == 2
     assert not any("silent" in each for each in doubted)
 
-    # Read anew, the forged message comes before the one that shows what it is.
+    # Read again, the forged message comes before the one that shows what it is.
     show(page, node, topic=topic)
     until(page, lambda: len(rows(page)) == 10, "all of them")
     assert [each for each in rows(page) if "FORGED" in each] == [forged]

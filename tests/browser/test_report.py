@@ -20,7 +20,7 @@ return [...document.querySelectorAll('h1, h2, h3, p, li, th, td, summary, svg te
   })
   .map((each) => each.outerHTML.slice(0, 200));
 """
-"""What is cut off by an edge of the screen."""
+"""The script that finds elements cut off by an edge of the screen."""
 
 _SCROLLED = """
 return [...document.querySelectorAll('.scroll')]

@@ -90,7 +90,7 @@ def tile(page: Page, name: str) -> str:
 def hours(page: Page) -> tuple[list[str], str, int]:
     """Return the kinds of the shown hours, the text about gaps, and the time of the data.
 
-    All at once, since the page goes on by itself.
+    All at once, since the page continues by itself.
     """
     script = (
         "const text = id => document.getElementById(id).textContent;"
@@ -103,7 +103,7 @@ def hours(page: Page) -> tuple[list[str], str, int]:
 
 
 def stored_count(node: NodeProcess) -> str:
-    """Return how many messages the node says that it holds, as the page writes it."""
+    """Return the number of stored messages as the page shows it."""
     return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
 
 

@@ -13,10 +13,10 @@ from store.observe.problems import Problems
 from tests.support.faults import FAULTS, WELL_MIN, Fault, healthy, serve
 
 PAGE_INTERVAL_S: Final = 5.0
-"""Of somebody who looks at the page, which asks more often, or checks by the command."""
+"""The interval at which an operator reads the page or checks by the command."""
 
 SCRAPE_INTERVAL_S: Final = 15.0
-"""Of deploy/prometheus; rules are evaluated as often."""
+"""The interval of deploy/prometheus, at which rules are evaluated too."""
 
 DRILLED: Final = (
     "the database is away",

@@ -11,7 +11,7 @@ from storenode.cli.main import cli
 from tests.deploy.tools import texts
 
 NOT_OPTIONS = {"STORENODE_CONFIG", "STORENODE_VERSION", "STORENODE_PASSWORD"}
-"""Of the command itself, of the composition's tags, and of the database's bootstrap."""
+"""Variables of the command itself, of the composition's tags, and of the database's bootstrap."""
 
 
 def commands(group: click.Command = cli) -> Iterator[click.Command]:

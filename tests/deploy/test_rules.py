@@ -106,7 +106,7 @@ def _expected(instance: str, present: Mapping[int, frozenset[str]]) -> list[dict
 
 
 def test_the_table_of_the_manual_is_that_of_the_drills() -> None:
-    """Compare them; ``python -m tests.deploy.drills`` prints it anew."""
+    """Compare them; ``python -m tests.deploy.drills`` prints it again."""
     assert "\n".join(table()) in (ROOT / "docs/reference/alerts.md").read_text("utf-8")
 
 

@@ -45,7 +45,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
     gateways: ("gateway-down", "gateway-without-node"),
     sets: ("forged-fingerprint", "differences-not-shrinking"),
 }
-"""What each case carries out."""
+"""The runbooks that each case carries out."""
 
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",

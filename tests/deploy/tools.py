@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 
 MEMORY_GIB: Final = {"node": 2, "embedded": 4}
-"""What docs/operations.md allows a node, and one with a Postgres of its own."""
+"""The memory that docs/operations.md allows a node, and one with a Postgres of its own."""
 
 PACKAGES: Final = {
     "docker-compose": "Debian's package docker-compose",

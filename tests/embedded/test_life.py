@@ -606,7 +606,7 @@ def test_a_node_whose_user_has_no_passwd_entry_has_its_own_database() -> None:
             insert(running.said["url"], 1)
             assert running.stop() == 0
         assert {path.stat().st_uid for path in base.rglob("*")} == {uid}
-        # Whoever has the rights may serve it in between; what that makes is its owner's too.
+        # A user with the rights may serve it in between; files made by that are its owner's too.
         for name in ("postgres.json", "postgres.log", "storenode.lock"):
             (base / "data" / name).unlink()
         with EmbeddedPostgres(base / "data") as server:

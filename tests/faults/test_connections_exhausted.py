@@ -50,7 +50,7 @@ async def test_a_node_goes_on_with_the_connections_that_it_has(
     await logged(node, "database_connection_failed")
     assert await client.attempt() is None
     assert get(node.metrics, "/readyz") == (200, "ready\n")
-    # Many at one time, although hardly a connection is left.
+    # Many at the same time, although hardly a connection is left.
     async with publishing([publisher(node.listen, history, Random(seed)) for seed in range(8)]):
         await acknowledged(history, 2_000)
     assert "database_away" not in node.log()

@@ -98,7 +98,7 @@ async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
         with pytest.raises(NodeError, match="has not come to the commit") as refusal:
             await after(there, page.cursor)
         assert refusal.value.retryable
-        # A client of both goes on at the other one, and misses nothing.
+        # A client of both continues at the other one, and misses nothing.
         assert await publish(here, b"three") == PublishResult.STORED
         assert await after(both, page.cursor) == b"three"
         pair.second.ask("select pg_wal_replay_resume()")

@@ -50,13 +50,13 @@ CALLERS = 12
 WARM_ROUNDS, ROUNDS = 3, 6
 ROUND_BYTES = 16 * MIB
 MAX_GROWTH_BYTES = 64 * MIB
-"""Of the memory, beside the copies of a frame."""
+"""The largest growth of the memory, besides the copies of a frame."""
 
 MAX_LEFT_BYTES = 2 * ROUND_BYTES
-"""Of what stays in memory: one frame of three that were kept in each round would be six."""
+"""The largest rest in memory: one frame of three that were kept in each round would be six."""
 
 COPIES = 4
-"""Of a frame, in memory while it is looked at."""
+"""The copies of a frame in memory while it is decoded."""
 
 REFUSED = {
     grpc.StatusCode.OK: "",
@@ -64,8 +64,8 @@ REFUSED = {
     grpc.StatusCode.UNAVAILABLE: "requests that have not come in full hold more than 134,217,728",
     BROKEN_WRITE[0]: BROKEN_WRITE[1],
 }
-"""How calls with the largest frames end, and what the node says of it: a frame where all
-sessions are taken. The last are those that come slowly, and clients that learn no reason."""
+"""The statuses and reasons of calls with the largest frames: a frame where all sessions are taken.
+The last are slow callers, and clients that get no reason."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Machines that lack something: one sentence says what, at once, and what works goes on working."""
+"""Machines that lack something: one sentence says what, at once, and what works continues
+working."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ from tests.support.polling import PAUSE_S
 _T = TypeVar("_T")
 
 USUAL_CONFIRMS: Final = 1
-"""How many stores must confirm a new message, even if its publisher asks for none."""
+"""The number of stores that must confirm a new message, even if its publisher requests none."""
 
 PUBSUB: Final = "/waku/2/rs/1/0"
 CHANNEL: Final = "room"

@@ -47,7 +47,7 @@ RUNS: Final = 120
 """A fault must show in one of so many runs from its seed on; most show in the first."""
 
 EVENTS: Final = 30_000
-"""More than those of the same runs without a fault; what goes round in circles has no end."""
+"""The limit of events, above those of the same runs without a fault: an endless loop has no end."""
 
 _SIZES: Final = {"nodes": (2, 3, None), "gossip": (2, 3, None), "year": (DAYS,)}
 """Sizes of runs that a search tries: fewer nodes take less time."""

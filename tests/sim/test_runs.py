@@ -82,7 +82,7 @@ EXPECTED: Final[dict[str, dict[str, int]]] = {
     "relay": {"accepted": 800, "settled": 64, "punished": 1},
     "relay-without-pushes": {"accepted": 15},
 }
-"""What must have happened so often in all runs of a kind together."""
+"""The counts of events that all runs of a kind together must reach."""
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 

@@ -40,7 +40,7 @@ def admit(
 
 
 UNKNOWN_FIELDS: Final = b"\xf8\x7f\x01" + varint(1000 << 3 | 2) + b"\x02hi"
-"""Behind a message they are dropped, and the message is stored."""
+"""Unknown fields, which are dropped behind a message that is stored."""
 
 
 def encode_entry(message: bytes, topic: bytes) -> bytes:

@@ -20,7 +20,7 @@ _ACCOUNT: Final = "devstoreaccount1"
 _KEY: Final = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )
-"""That of every Azurite; it is no secret."""
+"""The key of every Azurite, which is public."""
 
 _CONTAINER: Final = "archives"
 URL: Final = f"abfss://{_CONTAINER}@{_ACCOUNT}.dfs.core.windows.net"

@@ -1,6 +1,6 @@
 """A bus in memory: participants of one process exchange messages without a node.
 
-With ``remembers`` it is also a store that serves scans and look-ups. Timestamps and hashes are
+With ``remembers`` it is also a store that serves scans and lookups. Timestamps and hashes are
 those of the messages.
 """
 

@@ -185,10 +185,8 @@ a certificate ends tomorrow: certificate_expiry/node.pem now+1d | now+90d
     = certificate-expiring certificate-ending
 the token file is broken: token_file_broken 1 | 0 = token-file-broken
 """
-"""What happens in each minute of a fault | what happens when it is over = its problems.
-
-A series and the value of its gauge; ``+n``: more of a counter; ``n*x``: observations.
-"""
+"""The faults, one per line: events in each minute | events after its end = its problems. A series
+and the value of its gauge; ``+n``: more of a counter; ``n*x``: observations."""
 
 
 def _change(text: str, series: str = "") -> Change:

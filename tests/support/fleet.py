@@ -30,7 +30,7 @@ PUBSUB = "/waku/2/rs/1/0"
 CONTENT = "/fleet/1/chat/proto"
 NS_PER_S = 1_000_000_000
 OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
-"""Nothing but what a test asks for."""
+"""The options of a node that reconciles only on request."""
 
 
 def made(count: int, newest_ns: int, span_s: float = 3_000.0, seed: int = 1) -> list[Any]:

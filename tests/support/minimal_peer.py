@@ -110,7 +110,7 @@ class Peer:
                 yield pb.GossipFrame(inv=pb.Inventory(ids=new))
 
     def scan(self, request: Any) -> Iterator[Any]:  # noqa: ANN401 - a generated class
-        """Yield pages whose cursors are opaque to a node: the number of the next page, in words."""
+        """Yield pages whose cursors are opaque to a node: the number of the next page, as text."""
         ids = [each for each in self.ids() if request.time_start <= each[0] < request.time_end]
         first = int(request.cursor.removeprefix(b"from number ") or 0)
         for at in range(first, len(ids), PAGE):

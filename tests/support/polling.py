@@ -22,6 +22,6 @@ async def until(check: Callable[[], Awaitable[object]]) -> None:
 
 
 async def settle() -> None:
-    """Let tasks that wait for nothing but each other go on until they stand."""
+    """Let tasks that wait for nothing but each other continue until they stand."""
     for _ in range(5):
         await asyncio.sleep(0)

@@ -20,7 +20,7 @@ from typing import Final
 import psutil
 
 PATIENCE_S: Final = 10.0
-"""How long a process may take to end before it is killed."""
+"""The time that a process may take to end before it is killed."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

@@ -20,7 +20,7 @@ SPARK_HOME: Final = Path(pyspark.__file__).parent
 PATIENCE_S: Final = 600.0
 POLL_S: Final = 0.05
 CORES: Final = 2
-"""Of every worker, one for each of two applications."""
+"""The cores of every worker, one for each of two applications."""
 
 _MASTER: Final = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED: Final = re.compile(r"Successfully registered with master")

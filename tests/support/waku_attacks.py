@@ -34,7 +34,7 @@ from tests.support.waku_client import (
 )
 
 GONE: Final = (OSError, asyncio.IncompleteReadError)
-"""How a client notices that the gateway has ended its connection."""
+"""The exceptions by which a client notices that the gateway has ended its connection."""
 
 _UPGRADE: Final = (
     b"GET / HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -43,7 +43,7 @@ _UPGRADE: Final = (
 
 _FLOOD_S: Final = 30.0
 MAX_STREAMS: Final = 32
-"""Of one connection, as the gateway has it by default."""
+"""The gateway's default limit of streams per connection."""
 
 
 async def require_answer(client: WakuClient) -> None:
@@ -62,7 +62,7 @@ async def require_reset(client: WakuClient, message: bytes) -> None:
 
 
 async def until_closed(raw: RawClient) -> None:
-    """Read what the gateway says until it ends the connection."""
+    """Read the gateway's bytes until it ends the connection."""
     with suppress(ConnectionError):
         while await raw.reader.read(65_536):
             pass
@@ -112,7 +112,7 @@ async def broken_frames(address: str, rng: random.Random) -> None:
 
 
 async def broken_request(address: str, rng: random.Random) -> None:
-    """Send a query that is no protobuf: the node reports it, and the connection goes on."""
+    """Send a query that is no protobuf: the node reports it, and the connection continues."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         answer = await client.ask(STORE_QUERY, delimited(b"\x0a\x05aaaaa" + b"\xff" * 20))
         assert b"aaaaa" in answer
@@ -142,7 +142,7 @@ async def unknown_protocol(address: str, rng: random.Random) -> None:
 
 
 async def half_requests(address: str, rng: random.Random) -> None:
-    """Open streams whose request never comes, and leave a connection without a word."""
+    """Open streams whose request never comes, and leave a connection silently."""
     async with WakuClient.connected(address, rng.choice((MPLEX, YAMUX))) as client:
         for _ in range(10):
             number = client.open()
@@ -284,7 +284,7 @@ HOSTILE: Final[tuple[Callable[[str, random.Random], Awaitable[None]], ...]] = (
     *(too_large_request, too_long_number, unknown_protocol, half_requests, too_many_streams),
     *(flood, broken_services, many_subscriptions, hostile_relay),
 )
-"""Against a listener of TCP."""
+"""The attacks on a TCP listener."""
 
 HOSTILE_WEBSOCKETS: Final = (garbage, broken_upgrade, broken_websocket)
-"""Against a listener of WebSockets."""
+"""The attacks on a WebSocket listener."""

@@ -64,7 +64,7 @@ class RawClient:
 
     @classmethod
     async def connect(cls, multiaddr: str) -> Self:
-        """Connect without a word."""
+        """Connect silently."""
         return cls(*await asyncio.open_connection(*address_of(multiaddr)))
 
     async def read_line(self) -> str:
@@ -114,7 +114,7 @@ class RawClient:
         return bytes(self.noise.decrypt(await self.read_message()))
 
     def close(self) -> None:
-        """Close without a word."""
+        """Close silently."""
         self.writer.transport.abort()
 
 
@@ -154,7 +154,7 @@ class WakuClient:
             client.close()
 
     def close(self) -> None:
-        """Close without a word."""
+        """Close silently."""
         self.raw.close()
 
     def open(self) -> int:

@@ -1,7 +1,7 @@
 """Processes of the installed command that need not import it: forked from one that has.
 
 To import a node takes longer than all else that it does until it serves, and tests start more than
-a thousand nodes and commands. Each is a process of its own all the same, with a session,
+a thousand nodes and commands. Each is a process of its own nevertheless, with a session,
 descriptors and an environment of its own. What differs from an executed file is its command line
 in the list of processes, and that its interpreter is not taken apart when it ends.
 
@@ -35,7 +35,7 @@ COMMAND: Final = str(Path(sys.executable).with_name("storenode"))
 
 _SERVER: Final = __file__
 _OWN: Final = "STORENODE_"
-"""How the names of settings begin that a process reads when it runs, not when it is imported."""
+"""The prefix of the settings that a process reads when it runs, not when it is imported."""
 
 
 class _Forker:
@@ -164,7 +164,7 @@ def popen(
 # The process that forks
 
 LENGTH: Final = struct.Struct("!I")
-"""Before each request: how long it is. In the pipe: an ID, or a status."""
+"""The format of a request's length, an ID or a status in the pipe."""
 
 DESCRIPTORS: Final = 4
 
@@ -177,7 +177,7 @@ _LATE: Final = (
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.off",
 )
-"""What a node or a gateway imports while it starts."""
+"""The modules that a node or a gateway imports while it starts."""
 
 
 def serve(connection: socket.socket) -> None:

@@ -31,6 +31,9 @@ def count_rows(rows: list[int]) -> int:
 
 class RowCounter:
     """A counter of rows."""
+
+    count = 0
+    """The number of rows."""
 '''
 EXEMPT: dict[str, str | None] = {
     "pyproject.toml": '[tool.ruff.lint.extend-per-file-ignores]\n"store/**" = ["D401"]\n'
@@ -50,7 +53,7 @@ def repository(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
     (tmp_path / "store/rows.py").write_text(CLEAN)
     (tmp_path / "tools/style.toml").write_text((ROOT / "tools/style.toml").read_text())
-    (tmp_path / "tools/size_budget.toml").write_text(BUDGET.format(lines=10))
+    (tmp_path / "tools/size_budget.toml").write_text(BUDGET.format(lines=13))
     (tmp_path / "pyproject.toml").write_text("")
     assert [main([], tmp_path) for main in (STYLE, SIZE)] == [0, 0]
     return tmp_path
@@ -72,15 +75,17 @@ FOUND: list[Case] = [
     (STYLE, changed("Return the number of", "Whether there are"), "begins with 'Whether'"),
     (STYLE, changed("Return the number of rows", "Count rows"), "repeats the name"),
     (STYLE, changed("A counter of", "What counts"), "begins with 'What', not with a noun"),
+    (STYLE, changed("The number", "How many"), "'count' begins with 'How', not with a noun"),
     (STYLE, changed("Rows of the", "How rows of an"), "begins with 'How', not with a noun"),
     (STYLE, changed("Return the number of rows", "Return what nobody counts"), "has 'nobody'"),
+    (STYLE, changed("class Row", "# A node says so.\nclass Row"), "'node says': write 'reports'"),
     (STYLE, changed("rows: list", "told: list"), "write notified, reported instead of 'told'"),
     *((STYLE, module(each), "does not name the content") for each in ("heard", "gone_through")),
     *((STYLE, module(each), "does not name the content") for each in ("kept", "stating", "told")),
     (STYLE, module("peers_again"), "does not name the content"),
     (STYLE, {"store/o.py": OTHER}, "class 'RowCounter' is also defined in store/o.py"),
     (STYLE, EXEMPT, "store/** is exempt from D401"),
-    (SIZE, {"store/rows.py": CLEAN + "\n" * 2}, "12 lines"),
+    (SIZE, {"store/rows.py": CLEAN + "\n" * 2}, "15 lines"),
     (SIZE, changed("class", "class Other: ...\nclass"), "2 classes"),
 ]
 UNUSABLE: list[Case] = [
@@ -116,10 +121,10 @@ def test_ceilings_of_size_only_fall(repository: Path) -> None:
     budget = repository / "tools/size_budget.toml"
     budget.write_text(BUDGET.format(lines=99))
     assert check_size.main(["--update"], repository) == 0
-    assert "lines = 10\n" in budget.read_text()
+    assert "lines = 13\n" in budget.read_text()
     plant(repository, {"store/rows.py": CLEAN + "\n"})
     assert check_size.main(["--update"], repository) == 1
-    assert "lines = 10\n" in budget.read_text()
+    assert "lines = 13\n" in budget.read_text()
 
 
 def recorded(name: str, functions: int, **counts: int) -> ways.Way:

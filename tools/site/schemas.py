@@ -30,7 +30,7 @@ _FIRST: Final = "storenode/v1/store.proto"
 """The schema that readers come for."""
 
 Position = tuple[int, ...]
-"""Where something is in a schema: fields and indices from the file's descriptor down."""
+"""The path of an element of a schema: fields and indices from the file's descriptor down."""
 
 Row = tuple[tuple[str, ...], Position]
 """Cells of a table, and what its last one is the comment of."""

@@ -17,7 +17,7 @@ COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
 BUCKETS_TABLE: Final = "buckets"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
-"""In the order in which their locks are taken."""
+"""The partitioned tables in the order in which their locks are taken."""
 
 _NAME: Final = re.compile(r"^-- (\w+) --$", re.MULTILINE)
 _OTHER: Final = re.compile(r"<(\w+)\.(\w+)>")

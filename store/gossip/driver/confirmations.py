@@ -22,7 +22,7 @@ from storenode.common.bounded_dict import BoundedDict
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 MAX_TIMEOUT_S: Final = 300.0
-"""How long a publisher waits that gives no time, and the longest that it may wait."""
+"""The default and the longest time that a publisher waits for confirmations."""
 
 MAX_WAITS: Final = 4_096
 MAX_AWAITED: Final = 262_144
@@ -32,7 +32,7 @@ MAX_REMEMBERED: Final = 65_536
 """Confirmed messages whose number of confirmations is remembered."""
 
 POLL_S: Final = 0.25
-"""How often the database is polled, for waits that are at least as old."""
+"""The interval at which the database is polled for waits that are at least as old."""
 
 _STOPPING: Final = "the node is stopping"
 

@@ -9,7 +9,7 @@ All inputs are taken on the event loop's thread, one after the other; no effect 
 here decides anything about messages: the machine does.
 
 There is at most one stream with each peer, which either side may begin. Where both sides connect,
-the stream that the lower node ID began stays, on both sides. A stream that its peer begins anew
+the stream that the lower node ID began stays, on both sides. A stream that its peer begins again
 replaces the one before, which may be dead without either side knowing.
 
 Places are shared out by `store.domain.places`. A stream that this node began is trusted and keeps
@@ -74,7 +74,7 @@ from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 
 COMPARE_INTERVAL_S: Final = 10.0
-"""How often unread events are compared with those of the database, which other nodes change too."""
+"""The interval at which unread events are compared with the database, which others change too."""
 
 GREETING_IDS: Final = 64
 """Messages that are announced to a peer before it has sent its name."""

@@ -30,7 +30,7 @@ LONGEST_PAUSE_S: Final = 5.0
 """Pauses after a peer that could not be reached, or that ended the stream."""
 
 REFUSED_PAUSE_S: Final = 30.0
-"""The pause after a peer that refuses, or that this node has turned away."""
+"""The pause after a peer that refuses, or that this node has refused."""
 
 STEADY_S: Final = 10.0
 """A stream that has lasted for so long makes the next pause the first again."""

@@ -47,19 +47,19 @@ COUNTS: Final = (
     "violations",
     "orphans",
 )
-"""What is counted of each channel; see docs/pipeline.md, "Auditing"."""
+"""The counters of each channel; see docs/pipeline.md, "Auditing"."""
 
 CHANNEL: Final = "channel"
 """The counts of a channel; ``message_id``, ``lamport`` and ``ts`` are its last complete point."""
 
 MISSING: Final = "missing"
-"""``other`` is the parent that is not held."""
+"""A missing parent, which is ``other``."""
 
 VIOLATION: Final = "violation"
-"""``other`` is the parent whose Lamport timestamp is not before the child's."""
+"""A Lamport violation: the timestamp of the parent ``other`` is not before the child's."""
 
 CLAIMED: Final = "claimed"
-"""One of several claimants of an ID."""
+"""A message that claims an ID together with others."""
 
 CYCLE: Final = "cycle"
 """An ID on a cycle; ``other`` is the least ID of the cycle, which names it."""
@@ -114,7 +114,7 @@ CHANNELS: Final = pa.schema(
         ("point_ts", pa.int64()),
     ]
 )
-"""Each channel's counts, and its last complete point (null: there is none)."""
+"""The counts of a channel, and its last complete point (null: there is none)."""
 
 RESULTS: Final[Mapping[str, pa.Schema]] = {
     "channels": CHANNELS,

@@ -49,7 +49,7 @@ SUMS: Final = pa.schema(
 """``channel`` is null for messages without SDS; ``day`` is since the epoch."""
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {**RESULTS, "sums": SUMS}
-"""What is recorded of the last audit; each has nulls in the columns of the others."""
+"""The tables that record the last audit; columns of the other tables are null in each."""
 
 _RESULT: Final = pa.field("result", pa.string(), nullable=False)
 _FINDINGS: Final = pa.unify_schemas([pa.schema([_RESULT]), *SCHEMAS.values()])

@@ -21,7 +21,7 @@ _NOTHING_MISSING: Final[dict[str, Any]] = {
     "named_by": [],
 }
 MAX_SENDERS: Final = 3
-"""So many senders are listed of those whose messages name missing parents of a channel."""
+"""The number of listed senders whose messages name missing parents of a channel."""
 
 _FAULTY: Final = "missing + incomplete + violations + cycles"
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts")
@@ -58,7 +58,7 @@ class AuditReport(JobReport):
         return {**found.pop("counts"), **found}
 
     def lines(self) -> list[str]:
-        """Return the report in words."""
+        """Return the report as text."""
         counts = self.counts
         summary = (
             f"Audited {counts['messages']:,} messages of {counts['channels']:,} channels in"
@@ -235,4 +235,4 @@ LISTED: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "cycles": _cycle_line,
     "conflicts": _conflict_line,
 }
-"""What a report lists, and the line for an entry of each."""
+"""The lists of a report, each with the function that renders an entry as a line."""

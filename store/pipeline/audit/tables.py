@@ -38,7 +38,7 @@ MAX_CHANNEL_ENTRIES: Final = 5_000_000
 """IDs and references of one channel, which one task holds in memory: some 300 MB for a million."""
 
 BUCKET_ENTRIES: Final = 250_000
-"""About so many IDs and references are examined together, of one or of many channels."""
+"""The approximate number of IDs and references, of one or more channels, in a bucket."""
 
 CLAIMS_READ: Final = (*CLAIMS, "sender", "hash")
 SUMMED: Final = ("ts", *HASH_WORDS, "channel", "parents")

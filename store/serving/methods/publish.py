@@ -34,7 +34,7 @@ PUBLISH_STREAM: Final = _publish(
 
 READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 RETRY_NS: Final = 3_600 * NS_PER_S
-"""For how long a message that was received in time, and not stored, may be published again."""
+"""The time in which a message that was received in time, and not stored, may be retried."""
 
 _SOURCES: Final[dict[int, Source]] = {
     publish_raw_pb2.RAW_PUBLISH_SOURCE_RELAY: Source.RELAY,
@@ -58,7 +58,7 @@ _OUTCOMES: Final = {
 _RESULT: Final = b"\x0a"
 _SHORT: Final = _RESULT + varint(HASH_BYTES + 4) + b"\x0a" + varint(HASH_BYTES)
 _ENDS: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values()}
-"""What is before and behind a hash in a result that has nothing else."""
+"""The bytes before and behind a hash in a result that has nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

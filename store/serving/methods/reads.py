@@ -242,7 +242,7 @@ def _follow_page(
 
 
 _shared_page: Final = lru_cache(SHARED_PAGES)(_follow_page)
-"""The page of a commit, which goes to many followers at one time."""
+"""The page of a commit, which goes to many followers at the same time."""
 
 
 async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:

@@ -171,7 +171,7 @@ class Exchange:
                 )
 
         begin = partial(self.sessions.begin, report.began_ns, peer.target, report)
-        # Whatever it is that fails, the operator is told by the report.
+        # The report shows the operator any failure.
         with suppress(Exception), self.driving(report, begin) as session:
             found = self._find_differences(connector, peer, session)
             measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
@@ -227,7 +227,7 @@ class Exchange:
 
     @contextmanager
     def _without_database(self, event: str, **fields: object) -> Iterator[None]:
-        """Log that the database does not serve; the session goes on."""
+        """Log that the database does not serve; the session continues."""
         try:
             yield
         except NotServingError as error:

@@ -20,7 +20,7 @@ from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.message.rules import Reason
 
 UNSOLICITED: Final = "unsolicited"
-"""The label of messages that nobody asked for, and of repeated ones."""
+"""The label of unsolicited and of repeated messages."""
 
 
 class Equality(StrEnum):
@@ -117,7 +117,7 @@ class SessionReport:
     were gone before they could be sent; ``unanswered`` are open. Of those to receive: ``stored``
     came and were new, ``duplicates`` came and were held already, ``elsewhere`` came another way;
     ``refused`` are those of this node's policy (of which ``declined`` were refused before);
-    ``undelivered`` never came although the peer said that it was done; ``outstanding`` are open.
+    ``undelivered`` never came although the peer reported its end; ``outstanding`` are open.
     ``unsolicited`` messages came without being asked for, ``repeated`` ones twice;
     ``unstored_conflicts`` came that are not stored, since others here have their hashes.
     ``counted``: what `take_progress` has returned.
@@ -302,7 +302,7 @@ class SyncObserver(Protocol):
         """Note that this node begins a session with a configured peer."""
 
     def session_progressed(self, report: SessionReport) -> None:
-        """Note that a transfer goes on."""
+        """Note that a transfer continues."""
 
     def session_ended(self, report: SessionReport) -> None:
         """Note that a session of either role ended."""

@@ -24,7 +24,7 @@ EXPECTED    its message comes: PENDING, or REFUSED by policy; the peer is done: 
             and STORED ("another way") or REFUSED ("not received")
 PENDING     it is durable: STORED
 DECLINED    refused in an earlier session, and so answered at once; if the message comes
-            all the same, it is passed over: REFUSED
+            nevertheless, it is passed over: REFUSED
 STORED      never; its message, should it come again, is "sent twice"
 REFUSED     the same
 ==========  ============================================================================

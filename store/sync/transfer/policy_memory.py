@@ -32,7 +32,7 @@ OTHER: Final = "other"
 """Label of a peer's reason that is none of them."""
 
 OTHER_NS: Final = 3_600 * NS_PER_S
-"""How long a refusal is remembered whose reason may pass."""
+"""The time that a refusal is remembered whose reason may pass."""
 
 
 class Side(Enum):

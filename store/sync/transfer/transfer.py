@@ -5,7 +5,7 @@ Source: WAKU-SYNC, "Transfer Protocol", and the node's contract (the schema of `
 Rules.
 
 1. Only what the session found missing is stored, each message once: its hash, which admission has
-   computed anew, is that of an ID that is expected, and its timestamp too. Anything else is
+   computed again, is that of an ID that is expected, and its timestamp too. Anything else is
    refused by name, counted, and ends the transfer when it is too much.
 2. Every ID that is expected is answered once: ``stored`` when it is durable, whichever way it came,
    or ``refused`` with the reason. When the peer is done, what has not come is looked up, and
@@ -273,7 +273,7 @@ class Transfer:
             self._end(error.fault, str(error))
         except NotServingError as error:
             self._lose(f"the database of this node does not serve: {error}")
-        except Exception as error:  # noqa: BLE001 - who runs the transfer is told
+        except Exception as error:  # noqa: BLE001 - the caller of the transfer gets it
             if not self._ended.done():
                 self._ended.set_exception(error)
 

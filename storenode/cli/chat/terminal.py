@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from storenode.sds.aio.status import Status
 
 AWAY_S: Final = 60.0
-"""Without a key for so long, the user is taken not to read what comes."""
+"""The time without a key press after which the user is assumed not to read what arrives."""
 
 _REFRESH_S: Final = 0.5
 """The longest time between two drawings of the line of the status."""

@@ -66,7 +66,7 @@ _INVISIBLE: Final = re.compile(f"({_FLAG}|{_JOINED})")
 or two emoji, and the letters of a region after a black flag."""
 
 NOT_VERIFIED: Final = "(not verified)"
-"""Below a message whose ID cannot be recomputed."""
+"""The remark below a message whose ID cannot be recomputed."""
 
 
 class Mark(Enum):

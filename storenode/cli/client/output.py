@@ -135,7 +135,7 @@ class Output:
                 self.json({**to_plain(item), **proven})
 
     def cursor(self, name: str, cursor: bytes, **more: object) -> None:
-        """Print where to go on from."""
+        """Print where to continue from."""
         self.record({name: cursor.hex(), **more}, f"cursor: {cursor.hex()}")
 
 

@@ -249,7 +249,7 @@ class MessageBuilder:
             ephemeral=self.ephemeral or None,
         )
         if message_id:
-            # Without a timestamp it has no hash; the node says so in its answer.
+            # Without a timestamp it has no hash; the node's answer reports that.
             hint = hash_of(message) if message.message.timestamp else None
             self.parents = ((message_id, hint),)
         return message

@@ -186,7 +186,7 @@ async def follow(
     cursors: bool,
     **asked: Any,  # noqa: ANN401 - further arguments of the call
 ) -> int:
-    """Stream messages in the order in which they were stored, and go on as they arrive.
+    """Stream messages in the order in which they were stored, and continue as they arrive.
 
     Ctrl-C ends it. After a short outage of the node it reconnects and continues; no message is
     missed or printed twice. Each message is printed as soon as it arrives.

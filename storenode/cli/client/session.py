@@ -75,7 +75,7 @@ class CommandSession:
     client: NodeClient
     out: Output
     coverage: list[AnswerCoverage] = field(default_factory=list)
-    """What the pages of an answer say about how complete it is."""
+    """The coverage that the pages of an answer report."""
 
 
 def connected(
@@ -168,7 +168,7 @@ def run_session(session: Coroutine[Any, Any, int], *, interrupt_ends: bool = Fal
             USAGE, "An option holds bytes that are not UTF-8, which no field of a message takes."
         ) from error
     except BrokenPipeError:
-        # Whoever reads has seen enough, which is no failure of ours.
+        # The reader has seen enough, which is no failure of the command.
         drop_output()
         return OK
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -14,7 +14,7 @@ from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, USAGE, CliError
 
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""One line of input; a message of 150 KiB has less than half of it as hexadecimal JSON."""
+"""The size limit of a line of input; hexadecimal JSON of 150 KiB takes less than half of it."""
 
 MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 """A payload read as a whole; the largest request that a node accepts."""

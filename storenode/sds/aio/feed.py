@@ -1,10 +1,10 @@
 """The feed: one node is followed at a time, and nothing falls between two of them.
 
-A cursor belongs to a store and is kept under its node's name. With one, the feed goes on exactly
+A cursor belongs to a store and is kept under its node's name. With one, the feed continues exactly
 where it was. Without, or when the node refuses it, something may be missing since a node was last
 followed: that gap is kept in the state until it has been scanned. The feed is opened first and
-read after the scan, so that what is stored meanwhile is in one of the two; what is in both is
-known when it comes again.
+read after the scan, so that messages stored meanwhile are in one of the two; those in both are
+recognized when they come again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ChannelFeed:
         self._searching.set()
 
     async def searches(self) -> None:
-        """Run the scans that `search` requests; each goes on until one node was read to its end."""
+        """Run the scans that `search` requests; each ends when one node was read to its end."""
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while True:
             await self._searching.wait()
@@ -99,7 +99,7 @@ class ChannelFeed:
             await asyncio.sleep(max(pause_s, backoff.take()))
 
     async def _search(self, since_ns: int) -> tuple[int | None, float]:
-        """Scan from a time on; return where to go on, None at the end, and after which pause."""
+        """Scan from a time on; return where to continue, None at the end, and after which pause."""
         self.calls["scan"] += 1
         try:
             async with aclosing(self._searched.link.scan(since_ns)) as pages:

@@ -28,7 +28,7 @@ class JoinOptions(TypedDict, total=False):
 
     - ``pubsub_topic``, ``content_topic``: the same for all participants; a content topic of
       ``/sds/1/CHANNEL/proto`` if not given.
-    - ``state``: path of a file from which the participant goes on. Each participant has its own.
+    - ``state``: path of a file from which the participant continues. Each participant has its own.
       None: nothing outlives the participant.
     - ``config``: with the same IDs; all participants need filters of one size.
     - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.

@@ -4,9 +4,9 @@
 hands the notes over as one batch. What came and went between two transactions never becomes a row.
 Pure: time and random values are arguments, and a database is only read, by `revive`.
 
-`revive` makes a ledger from a state, so that a participant goes on where its last transaction left
-it. What is not kept is timing (when to speak next), sync messages that waited, and which messages
-no other one names: all of that begins anew. The first message of a new life therefore carries the
+`revive` makes a ledger from a state, so that a participant continues where its last transaction
+left it. Timing (when to send next), sync messages that waited, and which messages no other one
+names are not kept: all of that starts again. The first message of a new life therefore carries the
 filter. Others who ask are answered from the state.
 """
 
@@ -440,7 +440,7 @@ def _fill_outgoing(state: SqliteState, core: MessageChannel) -> None:
         core.outgoing.by_id[message.message_id] = Outgoing(
             message, probe, row["due_ms"], row["sends"], witnesses, row["error"]
         )
-        # Where the clock has been set back, times go on from where they were.
+        # Where the clock has been set back, times continue from where they were.
         was_ms = row["due_ms"] - core.config.resend_possible_ms
         core.clock.latest_ms = max(core.clock.latest_ms, was_ms)
 

@@ -2,7 +2,7 @@
 
 The ledger (the core, and what it changed) is only touched between two awaits. Everything that
 follows from a step goes to the saver, and comes back by `_release` when the transaction is
-through: then what is to be published is offered to the publisher, and events go to the readers.
+through: then messages are offered to the publisher, and events go to the readers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _log = logging.getLogger("storenode")
 
 _NS_PER_MS: Final = 1_000_000
 _ONLINE_EVERY_NS: Final = 300 * 10**9
-"""How often the time is noted while a feed is live and silent: it costs a transaction."""
+"""The interval of records of the time, each a transaction, while a feed is live and silent."""
 
 
 class Participant:

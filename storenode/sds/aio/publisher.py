@@ -47,7 +47,7 @@ class _Item:
     reason: BroadcastReason
     outbound: Outbound
     has_own_time: bool = False
-    """It is published as it was before, and with a new time only if a node refuses that."""
+    """True if the message keeps its timestamp and gets a new one only if a node refuses that."""
 
 
 class OutboxPublisher:

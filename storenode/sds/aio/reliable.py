@@ -41,7 +41,7 @@ _QUICK_BYTES: Final = 256 * 1024
 """Hashed in the event loop: under a millisecond."""
 
 MAX_SEGMENT_BYTES: Final = 102_400
-"""With history, filter and what encryption adds it must fit into one message."""
+"""The size limit of a segment, which fits a message with history, filter and encryption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class ReliableChannel:
         self._segmentation = segmentation
         self._clock = clock
         self._hub: EventHub[ReliableEvent] = EventHub()
-        # Of one moment: what follows is told by the events.
+        # Of one moment: later changes come as events.
         self._events = channel.events()
         self._requests = _Requests(channel.unpublished(), channel.unacknowledged())
 

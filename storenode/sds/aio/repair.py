@@ -1,4 +1,4 @@
-"""Repair: what is missing is asked of the nodes, in few calls however deep the gap is.
+"""Repair: missing messages are requested from the nodes, in few calls however deep the gap is.
 
 A round goes through the nodes in turn, for what is still missing:
 
@@ -10,7 +10,7 @@ A round goes through the nodes in turn, for what is still missing:
 There is one round at a time, so nothing is asked for twice at once. What no node held is asked
 for again after a pause that doubles. If all that name it are themselves older than the time after
 which a cause is given up, there is nothing to wait for: when no node that can be reached holds it,
-it is abandoned at once. Should it come later, it takes its place in the log all the same.
+it is abandoned at once. Should it come later, it takes its place in the log nevertheless.
 
 Answers to the requests of others are read from the state, and published if no node stores them. A
 message that a node holds is not published again: who asks for it can fetch it there. One that no
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _GRACE_S = 0.05
-"""What comes out of order often comes a moment later by itself."""
+"""The pause before a repair, as messages out of order often arrive a moment later."""
 
 _MAX_DOUBLINGS = 16
 

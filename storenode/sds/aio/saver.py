@@ -1,4 +1,4 @@
-"""Transactions of a participant: what is done together is saved together, then released.
+"""Transactions of a participant: changes made together are saved together, then released.
 
 Nothing leaves before what it follows from is saved: a message is published, and an event handed
 out, only after the transaction that has it. Many callers share one transaction.

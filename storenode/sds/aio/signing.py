@@ -57,7 +57,7 @@ class Signing:
             raise ArgumentError(
                 f"a signature has {len(signature)} bytes: {MAX_SIGNATURE_BYTES} are the most"
             )
-        # Content that ends as signatures do is told from a signed one by an empty signature.
+        # An empty signature marks unsigned content that ends as signatures do.
         if not signature and not content.endswith(_MARK):
             return content
         return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK

@@ -37,7 +37,7 @@ class Status:
     def synced(self) -> bool:
         """True if all that the feed's node stores was delivered, with its causes.
 
-        What others have beyond that is counted by ``behind``, and what could not be decoded by
+        Messages of others beyond that are counted by ``behind``, and undecodable ones by
         ``unreadable``.
         """
         return self.node is not None and self.live and not self.missing and not self.waiting

@@ -31,7 +31,7 @@ class TransportError(StorenodeError):
 
 
 class FeedCursorRefusedError(TransportError):
-    """The feed cannot go on from this cursor: it is another store's, or too old."""
+    """The feed cannot continue from this cursor: it is another store's, or too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """New messages; ``cursor`` goes on after them, and ``live`` says that no more are waiting."""
+    """New messages; ``cursor`` continues after them, and ``live`` says that no more are waiting."""
 
     messages: Sequence[Fetched]
     cursor: bytes

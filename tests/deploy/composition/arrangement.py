@@ -29,14 +29,14 @@ IMAGE: Final[Mapping[str, str]] = {
     # The option's default; each container has a loopback of its own.
     "STORENODE_ADMIN_LISTEN": "127.0.0.1:7421",
 }
-"""What containers of the image have without any file that says so (`deploy/container`)."""
+"""The environment that containers of the image have without any file (`deploy/container`)."""
 
 STOP_TIMEOUT_S: Final = 60
 PATHS: Final[Mapping[str, str]] = {
     "/run/secrets": "run-secrets",
     "/var/lib/storenode": "state",
 }
-"""What a container has mounted, and its name below the directory of the service."""
+"""The mounts of a container, and their names below the directory of the service."""
 
 _MULTIADDR: Final = re.compile(r"/ip4/0\.0\.0\.0/tcp/(\d+)")
 

@@ -13,7 +13,7 @@ from tests.support.polling import eventually
 
 HOUR_NS = 3_600 * 10**9
 EXPIRED_NS = 84 * HOUR_NS
-"""Of a partition, which is a day, that ended more than the retention ago, at any time of day."""
+"""The age of a partition of a day that ended more than the retention ago, at any time of day."""
 OFTEN = ("--max-clock-drift", "off", "--maintenance-interval", "1s")
 WAITS = ("--retention", "2d", "--retention-confirm", "--retention-requires-archive")
 OLDEST = "storenode_oldest_unarchived_timestamp_seconds"

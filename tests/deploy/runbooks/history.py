@@ -24,7 +24,7 @@ from tests.integration.run.helpers import get
 
 RULES: Final = DEPLOY / "prometheus/rules/storenode.yml"
 BEGINS_MIN: Final = 5 * 24 * 60
-"""Where the first scrape stands: promtool's time begins at zero, and some states are days old."""
+"""The time of the first scrape: promtool's time begins at zero, and some states are days old."""
 
 _SAMPLE: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)(?: \S+)?")
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")

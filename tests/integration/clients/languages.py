@@ -20,7 +20,7 @@ from tests.support.places import made_once
 
 PAGE: Final = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 TIMEOUT_S: Final = 840.0
-"""To build an example without any cache on a busy machine."""
+"""The time to build an example without any cache on a busy machine."""
 
 _REGION = re.compile(
     r"^[ \t]*// #region (\w+)\n(.*?)^[ \t]*// #endregion$", re.MULTILINE | re.DOTALL

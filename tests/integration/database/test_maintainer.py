@@ -273,7 +273,7 @@ async def test_dead_rows_and_sizes_are_those_of_all_partitions(
 ) -> None:
     await write(database_url, [admitted([plain(n, NOW - n * DAY_NS) for n in range(3)])])
     await connection.execute("delete from storenode.messages where ts < %s", (NOW,))
-    # Who wrote tells of it by and by; what is told after the analysis would be added to it.
+    # Writers report their changes later; reports after the analysis would be added to it.
     await counted(connection, "n_tup_ins", "messages_", 3)
     await counted(connection, "n_tup_del", "messages_", 2)
     await connection.execute("analyze storenode.messages")

@@ -140,7 +140,7 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_what_is_left_goes_
         waiting = _WAITING.format(connection.info.backend_pid)
         while await values(other, waiting) == [0] and not again.done():  # noqa: ASYNC110
             await asyncio.sleep(PAUSE_S)
-        # What is left is dropped without locking readers out.
+        # The rest is dropped without locking readers out.
         await other.execute("set lock_timeout = '1s'")
         await other.execute("select 1 from storenode.messages limit 1")
         assert not again.done()
@@ -157,7 +157,7 @@ async def rebuilding(connection: Connection, count: int) -> None:
 async def test_maintenance_goes_on_while_an_index_is_rebuilt_and_ends_it(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Show that a rebuild waits for older transactions; rounds and folds go on."""
+    """Show that a rebuild waits for older transactions; rounds and folds continue."""
     monkeypatch.setattr(condition_module, "LOCK_TIMEOUT_MS", 60_000)
     name, _ = (await indexes(connection))["messages_topic_idx"]
     events = Events()

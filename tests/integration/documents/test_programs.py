@@ -307,7 +307,7 @@ def test_the_examples_of_a_class_and_of_its_methods_run(
         def show(*values: object, code: str = code, printed: Any = printed) -> None:  # noqa: ANN401
             printed.append(values)
             if any(each in code for each in ENDLESS):
-                raise EOFError  # it would go on for ever
+                raise EOFError  # it would never end
 
         names: dict[str, Any] = {each.__name__: each for each in CLASSES}
         names |= {"datetime": datetime, "timedelta": timedelta, "UTC": UTC, "print": show}

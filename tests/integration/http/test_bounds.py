@@ -22,10 +22,10 @@ from tests.support.polling import eventually
 CONNECTIONS: Final = 8
 LARGE_BYTES: Final = 100 * 1024
 LARGE: Final = 160
-"""More than the kernel holds for a connection."""
+"""A size above what the kernel buffers for a connection."""
 
 STALLED: Final = 7
-"""As many as take all of the memory, which is for six pages."""
+"""The number of stalled readers that take all of the memory, which is for six pages."""
 
 TOPIC: Final = "/bounds/1/large/proto"
 
@@ -131,7 +131,7 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
             assert ended(one_more) == b""
         assert count(node, refused % "full") == 1
         assert [ended(each) for each in waiting] == [b""] * len(waiting)
-        # One that is silent because nothing is published is told so, and stays.
+        # A reader that is silent because nothing is published is marked so, and stays.
         received = b""
         while b": still here" not in received:
             received += follower.recv(4_096)

@@ -31,7 +31,7 @@ LINES: Final = 60
 EVERY_MS: Final = 2_000
 SETTLE_MS: Final = 900_000
 TICK_THEIRS_MS: Final = 15_000
-"""How often an application of the library sweeps, and sends a sync message."""
+"""The interval at which an application of the library sweeps and sends a sync message."""
 LOST: Final = 0.15
 TWICE: Final = 0.1
 LATEST_MS: Final = 2_000

@@ -156,7 +156,7 @@ class Scripts:
     metadata: Sequence[tuple[str, str]] = METADATA
     transfer_metadata: Sequence[tuple[str, str]] | None = None
     late: bool = False
-    """It sends its metadata with its first answer, which is what servers do by default."""
+    """True if the metadata come with the first answer, the default of servers."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -67,7 +67,7 @@ def publish(node: NodeProcess, text: str, *arguments: str) -> tuple[Ended, dict[
 
 
 SHOWN = steps((ROOT / "docs" / "gossip.md").read_text(encoding="utf-8"))
-"""What the operator's page shows, in its order."""
+"""The steps of the operator's page in their order."""
 
 
 def run_as_shown(node: NodeProcess, number: int, code: int = 0) -> None:

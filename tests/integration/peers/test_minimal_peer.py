@@ -32,7 +32,7 @@ from tests.support.pages import ROOT
 from tests.support.polling import PATIENCE_S, eventually
 
 OFFSET_NS = 60 * 10**9
-"""More than a session leaves out at the end of its range."""
+"""An offset above what a session leaves out at the end of its range."""
 
 
 @dataclass

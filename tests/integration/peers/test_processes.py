@@ -385,5 +385,5 @@ async def test_a_forged_message_here_does_not_keep_the_genuine_one_away(
     ended, left, summary = fetch(asking, path)
     assert (ended.code, left, summary["held"]) == (0, [], 1)
     assert hash_of(real) in holdings(asking)
-    # Now that what is held is proven, nobody is asked.
+    # The stored message is proven now, so no peer is asked.
     assert fetch(asking, path)[2]["messages_stored"] == 0

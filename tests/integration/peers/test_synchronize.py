@@ -196,7 +196,7 @@ async def test_a_node_that_drains_lets_a_transfer_end(
 async def test_large_payloads_are_worked_on_one_at_a_time(
     first: PeerNode, second: PeerNode
 ) -> None:
-    # While one is, another waits, and sessions with small ones go on.
+    # While one is, another waits, and sessions with small ones continue.
     await second.hold(items(range(30)))
     async with first.exchange.turn(LARGE_PAYLOAD_BYTES):
         other = asyncio.create_task(in_turn(first))

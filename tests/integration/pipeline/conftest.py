@@ -41,7 +41,7 @@ QUICK_START = {
     "spark.driver.extraClassPath": QUICK_PATH,
     **QUICK_SQL,
 }
-"""For sessions that do little: what is spent on compiling and planning is not had back."""
+"""The settings for short sessions, in which compiling and planning do not pay off."""
 
 QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
 """The same for a job that is a process."""

@@ -260,7 +260,7 @@ async def test_a_request_that_was_refused_is_not_kept(
 
 
 CLIENT_HELLO = bytes.fromhex("16030102000100")
-"""How a handshake of TLS begins."""
+"""The beginning of a TLS handshake."""
 
 
 async def test_stalled_handshakes_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ WORKERS = 2
 """Transactions that a node's writer has under way at most."""
 
 SETTINGS = PoolSettings(write_connections=WORKERS + 1, read_patience_s=60.0)
-"""With more patience than a busy machine needs to serve; what is about its end: `impatient`."""
+"""The settings with more patience than a busy machine needs; tests of its end use `impatient`."""
 
 _IMPATIENCE_S = 0.5
 

@@ -89,7 +89,7 @@ class Proxy:
 
         request = asyncio.create_task(there())
         try:
-            # Goes on when the client is cut: the server then finishes what it was asked.
+            # Continues when the client is cut: the server then finishes what it was asked.
             while data := await answers.read(_CHUNK_BYTES):
                 if marked.is_set():
                     client.transport.abort()

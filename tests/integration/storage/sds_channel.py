@@ -163,7 +163,7 @@ async def look_up(
     *,
     prefers: bool = False,
 ) -> Answered:
-    """Return a whole look-up."""
+    """Return a whole lookup."""
     listed = tuple(HistoryEntry(*entry) for entry in entries)
     asked = SdsLookup(CHANNEL, listed, wanted or TopicFilter(), prefer_proven=prefers)
     return await collect(reader.messages(asked, WideOutlet()))

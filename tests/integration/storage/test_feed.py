@@ -378,7 +378,7 @@ async def test_live_followers_learn_that_commits_were_lost(node: Node) -> None:
             assert isinstance(error, CursorOutOfRangeError)
             assert "lost" in str(error)
         assert node.lost == [((reached.position, reached.token), (left.position, left.token))]
-        # Who has seen nothing of what was lost goes on.
+        # Who has seen nothing of what was lost continues.
         mine = await store_one(node, "after", ("named", "/idle/1/0/proto"))
         assert await idle.until_given(mine) == [mine]
         assert "lost" in await refused(node, from_cursor(reached))

@@ -157,7 +157,7 @@ async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
     await store(node, messages[:30])
     await fold_until(connection)
     await store(node, messages[30:])
-    # What is not followed yet is no fault.
+    # A commit that is not followed yet is no fault.
     assert await findings(database_url) == set()
     await fold_until(connection)
     await assert_right(node, oracle)

@@ -1,4 +1,4 @@
-"""Pages, scans and look-ups by hash against sorted lists, over messages of every size.
+"""Pages, scans and lookups by hash against sorted lists, over messages of every size.
 
 Most tests read one database: many messages share a time, and payloads have the sizes around which
 the length of a frame takes one more byte.

@@ -1,4 +1,4 @@
-"""Wrong summaries are found by a check, and made anew while nodes go on."""
+"""Wrong summaries are found by a check, and rebuilt while nodes continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look-ups and walks of SDS messages on a real database, against the naive reading of the rules."""
+"""Lookups and walks of SDS messages on a real database, against the naive reading of the rules."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ PATIENCE_S = 90.0
 HOUR = LENGTHS[1]
 TODAY = NOW // DAY * DAY
 LATER = NOW + 2 * DAY
-"""When everything that these tests store is over."""
+"""A time after everything that these tests store."""
 
 SPREAD = [NOW - number * DAY // 7 for number in range(40)]
 # Edges of minutes, hours and days, of the timeline, and the first moment of all.

@@ -146,7 +146,7 @@ async def test_a_view_ends_when_its_time_has_passed(node: Node, leap: Callable[[
     await store(node, random.Random(9))
     async with DatabaseIds(node.database).open_cold() as cold:
         leap()
-        # Nothing is asked of the view; its transaction, with its locks, ends all the same.
+        # Nothing is asked of the view; its transaction, with its locks, ends nevertheless.
         connection = await node.database.connect()
         async with connection, connection.transaction():
             await connection.execute("lock table storenode.messages in access exclusive mode")

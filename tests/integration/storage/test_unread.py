@@ -196,7 +196,7 @@ async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
     assert await publisher.table.sweep() == 2
     monkeypatch.setattr(unread_module, "LAPSED_S", 0.0)
     assert await publisher.table.sweep() == 1, "nobody has let it expire"
-    # Whoever asks anew begins anew.
+    # A new request starts from the beginning.
     await publisher.store(messages, 1)
     assert len(await publisher.state()) == 3
 

@@ -54,7 +54,7 @@ from tests.support.polling import until
 TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)
 SEED = 20261120
 HOWEVER_STORED = pytest.mark.parametrize("fewest_copied", [1, 10**9], ids=["copy", "at once"])
-"""By COPY where it works, and never by COPY."""
+"""The ways to insert: COPY where possible, and never COPY."""
 
 DROP_TODAY = "drop table storenode.{}_20261120"
 LISTED_TOPICS = "select topics from storenode.commits order by position desc limit 1"

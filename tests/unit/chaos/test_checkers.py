@@ -138,7 +138,7 @@ def see_everywhere(world: World, seen_s: float = 10.9) -> None:
         (see_everywhere, NODES, ["lost"]),
         # Seen too late.
         (partial(see_everywhere, seen_s=11.1), NODES, []),
-        # The new store must receive what others have.
+        # The new store must receive all messages of the others.
         (lambda _: None, ("a",), ["lost"]),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_line_comes_once_with_its_time_mark_rows_and_place() -> None:
     (late,) = transcript.take(said("far", 1, after=2))
     assert text_of(late) == "  bob: x (2 above)"
     assert transcript.take(said("far", 1)) == []
-    # The largest clock there is has no date, and is a line all the same.
+    # The largest clock there is has no date, and is a line nevertheless.
     (far,) = transcript.take(own("far away", 2**64 - 1))
     assert formatted(far)
 

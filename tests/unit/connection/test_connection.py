@@ -38,7 +38,7 @@ ORDERS: Final[tuple[tuple[list[Status], list[Status]], ...]] = (
     ([REFUSED], [BROKEN]),
     ([], [BROKEN, REFUSED]),
 )
-"""What a call is told before and after a write of it fails."""
+"""The statuses of a call before and after a failed write."""
 
 
 class BreakingCall:

@@ -1,4 +1,4 @@
-"""Turns: how many work at one time, and who is next."""
+"""Turns: how many work at the same time, and who is next."""
 
 from __future__ import annotations
 

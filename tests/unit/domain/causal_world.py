@@ -169,7 +169,7 @@ def walk(world: World, wanted: CausalRequest) -> CausalWalk:
 
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
-    """Run a look-up to its end."""
+    """Run a lookup to its end."""
     named = tuple(HistoryEntry(*entry) for entry in entries)
     wanted = SdsLookup(CHANNEL, named, TopicFilter(), world.claimants)
     lookup = Lookup(wanted)
@@ -208,7 +208,7 @@ def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[St
 
 @dataclass
 class ExpectedLookup:
-    """The expected result of a look-up: (message ID, hash) of each message, in order."""
+    """The expected result of a lookup: (message ID, hash) of each message, in order."""
 
     messages: list[tuple[bytes, bytes]]
     missing: list[HistoryEntry]

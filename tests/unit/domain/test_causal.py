@@ -1,4 +1,4 @@
-"""Causal walks and look-ups by ID against a naive oracle, on graphs of every kind."""
+"""Causal walks and lookups by ID against a naive oracle, on graphs of every kind."""
 
 from __future__ import annotations
 

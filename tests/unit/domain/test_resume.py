@@ -1,4 +1,4 @@
-"""Store resume: the gap, its pages, peers that fail, and what a restart goes on from."""
+"""Store resume: the gap, its pages, peers that fail, and what a restart continues from."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class World:
     async def _run(self, _connector: object, report: SessionReport) -> None:
         peer, window = report.peer, report.window
         assert peer is not None
-        # A session that raises has failed, and the schedule goes on.
+        # A session that raises has failed, and the schedule continues.
         if peer in self.running:
             self.broken.append("two sessions with one peer")
         self.running.append(peer)

@@ -43,7 +43,7 @@ from tests.unit.domain.transfer_world import (
 )
 
 PEER = store_of(messages(2_000))
-"""What the peer holds; the first ones are what a session has found missing."""
+"""The peer's messages; a session has found the first ones missing."""
 
 HASHES = sorted(PEER.frames, key=lambda digest: (PEER.frames[digest][0], digest))
 MINE = store_of(messages(3, 3_000))

@@ -178,7 +178,7 @@ async def test_a_protocol_is_proposed_and_agreed_on_or_refused(
 HEADER: Final = struct.Struct(">BBHII")
 STREAMS: Final = st.integers(0, 2**20).map(lambda each: 2 * each + 1)
 MAX_HEAD_BYTES: Final = 1024
-"""More than any head of a frame."""
+"""A size above that of any head of a frame."""
 
 
 def mplex_frame(frame: Frame) -> bytes:

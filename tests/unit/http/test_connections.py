@@ -32,7 +32,7 @@ GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
 CHUNKED: Final = POST + b"transfer-encoding: chunked\r\n\r\n"
 NEXT: Final = GET + b"connection: close\r\n\r\n"
-"""What an attacker hides behind a request; another server would take it for a part of its body."""
+"""A request hidden behind another, which some servers would take for a part of its body."""
 
 REFUSED_HEADERS: Final = {
     "content-length and transfer-encoding": b"content-length: 5\r\ntransfer-encoding: chunked\r\n",

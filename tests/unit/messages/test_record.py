@@ -223,7 +223,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     """Return a message with some of its bytes changed, left out or added."""
     data = bytearray(draw(st.sampled_from([USUAL, SMALL]) | entries.map(encode)))
     for _ in range(draw(st.integers(0, 3))):
-        # What is not payload is at both ends.
+        # The other fields are at both ends.
         end = draw(st.booleans())
         at = min(draw(st.integers(0, 90)), len(data))
         at = len(data) - at if end else at

@@ -36,7 +36,7 @@ NONE = SyncIds.empty()
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9
 END_NS = 30 * DAY_NS
-"""Of a window in which no two random times are the same."""
+"""The length of a window in which no two random times are the same."""
 
 
 class Observer:

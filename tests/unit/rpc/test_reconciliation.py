@@ -254,7 +254,7 @@ FAILED: Final = encode(FrameKind.FAILED)
 SKIPS: Final = bytes([1, 0, 1, 0])
 
 MODES: Final = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
-"""How a session finds differences: `compact_from` of both sides, and whether it is offered."""
+"""The modes of a session: `compact_from` of both sides, and whether compact is offered."""
 
 EXPECTED_ERRORS: Final = PeerError, NotServingError, MalformedPayloadError, PayloadLimitError
 

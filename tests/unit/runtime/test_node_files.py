@@ -102,7 +102,7 @@ resources.map_large_blocks()
 # What glibc has freed once in this size it keeps the next time, if it is not told otherwise.
 larger = bytearray(30 << 20)
 del larger
-# Half a MiB more than is told, since some kernels are late to count pages.
+# Half a MiB more than the reported growth, since some kernels are late to count pages.
 blocks = [bytearray(41 << 19), bytearray(200_000)]
 process = psutil.Process()
 resident = process.memory_info().rss

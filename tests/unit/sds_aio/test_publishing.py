@@ -362,9 +362,9 @@ def searched(stores: Sequence[Any], receiver: Receiver, seconds: int, *since_ns:
 @pytest.mark.parametrize(
     ("fails_after", "relieved", "since_ns", "scans"),
     [
-        # It goes on from the last page that came, and ends with the first scan that is complete.
+        # It continues from the last page that came, and ends with the first scan that is complete.
         ((0, 1, 0, 0, 2), 0, (10,), [10, 10, 20, 20, 20, 50]),
-        # Without room it is relieved, and goes on from the refused message.
+        # Without room it is relieved, and continues from the refused message.
         ((), 3, (0,), [0, 50, 50, 50]),
         # Requests of one moment are one scan of the longest time.
         ((), 0, (50, 10, 30), [10]),

@@ -163,7 +163,7 @@ def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
             state.commit(batch)  # as after an answer that was lost
             saved = facets(ledger.core)
             cursors, outbox, serial = dict(ledger.cursors), dict(ledger.outbox), ledger.serial
-            world.step(ledger)  # what is not saved is gone
+            world.step(ledger)  # unsaved changes are lost
             state.close()
 
             state, ledger = opened(path)

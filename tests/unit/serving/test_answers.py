@@ -250,7 +250,7 @@ async def test_one_unary_answer_may_pass_the_limit_and_further_ones_are_refused(
     with pytest.raises(CallError) as refused:
         sender.answered(MIB, refusable=True)
     assert (refused.value.code, refused.value.retry) == (Code.RESOURCE_EXHAUSTED, True)
-    # The answer to what is done already is sent in any case.
+    # The answer to completed work is sent in any case.
     sender.answered(MIB, refusable=False)
 
 

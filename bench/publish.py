@@ -19,15 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.data import (
-    BATCH,
-    PAYLOAD_BYTES,
-    STEP_NS,
-    Row,
-    hashes,
-    publish_request,
-    rows,
-)
+from bench.data import BATCH, PAYLOAD_BYTES, STEP_NS, Row, hashes, publish_request, rows
 from bench.support import (
     Bench,
     bench_node,

@@ -31,15 +31,7 @@ from reconcile.algorithm import direct
 from reconcile.algorithm.plan import Tuning
 from reconcile.algorithm.questions import asked_about, questions
 from reconcile.algorithm.turn import Reply, Rules, Turn
-from reconcile.codec import (
-    Payload,
-    RangeKind,
-    Ranges,
-    bridge,
-    decode,
-    encode,
-    encode_head,
-)
+from reconcile.codec import Payload, RangeKind, Ranges, bridge, decode, encode, encode_head
 from reconcile.errors import SessionLimitError
 from reconcile.ids import HASH_WORDS, LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits

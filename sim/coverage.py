@@ -12,11 +12,7 @@ from sim.marks import Mark
 from sim.process import Process
 from sim.rng import happens
 from sim.store import JudgedIndex, JudgedView, SimIds, SimStatements
-from store.domain.coverage import (
-    BLOCK_NS,
-    Coverage,
-    aligned,
-)
+from store.domain.coverage import BLOCK_NS, Coverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
 from store.domain.view import Span

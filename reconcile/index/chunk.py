@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import (
-    ELEMENT_BYTES,
-    HASH_DTYPE,
-    HASH_WORDS,
-    SyncId,
-    SyncIds,
-    Words,
-)
+from reconcile.ids import ELEMENT_BYTES, HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, Words
 from reconcile.lattice import LatticeSum
 from storenode.message.limits import CONTENT_DIGEST_BYTES
 

@@ -28,9 +28,7 @@ from storenode.cli.options.types import (
     size_up_to,
 )
 from storenode.cli.options.units import format_size
-from storenode.message.limits import (
-    MAX_MESSAGE_BYTES,
-)
+from storenode.message.limits import MAX_MESSAGE_BYTES
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics", "http")
 """Names of the listeners, as `--insecure` and the ready line call them."""

@@ -42,14 +42,7 @@ from store.db.connection import Connection, fetch_rows
 from store.db.locks import MAINTENANCE
 from store.db.migrate import differences, require_served
 from store.db.partitions import Catalog, read_catalog
-from store.db.statements import (
-    BUCKETS_TABLE,
-    COARSE_TABLES,
-    COMMITS_TABLE,
-    FINE_TABLE,
-    SCHEMA,
-    SQL,
-)
+from store.db.statements import BUCKETS_TABLE, COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
 from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,

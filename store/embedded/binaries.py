@@ -23,11 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from store.embedded.process import (
-    EmbeddedPostgresError,
-    Launch,
-    ProgramFailedError,
-)
+from store.embedded.process import EmbeddedPostgresError, Launch, ProgramFailedError
 
 NAME: Final = "storenode"
 """An account of this name is used where there is one: it was made for this."""

@@ -257,7 +257,7 @@ class HttpCall(HttpExchange, Call):
             size += len(chunk)
             if size > self.max_request_bytes:
                 raise self.too_large(size)
-            request.connection.unread_bytes += len(chunk)
+            self.node.arrivals.came(request, len(chunk))
             parts.append(chunk)
             if not event.get("more_body", False):
                 return b"".join(parts)

@@ -16,14 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from store.http.call import (
-    STATUS,
-    Handler,
-    HttpCall,
-    HttpError,
-    HttpExchange,
-    Operation,
-)
+from store.http.call import STATUS, Handler, HttpCall, HttpError, HttpExchange, Operation
 from store.http.codec import encode
 from store.serving.call import Method, StreamMethod, UnaryMethod
 from store.serving.failure import CallError, Code, malformed

@@ -22,13 +22,7 @@ from store.pipeline.columns import ARROW, HASH_WORDS, NAMES, PARTITIONS
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile
 from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark
-from store.pipeline.files import (
-    chunks,
-    file_system,
-    for_reading,
-    on_store,
-    settle,
-)
+from store.pipeline.files import chunks, file_system, for_reading, on_store, settle
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprints, collected
 from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS
 from store.pipeline.source import in_shares

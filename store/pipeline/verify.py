@@ -24,12 +24,7 @@ from store.pipeline.database import FOREVER, connected, other_stores, read_as_of
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import (
-    NOTHING,
-    Fingerprints,
-    collected,
-    short_hours,
-)
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, short_hours
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.manifest import Manifest, day_of, read_manifest
 from store.pipeline.parquet import PATH, file_digests, read_files, start_of, sums

@@ -13,11 +13,7 @@ from google.protobuf.message import DecodeError
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress
 from store.gossip.driver.ports import GossipConnection
-from store.gossip.driver.streams import (
-    FrameRejectedError,
-    PeerHasStreamError,
-    PeerRefusedError,
-)
+from store.gossip.driver.streams import FrameRejectedError, PeerHasStreamError, PeerRefusedError
 from store.gossip.events import Bodies, FrameIn, listed
 from store.messages.fields import chunk_messages
 from store.rpc.call import RpcCall

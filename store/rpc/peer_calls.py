@@ -40,11 +40,7 @@ from store.observe.clocks import ClockComparison, parse_time
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own_metadata
 from store.serving.arrivals import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
-from store.serving.methods.decode import (
-    COUNTED_REQUEST_BYTES,
-    MAX_OTHER_FIELDS,
-    count_fields,
-)
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES, MAX_OTHER_FIELDS, count_fields
 from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
 from store.sync.errors import CallFailedError, ProtocolBrokenError, shown
 from store.sync.limits import SILENCE_NS

@@ -13,13 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from store.rpc.call import RpcCall
-from store.serving.methods.publish import (
-    PublishBatch,
-    admit,
-    confirm,
-    publish_response,
-    store,
-)
+from store.serving.methods.publish import PublishBatch, admit, confirm, publish_response, store
 from store.serving.queue import FairQueue
 
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024

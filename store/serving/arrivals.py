@@ -138,7 +138,7 @@ class AwaitedRequest(Endable):
 class Arrivals:
     """The requests of all callers that are awaited, and their bounds, which `run` keeps to.
 
-    ``round``: the number of measurements.
+    ``round``: the number of measurements. ``counted_bytes``: of all that the edge counts.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Arrivals:
         count: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
     ) -> None:
         self.connections: dict[str, ArrivingRequests] = {}
-        self.awaited = self.round = 0
+        self.awaited = self.round = self.counted_bytes = 0
         self.alarm: asyncio.TimerHandle | None = None
         self.limit_bytes = limit_bytes
         self._count = count or ReceivedBytes().count
@@ -167,7 +167,7 @@ class Arrivals:
         """Await a request of a connection, whose caller is ``owner``.
 
         ``is_first``: of a call, and may be late. ``is_measured``: by the kernel's counts; else
-        ``read`` counts the bytes of its connection.
+        ``read`` calls `came`.
 
         Raises:
             CallError: it is late, or gave way to others.
@@ -195,10 +195,18 @@ class Arrivals:
             self.awaited -= 1
             connection.awaited.discard(awaited)
             if not connection.is_measured:
+                self.counted_bytes -= connection.unread_bytes
                 self.connections.pop(name, None)
         if isinstance(request, bytes):
             connection.read_bytes += len(request)
         return request
+
+    def came(self, request: AwaitedRequest, size_bytes: int) -> None:
+        """Count a part of a request that has come, and end calls beyond the bounds at once."""
+        request.connection.unread_bytes += size_bytes
+        self.counted_bytes += size_bytes
+        if self.counted_bytes > self.limit_bytes:
+            self._keep_bounds(self._waiting(), self.round)
 
     def wake(self) -> None:
         """Measure soon, if a request that was awaited is awaited still."""
@@ -237,10 +245,13 @@ class Arrivals:
             if (size := came.get(each.name) if each.is_measured else each.unread_bytes) is not None:
                 each.measure(size, last)
         growing = [each.unread_bytes for each in waiting if each.grew]
-        usage = {each: each.usage(last) for each in waiting}
+        self._keep_bounds(waiting, last)
+        return growing
+
+    def _keep_bounds(self, waiting: Sequence[ArrivingRequests], last_round: int) -> None:
+        usage = {each: each.usage(last_round) for each in waiting}
         self._end_excess([each for each in waiting if each.is_stranger], usage, MAX_STRANGER_BYTES)
         self._end_excess(waiting, usage, self.limit_bytes)
-        return growing
 
     def _waiting(self) -> list[ArrivingRequests]:
         return [each for each in self.connections.values() if each.awaited]
@@ -275,6 +286,9 @@ class Arrivals:
             if excess > 0 and usage[each]:
                 excess -= usage[each]
                 usage[each] = 0
+                if not each.is_measured:
+                    self.counted_bytes -= each.unread_bytes
+                    each.unread_bytes = 0
                 each.end(
                     f"requests that have not come in full hold more than {limit_bytes:,} bytes of"
                     " this node, and that of this call had not come: make the call again, and send"

@@ -21,14 +21,7 @@ from store.domain.quota import Account, CallKind
 from store.observe.logging import CURRENT_REQUEST, Logger
 from store.serving.answers import AnswerSender
 from store.serving.context import NodeContext
-from store.serving.failure import (
-    CallerGoneError,
-    CallError,
-    Code,
-    over_limit,
-    translate,
-    unready,
-)
+from store.serving.failure import CallerGoneError, CallError, Code, over_limit, translate, unready
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.serving.sockets import remote
 

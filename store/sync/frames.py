@@ -22,12 +22,7 @@ from store.messages.fields import (
     read_varint,
 )
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
-from store.sync.limits import (
-    MAX_PIECE_ANSWERS,
-    MAX_SEARCH_IDS,
-    MAX_SEARCH_SPANS,
-    SESSION_ID_CHARS,
-)
+from store.sync.limits import MAX_PIECE_ANSWERS, MAX_SEARCH_IDS, MAX_SEARCH_SPANS, SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     ReconcileExtension,

@@ -10,24 +10,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar
 
-from storenode.client.asynchronous import (
-    DEFAULT_RETRY,
-    DEFAULT_TIMEOUT_S,
-    AsyncAdmin,
-    AsyncClient,
-)
+from storenode.client.asynchronous import DEFAULT_RETRY, DEFAULT_TIMEOUT_S, AsyncAdmin, AsyncClient
 from storenode.client.message import Message, Page, Published
 from storenode.client.publisher import AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
-from storenode.connection.event_loop import (
-    blocking,
-    call_on_loop,
-    iterating,
-    on_loop,
-    run_blocking,
-)
+from storenode.connection.event_loop import blocking, call_on_loop, iterating, on_loop, run_blocking
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 

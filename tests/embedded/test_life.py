@@ -22,13 +22,7 @@ import psycopg
 import pytest
 
 from chaos.ports import ReservedPort
-from store.embedded import (
-    EmbeddedPostgres,
-    EmbeddedPostgresError,
-    binaries,
-    process,
-    running_url,
-)
+from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, binaries, process, running_url
 from store.embedded import supervisor as supervisor_module
 from store.embedded.datadir import DataDir
 from store.embedded.process import (

@@ -19,15 +19,7 @@ from sim.messages import Message, message_of
 from sim.node import drop_old
 from sim.process import Process
 from sim.scenario import Faults, GossipScenario, draw_with_gossip
-from sim.store import (
-    SimFeed,
-    SimIds,
-    SimMessages,
-    SimSds,
-    SimStatements,
-    SimStore,
-    SimUnread,
-)
+from sim.store import SimFeed, SimIds, SimMessages, SimSds, SimStatements, SimStore, SimUnread
 from sim.timeline import Timeline
 from sim.world import World
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements

@@ -10,13 +10,7 @@ from typing import Any
 from reconcile.compact.session import CompactInitiator, CompactResponder, CompactStep, Outcome
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView, MemoryView
-from reconcile.session import (
-    PayloadFrame,
-    Result,
-    Role,
-    SessionConfig,
-    SessionStep,
-)
+from reconcile.session import PayloadFrame, Result, Role, SessionConfig, SessionStep
 from reconcile.session import ReconcileSession as Session
 from reconcile.view import Loaded, Loading, Needs, View
 from tests.support.naive_view import NaiveView, run

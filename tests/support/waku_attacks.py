@@ -10,11 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from store.gateway.filter import FILTER_SUBSCRIBE
-from store.gateway.gossipsub import (
-    encode_control,
-    encode_message,
-    encode_subscriptions,
-)
+from store.gateway.gossipsub import encode_control, encode_message, encode_subscriptions
 from store.gateway.relay import RELAY
 from store.gateway.services import LIGHT_PUSH
 from store.gateway.wire import delimited

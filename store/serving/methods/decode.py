@@ -14,12 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import check_count, filter_by
-from store.messages.fields import (
-    DELIMITED,
-    GROUP_ENDS,
-    end_of_value,
-    read_varint,
-)
+from store.messages.fields import DELIMITED, GROUP_ENDS, end_of_value, read_varint
 from store.serving.failure import malformed, over_limit
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2

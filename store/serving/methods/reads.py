@@ -33,12 +33,7 @@ from store.serving.answers import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
 from store.serving.methods.coverage import AnswerReport, coverage, open_report, page_span
-from store.serving.methods.decode import (
-    decode,
-    decode_head,
-    history_entries,
-    topic_filter,
-)
+from store.serving.methods.decode import decode, decode_head, history_entries, topic_filter
 from storenode.message.limits import (
     MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,

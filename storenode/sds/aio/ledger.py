@@ -18,14 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Final
 
-from storenode.sds.aio.state import (
-    LAMPORT_OFFSET,
-    Row,
-    Rows,
-    SqliteState,
-    StateBatch,
-    StateError,
-)
+from storenode.sds.aio.state import LAMPORT_OFFSET, Row, Rows, SqliteState, StateBatch, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.buffers import Outgoing, WaitingMessage
 from storenode.sds.channel import MessageChannel, Sealing

@@ -48,12 +48,7 @@ from storenode.sds.events import (
     Recall,
     Refused,
 )
-from storenode.sds.limits import (
-    CATCH_UP_OVERLAP_NS,
-    LEAVE_TIMEOUT_S,
-    MAX_TICK_S,
-    PACKETS_AT_ONCE,
-)
+from storenode.sds.limits import CATCH_UP_OVERLAP_NS, LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
 
 _log = logging.getLogger("storenode")
 

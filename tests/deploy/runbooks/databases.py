@@ -14,14 +14,7 @@ from storenode.client.messages import new_message, new_request
 from storenode.client.types import PublishRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.deploy.runbooks.scene import (
-    Incident,
-    World,
-    database_url,
-    execute,
-    metric,
-    superuser,
-)
+from tests.deploy.runbooks.scene import Incident, World, database_url, execute, metric, superuser
 from tests.support.fleet import CONTENT, PUBSUB
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually

@@ -8,24 +8,10 @@ from dataclasses import replace
 import pytest
 
 from store.db.partitions import ensure_ahead, ensure_for, read_catalog
-from store.db.retention import (
-    RetentionBrake,
-    agree,
-    prune,
-    read_agreed,
-    reopen,
-    review,
-)
+from store.db.retention import RetentionBrake, agree, prune, read_agreed, reopen, review
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
-from tests.integration.database.rows import (
-    NOW,
-    TODAY,
-    Connection,
-    horizon,
-    insert,
-    opened,
-)
+from tests.integration.database.rows import NOW, TODAY, Connection, horizon, insert, opened
 from tests.support.postgres import PostgresServer
 
 STORED_DAYS = 40

@@ -12,13 +12,7 @@ from store.db import partitions
 from store.db.check import check
 from store.db.condition import ENTRY_BYTES, SETTLED_NS, find_bloated, rebuild
 from store.domain.partitioning import DAY_NS
-from tests.integration.database.rows import (
-    NOW,
-    TODAY,
-    Connection,
-    opened,
-    values,
-)
+from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
 from tests.integration.database.test_maintainer import Events, maintainer, running
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer

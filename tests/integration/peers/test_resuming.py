@@ -29,11 +29,7 @@ from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
-from tests.integration.peers.hostile import (
-    Script,
-    Scripts,
-    hostile_server,
-)
+from tests.integration.peers.hostile import Script, Scripts, hostile_server
 from tests.integration.rpc.harness import PUBSUB, within
 from tests.support.admission import encode_entry
 from tests.support.fleet import Fleet

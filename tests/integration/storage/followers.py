@@ -7,13 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from store.db.feed import DatabaseFeed
-from store.db.insert import (
-    CommitPart,
-    KnownTopics,
-    assign_commit_position,
-    copy,
-    find_new,
-)
+from store.db.insert import CommitPart, KnownTopics, assign_commit_position, copy, find_new
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch

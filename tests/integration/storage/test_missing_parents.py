@@ -14,11 +14,7 @@ from store.db.buckets import fold_until, resummarize
 from store.db.check import NOT_COUNTED, NOT_MISSING, check
 from store.db.connection import Connection
 from store.db.retention import PruneReport, prune
-from store.db.sds import (
-    MAX_MISSING_OF_DAY,
-    MAX_MISSING_OF_MESSAGE,
-    count_missing_parents,
-)
+from store.db.sds import MAX_MISSING_OF_DAY, MAX_MISSING_OF_MESSAGE, count_missing_parents
 from store.db.statements import FINE_TABLE
 from store.domain.partitioning import Cover
 from store.domain.ports import Source

@@ -26,13 +26,7 @@ from store.db.check import check
 from store.db.gossip import GossipReads
 from store.db.insert import insert_topics
 from store.db.messages import MAX_LOADED_IDS, TransferReader, locate, resolve
-from store.domain.ports import (
-    PageRequest,
-    QueryPage,
-    ScanRequest,
-    TopicFilter,
-    TopicRights,
-)
+from store.domain.ports import PageRequest, QueryPage, ScanRequest, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES

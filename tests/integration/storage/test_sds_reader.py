@@ -18,13 +18,7 @@ from store.db.retention import prune
 from store.db.sds import DatabaseSdsReader
 from store.domain import causal
 from store.domain.claims import ClaimQuery
-from store.domain.ports import (
-    HistoryEntry,
-    SdsLookup,
-    SdsPage,
-    TopicFilter,
-    TopicRights,
-)
+from store.domain.ports import HistoryEntry, SdsLookup, SdsPage, TopicFilter, TopicRights
 from store.domain.retention import RetentionPolicy
 from storenode.sds.codec import decode, sds_key
 from tests.integration.storage.node import Node

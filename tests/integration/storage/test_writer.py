@@ -41,14 +41,7 @@ from tests.integration.storage.followers import (
 )
 from tests.integration.storage.node import WORKERS, Node, running
 from tests.integration.storage.proxy import proxied
-from tests.integration.storage.world import (
-    DAY,
-    NOW,
-    PUBSUBS,
-    TOPICS,
-    batch_of,
-    random_batch,
-)
+from tests.integration.storage.world import DAY, NOW, PUBSUBS, TOPICS, batch_of, random_batch
 from tests.support.polling import until
 
 TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)

@@ -24,14 +24,7 @@ from store.db.arrays import (
     uuids,
     varied_bytes,
 )
-from store.db.buckets import (
-    LEVELS_NS,
-    RECORD_BYTES,
-    between,
-    coarser,
-    pack,
-    unpack,
-)
+from store.db.buckets import LEVELS_NS, RECORD_BYTES, between, coarser, pack, unpack
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 
 INT64: Final = st.integers(-(2**63), 2**63 - 1)

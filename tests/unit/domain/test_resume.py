@@ -17,13 +17,7 @@ from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.sync.fetch import (
-    LONGEST_FETCH_NS,
-    SHORTEST_GAP_NS,
-    FetchWork,
-    OnlineRecorder,
-    Resumer,
-)
+from store.sync.fetch import LONGEST_FETCH_NS, SHORTEST_GAP_NS, FetchWork, OnlineRecorder, Resumer
 from store.sync.peers import PeerCaller, ScannedPage
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy

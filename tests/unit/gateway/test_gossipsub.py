@@ -31,11 +31,7 @@ from store.gateway.gossipsub import (
     messages_of,
     parse_rpc,
 )
-from store.gateway.limits import (
-    MAX_RPC_BYTES,
-    MAX_RPC_ENTRIES,
-    MAX_RPC_IDS,
-)
+from store.gateway.limits import MAX_RPC_BYTES, MAX_RPC_ENTRIES, MAX_RPC_IDS
 from storenode.wire.storenode.internal.v1 import libp2p_pb2 as wire
 
 VECTORS: Final = json.loads(

@@ -18,11 +18,7 @@ from store.gateway.clients import Clients
 from store.gateway.connection import Handler, Stream, Surroundings, WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
-from store.gateway.limits import (
-    MAX_RPC_BYTES,
-    MAX_SYNC_FRAME_BYTES,
-    MAX_UNSOLICITED_MESSAGES,
-)
+from store.gateway.limits import MAX_RPC_BYTES, MAX_SYNC_FRAME_BYTES, MAX_UNSOLICITED_MESSAGES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multiplexing import Mplex, Multiplexer, Yamux
 from store.gateway.node import NodeFeed, Spool, UpstreamNode

@@ -12,15 +12,7 @@ from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView, MemoryView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
 from reconcile.summaries.summary import SummaryView
-from reconcile.view import (
-    Loaded,
-    NeedBuckets,
-    NeedIds,
-    Needs,
-    SpanParts,
-    Spans,
-    proceed,
-)
+from reconcile.view import Loaded, NeedBuckets, NeedIds, Needs, SpanParts, Spans, proceed
 from tests.support.naive_view import NaiveStorage, NaiveView, run
 from tests.unit.reconcile.answers import Asked, check_answers
 from tests.unit.reconcile.worlds import (

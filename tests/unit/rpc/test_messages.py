@@ -33,9 +33,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     PublishResult,
     SdsMessagesPage,
 )
-from storenode.wire.waku.store.v3.store_pb2 import (
-    StoreQueryRequest,
-)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 
 def counted(request: bytes, most: int) -> tuple[int, int]:

@@ -28,13 +28,7 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import (
-    Broadcast,
-    Lost,
-    Received,
-    Sent,
-    Signed,
-)
+from storenode.sds.events import Broadcast, Lost, Received, Sent, Signed
 from storenode.sds.limits import MAX_LEAVING_AT_ONCE, MAX_QUEUED_EVENTS, MAX_SIGNATURE_BYTES
 from storenode.sds.proofs import canonical, content_id
 from tests.support.bus import (

@@ -25,13 +25,7 @@ from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.repair import Repair, RepairResponder
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import SqliteState
-from storenode.sds.aio.transport import (
-    Fetched,
-    Link,
-    Outbound,
-    Rotation,
-    TransportError,
-)
+from storenode.sds.aio.transport import Fetched, Link, Outbound, Rotation, TransportError
 from storenode.sds.channel import MessageChannel
 from storenode.sds.codec import Entry, SdsMessage, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig

@@ -301,17 +301,22 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
     requests = Arrivals(10 * MIB, kernel.count)
 
     async def receive(request: AwaitedRequest) -> None:
-        request.connection.unread_bytes += 6 * MIB
+        requests.came(request, 6 * MIB)
         await asyncio.Event().wait()
 
     tasks = [
         asyncio.create_task(requests.receive(receive, name, name, is_measured=False))
         for name in "ab"
     ]
+    await settle()
+    assert sum(task.done() for task in tasks) == 1, "at once"
+    assert requests.counted_bytes == 6 * MIB
     await measure(requests)
+    assert requests.counted_bytes == 6 * MIB
     assert sum(task.done() for task in tasks) == 1
     assert not kernel.asked
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not requests.connections
+    assert requests.counted_bytes == 0

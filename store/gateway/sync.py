@@ -9,7 +9,7 @@ Bounds: a session holds at most `MAX_SYNC_IDS` IDs of the node. Of more, the old
 and a session that this side begins is followed by another one for the rest. After a session that
 failed, the next one compares half the range.
 
-Source: nwaku v0.37.1; "Waku Sync", with the differences that `sync_codec` names.
+Source: nwaku v0.37.1; "Waku Sync", with the differences that `sync_session` names.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from store.gateway.noise import Identity, SecurePipe, secure
 from store.gateway.pipes import Pipe, negotiate, propose
 from store.gateway.wire import delimited
 from store.observe.logging import get_logger
+from store.serving.drain import Endable
 
 _MAX_WINDOW_BYTES: Final = 2**32 - 1
 Handler = Callable[["Stream"], Awaitable[None]]
@@ -274,6 +275,10 @@ async def begin_handshake(
     return pipe, Yamux(is_outbound=True)
 
 
+class _DroppedError(Exception):
+    """A service has ended the connection."""
+
+
 class WakuConnection:
     """The streams of a connection after its handshake."""
 
@@ -289,7 +294,7 @@ class WakuConnection:
         self.peer_id = pipe.peer_id
         self._pipe = pipe
         self._around = around
-        self._runner: asyncio.Task[None] | None = None
+        self._block: Endable | None = None
         self._streams: dict[int, Stream] = {}
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -301,40 +306,46 @@ class WakuConnection:
         return self._requests > 0
 
     async def run(self, joins: Iterable[Join] = ()) -> None:
-        """Serve until the client goes; each of ``joins`` is called when frames can be exchanged.
+        """Serve until the client goes, or a service ends the connection.
+
+        Each of ``joins`` is called when frames can be exchanged.
 
         Raises:
             RefusalError: The client breaks a rule.
             OSError: The connection broke, or nothing has arrived for too long.
         """
-        self._runner = asyncio.current_task()
         try:
-            for join in joins:
-                join(self)
-            while True:
-                async with asyncio.timeout(limits.IDLE_TIMEOUT_S):
-                    data = await self._pipe.any()
-                if not data:
-                    return
-                # A message of Noise counts as a frame, since a head may come in twelve of them.
-                charge(self._frames, time.monotonic_ns(), "flood")
-                for number, frame in enumerate(self.multiplexer.decode(data)):
-                    if number:
-                        charge(self._frames, time.monotonic_ns(), "flood")
-                    await self._receive(frame)
+            with Endable() as self._block:
+                await self._read_frames(joins)
         except StreamEndedError:
             return
-        except asyncio.CancelledError:
+        except (_DroppedError, asyncio.CancelledError) as cause:
             with suppress(OSError):
                 async with asyncio.timeout(limits.GOODBYE_TIMEOUT_S):
                     await self.send(FrameType.GOODBYE)
-            raise
+            if isinstance(cause, asyncio.CancelledError):
+                raise
         finally:
             tasks = set(self._tasks)
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+
+    async def _read_frames(self, joins: Iterable[Join]) -> None:
+        for join in joins:
+            join(self)
+        while True:
+            async with asyncio.timeout(limits.IDLE_TIMEOUT_S):
+                data = await self._pipe.any()
+            if not data:
+                return
+            # A message of Noise counts as a frame, since a head may come in twelve of them.
+            charge(self._frames, time.monotonic_ns(), "flood")
+            for number, frame in enumerate(self.multiplexer.decode(data)):
+                if number:
+                    charge(self._frames, time.monotonic_ns(), "flood")
+                await self._receive(frame)
 
     async def send(
         self, kind: FrameType, stream: int = 0, data: bytes = b"", value: int = 0
@@ -370,9 +381,9 @@ class WakuConnection:
             del self._streams[number]
 
     def end(self) -> None:
-        """End the connection, and the task that runs it."""
-        if self._runner is not None:
-            self._runner.cancel()
+        """End the connection: `run` returns."""
+        if self._block is not None:
+            self._block.end(_DroppedError())
 
     def allow_frames(self, frames_per_s: int) -> None:
         """Set the rate of frames for a peer that is expected to send more than clients do."""

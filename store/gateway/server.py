@@ -216,16 +216,7 @@ async def _connect(peer: PeerMultiaddr, around: Surroundings, joins: Sequence[Jo
         async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(peer.host, peer.port)
             secured = await begin_handshake(TcpLink(reader, writer), around.identity, peer.peer_id)
-        running = asyncio.create_task(WakuConnection(*secured, client, around).run(joins))
-        try:
-            await asyncio.wait({running})
-        finally:
-            running.cancel()
-            # Not awaited itself: its error would take the place of a cancellation of this task.
-            await asyncio.wait({running})
-        # It is cancelled where a service ends the connection.
-        if not running.cancelled():
-            running.result()
+        await WakuConnection(*secured, client, around).run(joins)
     finally:
         if writer is not None:
             writer.close()

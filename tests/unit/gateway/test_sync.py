@@ -48,13 +48,13 @@ class MemoryPipe(Pipe):
 
     def __init__(self, incoming: asyncio.Queue[bytes], outgoing: asyncio.Queue[bytes]) -> None:
         super().__init__()
-        self._incoming, self._outgoing = incoming, outgoing
+        self.incoming, self.outgoing = incoming, outgoing
 
     async def receive(self) -> bytes:
-        return await self._incoming.get()
+        return await self.incoming.get()
 
     async def send(self, data: bytes) -> None:
-        self._outgoing.put_nowait(data)
+        self.outgoing.put_nowait(data)
 
 
 @asynccontextmanager
@@ -181,24 +181,20 @@ async def test_a_client_that_takes_no_push_has_no_subscription(
 
 @asynccontextmanager
 async def kept_connection(
-    run: Callable[[], Coroutine[None, None, None]], monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[asyncio.Task[None], list[object]]]:
-    """Keep a connection to a peer; yield the task, and what has joined."""
-    joined: list[object] = []
-
-    class Connection:
-        async def run(self, joins: Sequence[Callable[[object], None]]) -> None:
-            joins[0](self)
-            await run()
-
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[tuple[asyncio.Task[None], MemoryPipe, list[WakuConnection]]]:
+    """Keep a connection to a peer; yield the task, this side's pipe, and what has joined."""
+    joined: list[WakuConnection] = []
+    pipe = MemoryPipe(asyncio.Queue(), asyncio.Queue())
     monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
-    monkeypatch.setattr(server, "begin_handshake", AsyncMock(return_value=()))
-    monkeypatch.setattr(server, "WakuConnection", lambda *_: Connection())
+    monkeypatch.setattr(
+        server, "begin_handshake", AsyncMock(side_effect=lambda *_: (pipe, Yamux(is_outbound=True)))
+    )
     monkeypatch.setattr(server, "FIRST_PAUSE_S", 0)
     peer = PeerMultiaddr("192.0.2.1", 1, "peer")
     keeping = asyncio.create_task(keep_connected(peer, Mock(), [joined.append]))
     await until(lambda: bool(joined))
-    yield keeping, joined
+    yield keeping, pipe, joined
     keeping.cancel()
     await asyncio.wait({keeping}, timeout=5)
     assert keeping.cancelled()
@@ -207,26 +203,27 @@ async def kept_connection(
 async def test_a_cancellation_counts_though_the_connection_ends_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended = asyncio.Event()
-
-    async def run() -> None:
-        await ended.wait()
-        raise StreamEndedError
-
-    async with kept_connection(run, monkeypatch):
-        ended.set()
+    async with kept_connection(monkeypatch) as (_, pipe, _):
+        pipe.incoming.put_nowait(b"")
         await asyncio.sleep(0)
+
+
+async def test_a_cancellation_counts_though_a_service_ends_the_connection_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with kept_connection(monkeypatch) as (_, _, joined):
+        joined[0].end()
 
 
 async def test_a_peer_whose_connection_a_service_ends_is_connected_to_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        raise asyncio.CancelledError
-
-    async with kept_connection(run, monkeypatch) as (keeping, joined):
+    async with kept_connection(monkeypatch) as (keeping, pipe, joined):
+        joined[0].end()
         await until(lambda: len(joined) > 1 or keeping.done())
         assert not keeping.done()
+        with pytest.raises(RefusalError, match="ends the connection"):
+            list(Yamux().decode(pipe.outgoing.get_nowait()))
 
 
 # Sessions with nwaku

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,11 @@ from proselint.config import DEFAULT, Config
 from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.check_style import find_phrases, read_words
+from tools.rooms import ROOT
+
 PAGES: Final = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "docs/**/*.md")
 OFF: Final = (
     *("annotations", "dates_times", "lexical_illusions", "redundancy", "typography"),
@@ -39,10 +42,8 @@ def prose_of(text: str) -> str:
 def findings(name: str, text: str, phrases: dict[str, str], config: Config) -> Iterator[str]:
     """Return a line for each finding in a page."""
     prose = prose_of(text)
-    for number, line in enumerate(prose.splitlines(), 1):
-        for phrase, instead in phrases.items():
-            if found := re.search(phrase, line, re.IGNORECASE):
-                yield f"{name}:{number}: '{found[0]}': write {instead}"
+    for line, message in find_phrases(prose, phrases):
+        yield f"{name}:{line + 1}: {message}"
     for result in LintFile(source=name, content=prose).lint(config):
         line, _ = result.pos
         yield f"{name}:{line}: {result.check_result.check_path}: {result.check_result.message}"
@@ -50,7 +51,7 @@ def findings(name: str, text: str, phrases: dict[str, str], config: Config) -> I
 
 def main() -> int:
     """Print the findings of all pages."""
-    style = tomllib.loads((ROOT / "tools" / "style.toml").read_text(encoding="utf-8"))
+    phrases = read_words().prose
     CheckRegistry().register_many(__register__)
     checks = {name: on and name not in OFF for name, on in DEFAULT["checks"].items()}
     config = Config(max_errors=DEFAULT["max_errors"], checks=checks)
@@ -59,10 +60,7 @@ def main() -> int:
         for pattern in PAGES
         for page in sorted(ROOT.glob(pattern))
         for line in findings(
-            str(page.relative_to(ROOT)),
-            page.read_text(encoding="utf-8"),
-            style["prose"],
-            config,
+            str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"), phrases, config
         )
     ]
     print(*found, sep="\n" if found else "")

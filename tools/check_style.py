@@ -160,16 +160,21 @@ class StyleChecker:
             return
         for token in tokenize.generate_tokens(io.StringIO(self._source).readline):
             if token.type == tokenize.COMMENT or token.string.startswith('"""'):
-                for phrase, instead in self._words.prose.items():
-                    if found := re.search(phrase, token.string, re.IGNORECASE):
-                        line = token.start[0] + token.string.count("\n", 0, found.start())
-                        yield self._violation(line, f"{found[0]!r}: write {instead}")
+                for line, message in find_phrases(token.string, self._words.prose):
+                    yield self._violation(token.start[0] + line, message)
 
     def _check_identifier(self, name: str, line: int) -> Iterator[Violation]:
         for word in split_name(name):
             if word in self._words.identifiers:
                 better = self._words.identifiers[word]
                 yield self._violation(line, f"name {name!r}: write {better} instead of {word!r}")
+
+
+def find_phrases(text: str, prose: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield the line of each refused phrase of a text, from 0, and what to write instead."""
+    for phrase, instead in prose.items():
+        for found in re.finditer(phrase, text, re.IGNORECASE):
+            yield text.count("\n", 0, found.start()), f"{found[0]!r}: write {instead}"
 
 
 def _documentation(tree: ast.Module, stem: str) -> Iterator[tuple[str, str, str, int]]:

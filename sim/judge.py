@@ -160,7 +160,7 @@ class Judge:
                 and not message.ephemeral
                 and message.timestamp_ns == batch.timestamps[index]
                 and message.encoded == transferred(batch.frame(index)),
-                f"{database.store_id} stores {digest.hex()[:12]}, which nobody published so",
+                f"{database.store_id} stores {digest.hex()[:12]}, which was never published so",
             )
 
     def acknowledge(self, database: Database, digests: Iterable[bytes]) -> None:

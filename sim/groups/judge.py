@@ -317,7 +317,7 @@ class GroupJudge:
         saved = forged is not None or message.message_id in disk.log
         self._demand(saved, f"{view.name} shows {name} before it is saved")
         made = forged or self.made.get(message.message_id)
-        self._demand(made is not None and made.content == message.content, f"nobody said {name}")
+        self._demand(made is not None and made.content == message.content, f"{name} was never sent")
         self._demand(
             bool(message.proof) != bool(forged), f"{view.name} shows {name} as what it is not"
         )
@@ -453,7 +453,7 @@ class GroupJudge:
         if reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND):
             view.sent_ns[message_id] = self._now_ns()
         late = [each for each in message.history if each.message_id not in self.made]
-        self._demand(not late, f"{view.name} names {len(late)} messages that nobody made")
+        self._demand(not late, f"{view.name} names {len(late)} messages that were never made")
 
     def check(self, view: View, participant: Participant) -> None:
         """Verify the whole of a participant (rules 2, 8, 16 and 17, and its bounds).
@@ -468,7 +468,7 @@ class GroupJudge:
         keys = [entry.key for entry in channel.log.entries()]
         self._demand(keys == view.keys, f"the log of {view.name} is not what it was told")
         self._demand(keys == sorted(keys), f"the log of {view.name} is not in order")
-        self._demand(now_ns - view.ticked_ns <= _LATEST_TICK_NS, f"nobody ticks {view.name}")
+        self._demand(now_ns - view.ticked_ns <= _LATEST_TICK_NS, f"{view.name} is not ticked")
         self._check_sending(view, channel, now_ns)
 
     def _check_bounds(self, participant: Participant) -> None:
@@ -548,7 +548,7 @@ class GroupJudge:
             made is not None
             and (made.sender_id, made.lamport) == (event.sender_id, event.lamport)
             and made.content == event.content,
-            f"nobody said {name}",
+            f"{name} was never sent",
         )
         assert made is not None
         self._demand(event.message_id not in view.ids, f"{name} is delivered again")
@@ -594,7 +594,7 @@ class GroupJudge:
         else:
             known = self.delivered.get(key, set()) - {view.name}
             self._demand(
-                bool(known), f"{view.name} calls {key[:10]} acknowledged, and nobody has it"
+                bool(known), f"{view.name} calls {key[:10]} acknowledged, which no participant has"
             )
 
     def _end(self, view: View, key: str) -> None:
@@ -618,7 +618,7 @@ class GroupJudge:
     def _answered(self, view: View, event: RepairAnswered) -> None:
         key = event.message_id
         waits = key in view.asked or key in view.lacking
-        self._demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
+        self._demand(waits, f"{view.name} answers for {key[:10]}, which no participant waits for")
         view.asked.pop(key, None)
 
 

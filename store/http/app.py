@@ -273,7 +273,7 @@ async def follow(call: HttpCall, body: bytes) -> None:
 
 
 async def send_status(call: HttpCall, body: bytes) -> None:
-    """Send the state of the node; what it holds is for callers that may read all of it."""
+    """Send the state of the node, with its messages' figures to callers that may read all."""
     read(codec.NoParameters, call, body)
     found = NodeSummary(ready=call.node.health().ready)
     if call.client.topics.unrestricted:

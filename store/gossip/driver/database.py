@@ -29,7 +29,7 @@ MAX_WRITES_AT_ONCE: Final = 4_096
 
 MAX_QUEUED_WRITES: Final = 65_536
 """Writes that wait for the database. The oldest beyond are dropped: their rows stay unread in the
-table, from where the driver adopts them again, and what they said is learnt again."""
+table, from where the driver adopts them again, and their content is received again."""
 
 Request = PersistBatch | LoadBodies | LookUp
 Answer = Callable[[Gossip], None]

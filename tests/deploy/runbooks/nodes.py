@@ -33,7 +33,7 @@ def _killed(world: World, node: NodeProcess) -> None:
     with world.incident("node-down", node, values=values) as down:
         node.kill()
         down.fires()
-        assert down.do("curl", codes=(7,)).code == 7, "nobody listens"
+        assert down.do("curl", codes=(7,)).code == 7, "something listens"
         node.start()
         assert down.do("curl").out == "alive\n"
         down.do("storenode status")

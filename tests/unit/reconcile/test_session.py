@@ -34,7 +34,6 @@ from tests.support.reconcile_pair import (
 )
 
 HOUR_NS = 3_600_000_000_000
-T0 = 1_700_000_000_000_000_000
 
 Sets = tuple[list[SyncId], list[SyncId]]
 

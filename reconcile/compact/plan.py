@@ -54,16 +54,6 @@ _MIN_SLICE_ITEMS: Final = 8
 _WORTHWHILE_SLICE_ITEMS: Final = 96
 """The number of IDs in a slice below which more slices take more bytes than they save time."""
 
-NEAR_ITEMS: Final = 500_000
-"""The number of IDs that fill a processor's cache. Among more of them memory takes most of the
-time, and bounds at anchors need less of it."""
-
-ANCHORED_SLICE_ITEMS: Final = 128
-"""The number of IDs in a slice below which it often has no anchor."""
-
-_FAR_ITEMS: Final = 2_000_000
-"""A unit of IDs: the worthwhile number of slices at anchors grows with each one."""
-
 _DENSE: Final = 20
 """The density of differences, one in so many IDs, above which prints are useless."""
 
@@ -81,14 +71,13 @@ _UNOFFERED_PRINT_BYTES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """A number of slices, the bytes of each print, and whether bounds are at anchors.
+    """A number of slices, and the bytes of each print.
 
     Without bytes of prints only balances are sent.
     """
 
     count: int
     print_bytes: int
-    anchored: bool = False
 
 
 def slicing(differences: float, most: float, items: int, places: int = 0) -> Slicing:
@@ -99,11 +88,6 @@ def slicing(differences: float, most: float, items: int, places: int = 0) -> Sli
     about = max(1, int(differences))
     if about * _DENSE > items:
         return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
-    if about >= _FEW and items >= NEAR_ITEMS:
-        worth = about * items * max(1, items // _FAR_ITEMS)
-        count = min(isqrt(worth // _ratio(about)), MAX_SLICES)
-        if count * ANCHORED_SLICE_ITEMS <= items:
-            return Slicing(count, EXACT_PRINT_BYTES, anchored=True)
     least = _MIN_SLICES_OF_FEW if items <= _FEW_ITEMS else _MIN_SLICES
     if most > _VAGUE * differences:
         least = max(least, _MIN_VAGUE_SLICES)

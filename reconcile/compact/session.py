@@ -73,7 +73,7 @@ from reconcile.compact.table import (
     find,
     has_repeats,
 )
-from reconcile.compact.table_choice import TableChoice, choose, may_be_anchored
+from reconcile.compact.table_choice import TableChoice, choose
 from reconcile.errors import MalformedCompactError
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, Words
 from reconcile.index import IndexView
@@ -316,8 +316,7 @@ class CompactInitiator(_Side):
             raise MalformedCompactError(0, "An answer is about no slice")
         regions = Regions.join(own.lower[head.differs], own.upper[head.differs])
         items = own.items_in(head.differs)
-        anchored = may_be_anchored(head, items)
-        compared = self._window.compare(frame, regions, key, anchored=anchored)
+        compared = self._window.compare(frame, regions, key)
         return choose(self._window, head, compared, key, (regions, items))
 
     def _checked(

@@ -178,9 +178,6 @@ class WindowIndex:
         self.rows = view
         self.low, self.high, self.xor = self.rows.between_bounds(window[0], max(window))
         self.regions = Regions.of_window(window)
-        chunks = self.rows.chunks
-        # As a bound the last time there is means the end: IDs before one of it say nothing.
-        self._by_anchors = not chunks or chunks[-1].last < MAX_TIMESTAMP_NS
 
     @property
     def count(self) -> int:
@@ -195,25 +192,19 @@ class WindowIndex:
         return Slices(start, end, low, high, np.zeros(1, np.uint64), np.zeros(1, np.int64))
 
     def cut(self, regions: Regions, key: ShortKey, wanted: Slicing) -> tuple[Slices, bytes]:
-        """Cut regions into about so many slices of equal counts; return them and their encoding.
-
-        Anchored bounds are where an index stores what runs up to them, if both sides have the ID
-        there; they take a byte more each.
-        """
+        """Cut regions into about so many slices of equal counts; return them and their encoding."""
         encoded, columns = kernel.require().cut(*self._columns(regions, key, wanted))
         return Slices.of_cuts(columns, regions), encoded
 
-    def compare(
-        self, frame: SlicesFrame, regions: Regions, key: ShortKey, *, anchored: bool = False
-    ) -> SliceDifferences:
-        """Compare the slices of the other side with the own ones; bounds may be anchored.
+    def compare(self, frame: SlicesFrame, regions: Regions, key: ShortKey) -> SliceDifferences:
+        """Compare the slices of the other side with the own ones.
 
         Raises:
             MalformedCompactError: the bytes are no such slices.
         """
         plan = Slicing(MAX_FIRST_SLICES - 1, FIRST_PRINT_BYTES)
         if frame.head is not None:
-            plan = Slicing(MAX_SLICES, frame.head.print_bytes, anchored)
+            plan = Slicing(MAX_SLICES, frame.head.print_bytes)
         columns = self._columns(regions, key, plan)
         found = kernel.require().compare(*columns, frame.data, frame.at)
         if found is None:
@@ -286,11 +277,9 @@ class WindowIndex:
         return ids, xor[0]
 
     def _columns(self, regions: Regions, key: ShortKey, wanted: Slicing) -> tuple[Any, ...]:
-        anchored = wanted.anchored and self._by_anchors
-        sums, bases = self.rows.sums(anchored=anchored), self.rows.balances
-        numbers = np.array((self.low, self.high, wanted.count, wanted.print_bytes, anchored))
-        handle = self.rows.handle
-        return handle, sums, numbers, bases, key.column, regions.start, regions.end
+        numbers = np.array((self.low, self.high, wanted.count, wanted.print_bytes))
+        handle, samples, bases = self.rows.handle, self.rows.samples, self.rows.balances
+        return handle, samples, numbers, bases, key.column, regions.start, regions.end
 
     def _places(self, times: Ints) -> Ints:
         places = self.rows.time_ranks(times, "left")

@@ -58,11 +58,6 @@ class TableChoice:
         return replace(frame, shape=shape, cells=table.cells)
 
 
-def may_be_anchored(head: AnswerHead, items: int) -> bool:
-    """Return True if bounds may be at anchors; a frame does not say so, and counts may differ."""
-    return head.print_bytes == EXACT_PRINT_BYTES and 2 * items >= plan.NEAR_ITEMS
-
-
 def choose(
     window: WindowIndex,
     head: AnswerHead,

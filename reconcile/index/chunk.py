@@ -34,14 +34,6 @@ _NO_HASH: Final = bytes(8 * HASH_WORDS)
 _SAMPLE_IDS: Final = 4
 """The distance in IDs from one stored balance to the next: a byte per ID."""
 
-_ANCHORS_APART: Final = 32
-_ANCHOR_WORDS: Final = 8
-_STORED_WORDS: Final = _ANCHOR_WORDS + 2
-"""The words that are stored for an anchor: 80 bytes for about 64 IDs, so 1.25 bytes more per ID."""
-
-_LINE_BYTES: Final = 64
-"""The size of a cache line, and of an anchor's row, which is read in one memory access."""
-
 
 class Chunk:
     """Ascending IDs that never change; at least one.
@@ -57,7 +49,6 @@ class Chunk:
     """
 
     __slots__ = (
-        "_anchors",
         "_samples",
         "blocks",
         "digests",
@@ -79,7 +70,6 @@ class Chunk:
         self.blocks = BlockSums() if blocks is None else blocks
         self.last = int(timestamps[end - 1])
         self._samples: NDArray[np.int32] | None = None
-        self._anchors: Words | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -122,22 +112,6 @@ class Chunk:
         octets = self.prefix.view(HASH_DTYPE)[(len(self.samples) - 1) * _SAMPLE_IDS :, 0]
         negative = int(np.count_nonzero((octets[1:] ^ octets[:-1]) & 1))
         return int(self.samples[-1]) + len(octets) - 1 - 2 * negative
-
-    @property
-    def anchors(self) -> Words:
-        """The running values at some IDs, in rows and then columns; made when first asked for.
-
-        An *anchor* is an ID that no other of its time comes before, whose hash has zeros in five
-        bits, and that is 32 IDs or more behind the one before it: so two sides choose nearly the
-        same of the IDs that both have. Rows of 8 words: time, place, the time of the ID before it,
-        the balance, the running XOR. Columns, for searching: all times, then all places.
-        """
-        if self._anchors is None:
-            rows = np.empty((len(self) // _ANCHORS_APART, _ANCHOR_WORDS), np.uint64)
-            count = kernel.require().anchors(self.timestamps, self.prefix, self.samples, rows)
-            parts = rows[:count].reshape(-1), rows[:count, 0], rows[:count, 1]
-            self._anchors = np.concatenate(parts, out=_align(_STORED_WORDS * count))
-        return self._anchors
 
     def part(self, start: int, end: int) -> "Chunk":
         """Return the IDs from one place to, but without, another, in the same memory."""
@@ -252,13 +226,6 @@ class BlockSums:
     def __init__(self, sums: dict[int, LatticeSum] | None = None) -> None:
         self.sums: dict[int, LatticeSum] = {} if sums is None else sums
         self.known: dict[str, tuple[int, int, LatticeSum]] = {}
-
-
-def _align(count: int) -> Words:
-    """Return so many words that begin where a line of a processor's cache does."""
-    words = np.empty(count + _LINE_BYTES // 8, np.uint64)
-    begin = -words.ctypes.data % _LINE_BYTES // 8
-    return words[begin : begin + count]
 
 
 def chunk_of(ids: SyncIds, capacity: int = 0) -> Chunk:

@@ -36,8 +36,6 @@ from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 _SCANNED_IDS: Final = 65_536
 """IDs that are scanned at a time; their hashes fit into a processor's cache."""
 
-_NO_ANCHORS: Final = np.empty(0, np.uint64)
-
 
 class IndexView:
     """A fixed sequence of ascending IDs, such as an index at the time the view was opened.
@@ -316,12 +314,10 @@ class IndexView:
             same[found] = (here == ids.words[found]).all(axis=1)
         return same
 
-    def sums(self, *, anchored: bool) -> tuple[NDArray[Any], ...]:
-        """Return, for the kernel, of each chunk in turn its balances, and its anchors, or none."""
-        found: list[NDArray[Any]] = []
-        for chunk in self.chunks:
-            found += [chunk.samples, chunk.anchors if anchored else _NO_ANCHORS]
-        return tuple(found)
+    @property
+    def samples(self) -> tuple[NDArray[np.int32], ...]:
+        """The stored balances of each chunk."""
+        return tuple(chunk.samples for chunk in self.chunks)
 
     @property
     def balances(self) -> Ints:

@@ -101,7 +101,7 @@ static PyObject *written(work_t *work)
     return found;
 }
 
-/* cut(index, sums, numbers, bases, key, starts, ends)
+/* cut(index, samples, numbers, bases, key, starts, ends)
  *   -> (slices of a frame, columns of their cuts), or None: the regions are no such
  *   Of about as many slices with equal counts in regions as the numbers say. The columns are
  *   those of slices.h.
@@ -119,8 +119,7 @@ PyObject *kernel_cut(PyObject *module, PyObject *const *arguments, Py_ssize_t gi
         return Py_BuildValue("");
     }
     PyThreadState *state = let_go(count * HASH_BYTES);
-    bool anchored = load(work.slicer.held.at[A_NUMBERS], N_ANCHORED) != 0;
-    choose_bounds(&work.slicer, count, anchored, &work.bounds);
+    choose_bounds(&work.slicer, count, &work.bounds);
     take_back(state);
     if (take_columns(&work)) {
         state = let_go(count * HASH_BYTES);
@@ -226,7 +225,7 @@ static PyObject *compared(work_t *work, reader_t *from, const uint8_t *begin)
     return found;
 }
 
-/* compare(index, sums, numbers, bases, key, starts, ends, data, at)
+/* compare(index, samples, numbers, bases, key, starts, ends, data, at)
  *   -> (columns of the own cuts, which slices differ, how many others there are within regions, the
  *   least and the largest count of these but for some, where the slices end in the frame), or None:
  *   they are malformed

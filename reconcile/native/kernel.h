@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 27
+#define KERNEL_VERSION 28
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -183,7 +183,7 @@ typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 
 function kernel_parse, kernel_reply, kernel_encode;
 function kernel_probe;
-function kernel_balance, kernel_anchors, kernel_cut, kernel_compare;
+function kernel_balance, kernel_cut, kernel_compare;
 function kernel_fill, kernel_sift, kernel_tally, kernel_shorten;
 function kernel_survey_slices;
 function kernel_insert, kernel_peel, kernel_find, kernel_gather;

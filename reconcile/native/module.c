@@ -7,7 +7,7 @@
 
 static PyMethodDef methods[] = {
     METHOD(reply), METHOD(parse), METHOD(encode), METHOD(probe),
-    METHOD(lattice), METHOD(balance), METHOD(anchors), METHOD(cut), METHOD(compare),
+    METHOD(lattice), METHOD(balance), METHOD(cut), METHOD(compare),
     METHOD(fill), METHOD(sift), METHOD(shorten), METHOD(insert), METHOD(peel), METHOD(find), METHOD(gather),
     METHOD(tally), METHOD(survey_slices),
     {NULL, NULL, 0, NULL},

@@ -6,8 +6,6 @@
 #include "short.h"
 
 #define SAMPLE 4 /* IDs from one kept running balance to the next */
-#define ANCHOR_BYTES 64
-#define KEPT_BYTES (ANCHOR_BYTES + 2 * TIME_BYTES)
 
 /* +1 or -1 by the lowest bit of the first byte of the hash behind a row. */
 static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
@@ -35,21 +33,10 @@ typedef struct {
     Py_ssize_t count;
 } regions_t;
 
-/* What a row of an anchor has; the running XOR is its second half. */
-enum { R_TIME, R_PLACE, R_BEFORE, R_BALANCE, R_RUNNING };
-
-/* IDs of a chunk that any side chooses alone, by their hashes, and what is before each: rows, then
- * their times and places again as columns. */
-typedef struct {
-    const uint8_t *rows, *times, *places;
-    Py_ssize_t count;
-} anchors_t;
-
 typedef struct {
     rows_t rows;
-    Py_buffer *sums;    /* of each chunk: its balances, and its anchors */
+    Py_buffer *samples; /* the balances of each chunk */
     Py_ssize_t opened;  /* of them */
-    anchors_t *anchors; /* of each chunk */
     const uint8_t *bases; /* the balance before each chunk */
     int64_t low, high;  /* places of the window */
     regions_t regions;
@@ -58,10 +45,10 @@ typedef struct {
     bool usual; /* the regions are such */
 } slicer_t;
 
-/* Arguments of both functions, in this order, behind the index and its sums. */
+/* Arguments of both functions, in this order, behind the index and its samples. */
 enum { A_NUMBERS, A_BASES, A_KEY, A_STARTS, A_ENDS, A_COLUMNS };
 /* What is in the first of these. */
-enum { N_LOW, N_HIGH, N_COUNT, N_PRINT_BYTES, N_ANCHORED, NUMBERS };
+enum { N_LOW, N_HIGH, N_COUNT, N_PRINT_BYTES, NUMBERS };
 
 /* 0, or -1 with an exception; then nothing is held. */
 int open_slicer(slicer_t *slicer, PyObject *const *arguments);
@@ -106,9 +93,8 @@ static inline Py_ssize_t next_end(course_t *course, const cuts_t *cuts, const re
     return end;
 }
 
-/* Bounds of about so many slices with equal counts, at anchors if that is wanted; `multiples` has
- * room for as many. */
-void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bool anchored, bounds_t *bounds);
+/* Bounds of about so many slices with equal counts; `multiples` has room for as many. */
+void choose_bounds(const slicer_t *slicer, Py_ssize_t count, bounds_t *bounds);
 
 /* Fill the columns of cuts, for which there is room; false: a bound is no place between two slices. */
 bool cut_slices(const slicer_t *slicer, const bounds_t *bounds, cuts_t *cuts);

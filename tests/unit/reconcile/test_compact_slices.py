@@ -8,21 +8,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.compact import plan
 from reconcile.compact.frames import AnswerHead, SlicesFrame
 from reconcile.compact.keys import first_key
 from reconcile.compact.plan import CountRange, Slicing
-from reconcile.compact.session import CompactResult
 from reconcile.compact.slices import Regions, SliceDifferences, Slices, SliceSurvey, WindowIndex
 from reconcile.compact.table import MAX_CELLS
 from reconcile.ids import Ints, SyncId, SyncIds
-from reconcile.index.chunk import chunk_of
 from storenode.message.limits import MAX_TIMESTAMP_NS
-from tests.support.reconcile_pair import EVERYTHING, compact_pair, some_ids
+from tests.support.reconcile_pair import EVERYTHING, some_ids
 from tests.unit.reconcile.worlds import chunked
 
 SOME = settings(max_examples=80, deadline=None)
@@ -223,41 +219,7 @@ def test_slices_that_differ_are_looked_at_by_the_rules(rng: random.Random) -> No
         assert found.listed.tolist() == listed
 
 
-# Anchors and cuts
-
-
-def marked_ids(rng: random.Random, count: int, moments: int) -> list[SyncId]:
-    """Return IDs of which many have a hash that was ground to be that of an anchor."""
-    return [
-        (time, bytes((hash_[0] & 0xC1,)) + hash_[1:] if rng.random() < 0.3 else hash_)
-        for time, hash_ in some_ids(rng, count, moments)
-    ]
-
-
-def anchors_slowly(ids: list[SyncId]) -> list[int]:
-    """Return the places of the anchors of ascending IDs."""
-    found = [0]
-    for place, (before, own) in enumerate(pairwise(ids), 1):
-        if before[0] < own[0] and not own[1][0] & 0x3E and place - found[-1] >= APART:
-            found.append(place)
-    return found[1:]
-
-
-@given(st.integers(0, 2**32), st.integers(1, 600), st.sampled_from([30, 400, 10**6]))
-@SOME
-def test_anchors_are_chosen_by_hashes(seed: int, count: int, moments: int) -> None:
-    ids = sorted(marked_ids(random.Random(seed), count, moments))
-    chunk = chunk_of(SyncIds.of(ids))
-    expected = anchors_slowly(ids)
-    assert not len(chunk.anchors) or chunk.anchors.ctypes.data % 64 == 0
-    rows, columns = np.split(chunk.anchors, [8 * len(expected)])
-    rows = rows.reshape(-1, 8)
-    assert columns.tolist() == rows[:, :2].T.reshape(-1).tolist()
-    for row, place in enumerate(expected):
-        signs = [1 - 2 * (hash_[0] & 1) for _, hash_ in ids[:place]]
-        said = [ids[place][0], place, ids[place - 1][0], sum(signs)]
-        assert rows[row, :4].view(np.int64).tolist() == said
-        assert bool((rows[row, 4:] == chunk.prefix[place]).all())
+# Cuts
 
 
 def slices_slowly(
@@ -304,7 +266,7 @@ def test_slices_are_cut_and_compared_by_the_rules(
     seed: int, count: int, moments: int, chunk: int, slices: int
 ) -> None:
     rng = random.Random(seed)
-    ids = sorted(marked_ids(rng, count, moments))
+    ids = sorted(some_ids(rng, count, moments))
     window = (ids[count // 20], ids[-1 - count // 20])
     index = WindowIndex(chunked(rng.sample(ids, len(ids)) if seed % 2 else ids, chunk), window)
     regions = index.regions
@@ -313,7 +275,7 @@ def test_slices_are_cut_and_compared_by_the_rules(
         lower, upper = edges[::2], edges[1::2]
         kept = lower < upper
         regions = Regions.join(lower[kept], upper[kept])
-    own, frame = index.cut(regions, KEY, Slicing(slices, 4, anchored=seed % 5 > 0))
+    own, frame = index.cut(regions, KEY, Slicing(slices, 4))
     assert rows_of(own) == slices_slowly(ids, window, own.lower, own.upper)
     assert Regions.join(own.lower, own.upper).start.tolist() == regions.start.tolist()
     assert Regions.join(own.lower, own.upper).end.tolist() == regions.end.tolist()
@@ -322,9 +284,8 @@ def test_slices_are_cut_and_compared_by_the_rules(
         return
     others = sorted(rng.sample(ids, len(ids) - len(ids) // 10))
     other = WindowIndex(chunked(others, chunk), window)
-    anchored = seed % 2 == 0
-    assert not index.compare(answer_of(frame), regions, KEY, anchored=anchored).differs.any()
-    compared = other.compare(answer_of(frame), regions, KEY, anchored=anchored)
+    assert not index.compare(answer_of(frame), regions, KEY).differs.any()
+    compared = other.compare(answer_of(frame), regions, KEY)
     expected = []
     equal = []
     slowly = slices_slowly(others, window, own.lower, own.upper)
@@ -342,36 +303,12 @@ def test_slices_are_cut_and_compared_by_the_rules(
         assert compared.equal == count_range(equal)
 
 
-@pytest.mark.parametrize("chunk", [400, 10**6])
-@pytest.mark.parametrize("seed", range(4))
-def test_many_ids_are_cut_at_anchors(
-    monkeypatch: pytest.MonkeyPatch, seed: int, chunk: int
-) -> None:
-    monkeypatch.setattr(plan, "NEAR_ITEMS", 900)
-    monkeypatch.setattr(plan, "ANCHORED_SLICE_ITEMS", 1)
-    assert plan.slicing(120, 120, 8_000).anchored
-    rng = random.Random(seed)
-    ids = sorted(some_ids(rng, 9_000, 10**12))
-    sides = [sorted(rng.sample(ids, len(ids) - 60)) for _ in range(2)]
-    views = [chunked(own, chunk) for own in sides]
-    joined = compact_pair(views[0], views[1])
-    joined.run()
-    for outcome, own, other in zip(joined.outcomes, sides, reversed(sides), strict=True):
-        assert isinstance(outcome, CompactResult)
-        assert outcome.to_send.pairs() == sorted(set(own) - set(other))
-
-
-def test_an_anchor_of_the_last_time_there_is_leaves_nothing_out() -> None:
+def test_the_last_time_there_is_leaves_nothing_out() -> None:
     """Check the last time, which as a bound means the end, and an ID of it is before that."""
-    ids = [
-        (time, bytes((0x3E,)) + hash_[1:]) for time, hash_ in some_ids(random.Random(3), 300, 10**6)
-    ]
+    ids = some_ids(random.Random(3), 300, 10**6)
     last = MAX_TIMESTAMP_NS, bytes(31) + b"\1"
-    index = WindowIndex(
-        chunked(sorted([*ids, last]), 10**5), ((0, bytes(32)), (last[0], b"\xff" * 32))
-    )
-    for anchored in (False, True):
-        own, frame = index.cut(index.regions, KEY, Slicing(10, 4, anchored=anchored))
-        assert own.high[-1] == index.count
-        compared = index.compare(answer_of(frame), index.regions, KEY, anchored=True)
-        assert not len(compared.chosen)
+    window = (0, bytes(32)), (last[0], b"\xff" * 32)
+    index = WindowIndex(chunked(sorted([*ids, last]), 10**5), window)
+    own, frame = index.cut(index.regions, KEY, Slicing(10, 4))
+    assert own.high[-1] == index.count
+    assert not len(index.compare(answer_of(frame), index.regions, KEY).chosen)

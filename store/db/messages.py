@@ -472,7 +472,10 @@ class DatabaseReader:
         ]
         chosen.sort(key=itemgetter(0, 1), reverse=not forward)
         shape = PageShape(request.limit, DEFAULT_PAGE_BYTES, request.include_data)
-        return await page_of(connection, chosen, shape)
+        page = await page_of(connection, chosen, shape)
+        if chosen and not page.frames:  # all of them were pruned meanwhile
+            return await self._read_hashes(connection, request)
+        return page
 
     async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""

@@ -361,6 +361,8 @@ class Database:
         is_old = now_s > self._made[connection][1] + _MAX_AGE_S
         # A caller that was cancelled may have left a statement under way, or a transaction.
         is_idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if connection.broken:
+            await self._close_idle(self._made[connection][0])
         if self._is_closed or is_old or not is_idle or not self._admits(connection):
             await connection.close()
         else:
@@ -368,3 +370,14 @@ class Database:
         for each in self.pools:
             if each.idle and now_s > each.idle[0][1] + _MAX_IDLE_S:
                 await each.idle.pop(0)[0].close()
+
+    async def _close_idle(self, started: str) -> None:
+        """Close the idle connections to a run of a server, one of which has broken.
+
+        It has ended them all, or cannot be reached by any: a caller would try one after the other.
+        """
+        for pool in self.pools:
+            gone = [each for each, _ in pool.idle if self._made[each][0] == started]
+            pool.idle = [each for each in pool.idle if each[0] not in gone]
+            for connection in gone:
+                await connection.close()

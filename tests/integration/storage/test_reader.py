@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ from reconcile.ids import SyncId, SyncIds
 from store.db import messages as messages_module
 from store.db import writer as writer_module
 from store.db.check import check
+from store.db.connection import Connection
 from store.db.gossip import GossipReads
 from store.db.insert import insert_topics
 from store.db.messages import MAX_LOADED_IDS, TransferReader, locate, resolve
@@ -125,6 +127,10 @@ async def shared(history: tuple[str, World]) -> AsyncIterator[Node]:
         yield opened
 
 
+END_OTHERS = """
+select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+"""
 _END_SESSIONS = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s"
 
 
@@ -526,3 +532,58 @@ async def test_a_filter_selects_the_topics_that_it_matches(node: Node) -> None:
             assert len(keys) == len(set(keys))
             right = {topic_key(*pair) for pair in PAIRS if wanted.matches(*pair)}
             assert set(keys) & named == right, wanted
+
+
+class PruningConnection:
+    """A connection, before the third statement of which a partition is dropped."""
+
+    def __init__(self, connection: Connection, prune: Callable[[], Awaitable[object]]) -> None:
+        self._connection, self._prune, self._left = connection, prune, 2
+
+    async def execute(self, statement: str, values: object, **options: bool) -> object:
+        if not self._left:
+            await self._prune()
+        self._left -= 1
+        return await self._connection.execute(statement, values, **options)  # type: ignore[call-overload]
+
+
+async def test_messages_that_are_pruned_during_a_lookup_end_no_page(node: Node) -> None:
+    """Let a page begin with more of them than fit, each too large to be read with its row."""
+    old_ns = MIDNIGHT - 8 * DAY
+    batch = batch_of(
+        (time_ns, TOPICS[0], bytes([number]) * size)
+        for time_ns, size in ((old_ns, 100_000), (NOW, 1))
+        for number in range(50)
+    )
+    assert all(await node.store(batch))
+    left = [each for each in in_order(messages_of(batch)) if each.at[0] == NOW]
+    ((table,),) = await node.rows("select min(tableoid)::regclass::text from storenode.messages")
+    read = node.database.read
+
+    def read_meanwhile(work: Callable[..., Awaitable[Any]], *given: object) -> Awaitable[Any]:
+        return read(
+            lambda it: work(PruningConnection(it, lambda: node.rows(f"drop table {table}")), *given)
+        )
+
+    node.database.read = read_meanwhile  # type: ignore[assignment, method-assign]
+    asked = page_request(hashes=batch.hashes)
+    assert same(await node.reader.query(asked), expected_page(left, asked))
+
+
+async def test_a_read_after_a_restart_is_tried_again_once(node: Node) -> None:
+    database, attempts = node.database, 0
+    together = asyncio.Barrier(database.settings.read_connections)
+
+    async def meet(_: object) -> None:
+        await together.wait()
+
+    async def count(connection: Connection) -> None:
+        nonlocal attempts
+        attempts += 1
+        await connection.execute("select 1")
+
+    await asyncio.gather(*(database.read(meet) for _ in range(together.parties)))
+    assert len(database.read_pool.idle) == together.parties > 2
+    await node.rows(END_OTHERS)
+    await database.read(count)
+    assert attempts == 2

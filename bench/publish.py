@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-import numpy as np
-
 from bench.data import BATCH, PAYLOAD_BYTES, STEP_NS, Row, hashes, publish_request, rows
 from bench.support import (
     Bench,
@@ -66,7 +64,7 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
     for start in range(0, len(data), BATCH):
         request = publish_request(data[start : start + BATCH])
         batch = admit(request.messages, data[-1].timestamp, Policy(max_drift_ns=None)).batch
-        ordered = in_order(batch, np.zeros(len(batch), np.int64))
+        ordered = in_order(batch, [0] * len(batch))
         messages += message_blocks(*ordered)
         located.append(hash_block(ordered[0]))
     messages.append(TRAILER)

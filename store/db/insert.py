@@ -14,22 +14,22 @@ then the position.
 `copy` is for many new messages, at half of what an insert costs, and for what `find_new` has left
 of a batch, in a transaction whose last step gives the commits their positions in the commit order
 (see ``docs/database.md``). COPY inserts a page of rows at a time, and fails as a whole when one of
-them is there already. Rows are laid out in COPY's binary format a column at a time (PostgreSQL
-manual, "COPY", "Binary Format"), in the order of each table's primary key.
+them is there already. Rows are laid out in COPY's binary format (PostgreSQL manual, "COPY", "Binary
+Format"), in the order of each table's primary key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
+from itertools import islice
 from typing import Final
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from store.db import arrays
 from store.db.buckets import pack
@@ -43,7 +43,7 @@ from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
-from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, TOPIC_KEY_BYTES
+from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
@@ -210,10 +210,9 @@ async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
     for part, (number,) in zip(parts, rows, strict=True):
         part.batch_id = number
     batch = join([part.new for part in parts])
-    numbers = [part.batch_id for part in parts]
-    batch_ids = np.repeat(np.array(numbers, np.int64), [len(part.new) for part in parts])
-    ordered, batch_ids = in_order(batch, batch_ids)
-    await _copy(connection, SQL.messages.copy_messages, message_blocks(ordered, batch_ids))
+    batch_ids = [part.batch_id for part in parts for _ in part.new.hashes]
+    ordered, ordered_ids = in_order(batch, batch_ids)
+    await _copy(connection, SQL.messages.copy_messages, message_blocks(ordered, ordered_ids))
     await _copy(connection, SQL.messages.copy_hashes, (hash_block(ordered),))
     if batch.sds:
         await connection.execute(SQL.sds.insert_sds.format(stored=""), await _lay_out_sds(batch))
@@ -349,66 +348,43 @@ async def _insert_commits(
 HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 
-
 _BLOCK_ROWS: Final = 500
-_LENGTH: Final = ">i4"
-_BIGINT: Final = ">i8"
+_LENGTH: Final = struct.Struct(">i")
+_BEGIN: Final = struct.Struct(">hiqi32si16siqi16si")
+"""A row of ``messages`` up to the length of its head: the number of columns, then each value after
+its length."""
 
-
-def _row(*values: tuple[str, DTypeLike]) -> np.dtype[np.void]:
-    fields: list[tuple[str, DTypeLike]] = [("columns", ">i2")]
-    for name, kind in values:
-        fields += [(f"{name}_bytes", _LENGTH), (name, kind)]
-    return np.dtype(fields)
-
-
-_MESSAGE: Final = np.dtype(
-    [
-        (
-            "fixed",
-            _row(
-                ("ts", _BIGINT),
-                ("hash", f"V{HASH_BYTES}"),
-                ("topic", f"V{TOPIC_KEY_BYTES}"),
-                ("batch", _BIGINT),
-                ("content_digest", f"V{CONTENT_DIGEST_BYTES}"),
-            ),
-        ),
-        ("head_bytes", _LENGTH),
-    ]
+_HASH: Final = np.dtype(
+    [("columns", ">i2"), ("key_bytes", ">i4"), ("key", ">i8"), ("ts_bytes", ">i4"), ("ts", ">i8")]
 )
-"""A row of ``messages`` up to the head; its length is the last."""
-
-_HASH: Final = _row(("key", _BIGINT), ("ts", _BIGINT))
+"""A row of ``hashes``."""
 
 
-def in_order(
-    batch: RecordBatch, batch_ids: NDArray[np.int64]
-) -> tuple[RecordBatch, NDArray[np.int64]]:
+def in_order(batch: RecordBatch, batch_ids: Sequence[int]) -> tuple[RecordBatch, Sequence[int]]:
     """Return messages, and the ID of the batch of each, ascending by timestamp and hash."""
-    timestamps = np.array(batch.timestamps, np.int64)
-    if bool((timestamps[1:] > timestamps[:-1]).all()):
-        return batch, batch_ids
     keys = list(zip(batch.timestamps, batch.hashes, strict=True))
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return batch.select(order), batch_ids[order]
+    if order == list(range(len(keys))):
+        return batch, batch_ids
+    return batch.select(order), [batch_ids[place] for place in order]
 
 
-def message_blocks(rows: RecordBatch, batch_ids: NDArray[np.int64]) -> Iterator[bytes]:
+def message_blocks(rows: RecordBatch, batch_ids: Sequence[int]) -> Iterator[bytes]:
     """Lay out rows of ``messages``, without header and trailer."""
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        part = slice(start, start + _BLOCK_ROWS)
-        heads, payloads, tails = rows.heads[part], rows.payloads[part], rows.tails[part]
-        begins = np.empty(len(heads), _MESSAGE)
-        fixed = begins["fixed"]
-        _fill(fixed, 8)
-        fixed["ts"], fixed["batch"] = rows.timestamps[part], batch_ids[part]
-        fixed["hash"] = _joined(rows.hashes[part], HASH_BYTES)
-        fixed["topic"] = _joined(rows.topic_keys[part], TOPIC_KEY_BYTES)
-        fixed["content_digest"] = _joined(rows.content_digests[part], CONTENT_DIGEST_BYTES)
-        begins["head_bytes"] = list(map(len, heads))
-        columns = (_cells(begins), heads, _lengths(payloads), payloads, _lengths(tails), tails)
-        yield b"".join(chain.from_iterable(zip(*columns, strict=True)))
+    begin, length = _BEGIN.pack, _LENGTH.pack
+    columns = zip(
+        *(rows.timestamps, rows.hashes, rows.topic_keys, batch_ids, rows.content_digests),
+        *(rows.heads, rows.payloads, rows.tails),
+        strict=True,
+    )
+    while some := list(islice(columns, _BLOCK_ROWS)):
+        parts: list[bytes] = []
+        for ts, digest, topic, batch_id, content, head, payload, tail in some:
+            parts += (
+                begin(8, 8, ts, 32, digest, 16, topic, 8, batch_id, 16, content, len(head)),
+                *(head, length(len(payload)), payload, length(len(tail)), tail),
+            )
+        yield b"".join(parts)
 
 
 def hash_block(rows: RecordBatch) -> bytes:
@@ -417,31 +393,10 @@ def hash_block(rows: RecordBatch) -> bytes:
     In any other order the index is entered at random: that costs Postgres an eighth more of all.
     """
     laid_out = np.empty(len(rows), _HASH)
-    _fill(laid_out, 2)
-    keys = np.frombuffer(b"".join(rows.hashes), _BIGINT)[:: HASH_BYTES // HASH_KEY_BYTES]
+    laid_out["columns"], laid_out["key_bytes"], laid_out["ts_bytes"] = 2, 8, 8
+    keys = np.frombuffer(b"".join(rows.hashes), ">i8")[:: HASH_BYTES // HASH_KEY_BYTES]
     laid_out["key"], laid_out["ts"] = keys, rows.timestamps
     return laid_out[np.argsort(keys.astype(np.int64))].tobytes()
-
-
-def _fill(rows: NDArray[np.void], columns: int) -> None:
-    rows["columns"] = columns
-    names = rows.dtype.names
-    assert names is not None
-    for name in names:
-        if name.endswith("_bytes"):
-            rows[name] = rows.dtype[name.removesuffix("_bytes")].itemsize
-
-
-def _joined(values: Sequence[bytes], size: int) -> NDArray[np.void]:
-    return np.frombuffer(b"".join(values), f"V{size}")
-
-
-def _lengths(values: Sequence[bytes]) -> list[bytes]:
-    return _cells(np.array(list(map(len, values)), _LENGTH))
-
-
-def _cells(values: NDArray[np.generic]) -> list[bytes]:
-    return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
 async def _copy(connection: Connection, statement: str, blocks: Iterable[bytes]) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
 
-from psycopg import errors, sql
+from psycopg import sql
 
 from store.db.connection import Connection, fetch_rows
-from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
+from store.db.locks import PARTITIONS, set_lock_timeout
 from store.db.statements import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover
@@ -25,9 +25,6 @@ from store.domain.retention import Partition
 
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
 """The time that the creation of partitions waits for a lock before it gives up."""
-
-EXTEND_LOCK_TIMEOUT_MS: Final = 250
-"""The time that queries may queue behind the extension of a partition."""
 
 
 _LIKE: Final = (
@@ -199,28 +196,20 @@ async def ensure_for(
         ValueError: a timestamp is not positive.
     """
     wanted = sorted(set(timestamps))
-    while True:
-        async with connection.transaction():
-            await begin(connection, CREATE_LOCK_TIMEOUT_MS)
-            catalog = await read_catalog(connection)
-            fine, extensions = catalog.bounds(FINE_TABLE), list[tuple[str, Bounds, Bounds]]()
-            for bounds in rules.plan_messages(fine, wanted, now_ns):
-                await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
-                fine.append(bounds)
-            reached = rules.ends(fine, wanted)
-            for table in COARSE_TABLES:
-                existing = catalog.bounds(table)
-                for old, new in rules.plan_coarse(existing, reached, now_ns, retention_ns):
-                    if old is None:
-                        await _create(connection, table, rules.coarse_name(table, new), new)
-                    else:
-                        extensions.append((table, old, new))
-            for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
-                await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
-        if not extensions:
-            return
-        for extension in extensions:
-            await _extend(connection, *extension)
+    async with connection.transaction():
+        await begin(connection, CREATE_LOCK_TIMEOUT_MS)
+        catalog = await read_catalog(connection)
+        fine = catalog.bounds(FINE_TABLE)
+        for bounds in rules.plan_messages(fine, wanted, now_ns):
+            await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
+            fine.append(bounds)
+        reached = rules.ends(fine, wanted)
+        for table in COARSE_TABLES:
+            existing = catalog.bounds(table)
+            for bounds in rules.plan_coarse(existing, reached, now_ns, retention_ns):
+                await _create(connection, table, rules.coarse_name(table, bounds), bounds)
+        for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
+            await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
 
 
 async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | None) -> None:
@@ -244,49 +233,8 @@ async def _create(connection: Connection, table: str, name: str, bounds: Bounds)
     tuned |= dict.fromkeys(_UNCOMPARED_COLUMNS.get(table, ()), _UNCOMPARED)
     for column, setting in tuned.items():
         await _alter(connection, name, setting, sql.Identifier(column))
-    await attach(connection, table, name, bounds)
-
-
-async def attach(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
-    """Attach a table as a partition, which scans its rows unless a CHECK vouches for them."""
-    partition, values = sql.Identifier(SCHEMA, name), sql.SQL(bounds.clause)
+    values = sql.SQL(bounds.clause)
     await _alter(connection, table, "ATTACH PARTITION {} FOR VALUES {}", partition, values)
-
-
-async def _extend(connection: Connection, table: str, old: Bounds, new: Bounds) -> None:
-    """Widen the bounds of a partition, unless another node is faster.
-
-    Attaching again would scan it while everybody waits. So a CHECK that says the same is added
-    and validated first, which blocks no session for long; the change of bounds then is an entry in
-    the catalog.
-    """
-    async with connection.transaction():
-        found = await _find_locked(connection, table, old)
-        if found is None:
-            return
-        name, check = found.name, sql.Identifier(f"{found.name}_bounds")
-        given = (found.oid, f"{name}_bounds")
-        if not await fetch_rows(connection, SQL.partitions.find_check, given):
-            holds = sql.SQL(old.condition("ts"))
-            await _alter(connection, name, "ADD CONSTRAINT {} CHECK ({}) NOT VALID", check, holds)
-    try:
-        await _alter(connection, name, "VALIDATE CONSTRAINT {}", check)
-    except errors.UndefinedObject:
-        # Another node has widened it meanwhile, and needs the check no more.
-        return
-    async with connection.transaction():
-        if await _find_locked(connection, table, old) is None:
-            return
-        await lock_exclusively(connection, (table, name), EXTEND_LOCK_TIMEOUT_MS)
-        await _alter(connection, table, "DETACH PARTITION {}", sql.Identifier(SCHEMA, name))
-        await attach(connection, table, name, new)
-        await _alter(connection, name, "DROP CONSTRAINT {}", check)
-
-
-async def _find_locked(connection: Connection, table: str, bounds: Bounds) -> Partition | None:
-    """Take the lock for changes, and return the partition that still has these bounds."""
-    await begin(connection, EXTEND_LOCK_TIMEOUT_MS)
-    return (await read_catalog(connection)).find(table, bounds)
 
 
 async def _alter(

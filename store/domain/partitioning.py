@@ -7,11 +7,11 @@ Rules.
   in it is covered yet; else the next finer unit. Days are never in each other's way, so there is a
   partition for every timestamp. From `CROWDED_AT` partitions on, months serve near now too: every
   statement locks all partitions, and where nothing is dropped days would become thousands.
-- Lookup tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
-  cheap. What lies below the lowest is covered by one partition without a lower bound. From
-  `WIDEN_AT` bounded ones on, a new one is as wide as all of them together; when there are
-  `MAX_COARSE`, the outermost one is extended instead. They cover every partition of messages from
-  end to end (`ends`), whichever of its timestamps it was made for.
+- Lookup tables ("coarse"): contiguous, and few, so that a probe of all of them stays cheap. What
+  lies below the lowest is covered by one partition without a lower bound. From `WIDEN_AT` bounded
+  ones on, a new one is as wide as all of them together, so a hundred years without retention have
+  eleven, and no store has more than `MAX_COARSE`. They cover every partition of messages from end
+  to end (`ends`), whichever of its timestamps it was made for.
 - Commits: `COMMITS_PER_PARTITION` positions each, the next one made ahead.
 
 Bounds are inclusive below and exclusive above, as Postgres has them ("Table Partitioning").
@@ -41,7 +41,7 @@ MONTHS_DAYS: Final = 730
 CROWDED_AT: Final = 180
 """Partitions of messages from which on new ones are months."""
 
-MAX_COARSE: Final = 8
+MAX_COARSE: Final = 24
 WIDEN_AT: Final = 6
 RETENTION_PARTS: Final = 4
 """Coarse partitions that one retention period spans."""
@@ -82,10 +82,6 @@ class Bounds:
         parts = [] if self.low == UNBOUNDED_LOW else [f"{column} >= {self.low}"]
         parts += [] if self.high == UNBOUNDED_HIGH else [f"{column} < {self.high}"]
         return " AND ".join(parts) or "true"
-
-
-Change = tuple[Bounds | None, Bounds]
-"""The bounds that a partition has, None for a new one, and those that it is to have."""
 
 
 class Cover:
@@ -204,23 +200,16 @@ def coarse_width_ns(retention_ns: int | None) -> int:
 
 def plan_coarse(
     existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int, retention_ns: int | None
-) -> list[Change]:
-    """Return the changes after which coarse partitions cover each timestamp, ascending."""
-    width_ns, planned = coarse_width_ns(retention_ns), dict[Bounds, Bounds | None]()
-    planned.update((each, each) for each in existing)
+) -> list[Bounds]:
+    """Return the coarse partitions to create so that each timestamp has one, ascending."""
+    planned, made = list(existing), list[Bounds]()
+    width_ns, today_ns = coarse_width_ns(retention_ns), _day(max(now_ns, 0)).low
     if not planned:
-        low = _day(max(now_ns, 0)).low
-        planned[Bounds(low, low + width_ns)] = None
+        made.append(Bounds(today_ns, today_ns + width_ns))
     for ts in sorted(set(timestamps), reverse=True):
-        if any(ts in each for each in planned):
-            continue
-        missing, neighbour = _coarse(planned, ts, width_ns)
-        if len(planned) < MAX_COARSE:
-            planned[missing] = None
-        else:
-            low, high = min(missing.low, neighbour.low), max(missing.high, neighbour.high)
-            planned[Bounds(low, high)] = planned.pop(neighbour)
-    return [(old, new) for new, old in sorted(planned.items(), key=lambda it: it[0]) if old != new]
+        if not any(ts in each for each in (*planned, *made)):
+            made.append(_coarse([*planned, *made], ts, width_ns))
+    return sorted(made)
 
 
 def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
@@ -255,19 +244,15 @@ def commits_name(bounds: Bounds) -> str:
     return f"commits_{bounds.low // COMMITS_PER_PARTITION}"
 
 
-def _coarse(planned: Iterable[Bounds], ts: int, width_ns: int) -> tuple[Bounds, Bounds]:
-    """Return the bounds of a new coarse partition for a timestamp, and its neighbour."""
-    lower = max((each for each in planned if each.high <= ts), default=None)
-    higher = min((each for each in planned if each.low > ts), default=None)
+def _coarse(planned: Iterable[Bounds], ts: int, width_ns: int) -> Bounds:
+    """Return the bounds of a new coarse partition for a timestamp."""
+    lower = max((each.high for each in planned if each.high <= ts), default=None)
+    higher = min((each.low for each in planned if each.low > ts), default=UNBOUNDED_HIGH)
     if lower is None:
-        assert higher is not None
-        return Bounds(UNBOUNDED_LOW, higher.low), higher
-    if higher is not None:
-        return Bounds(lower.high, higher.low), lower
+        return Bounds(UNBOUNDED_LOW, higher)
     spans = [each.high - each.low for each in planned if each.low != UNBOUNDED_LOW]
     step = max(width_ns, sum(spans)) if len(spans) >= WIDEN_AT else width_ns
-    high = lower.high + -(-(ts + 1 - lower.high) // step) * step
-    return Bounds(lower.high, min(high, UNBOUNDED_HIGH)), lower
+    return Bounds(lower, min(higher, lower + -(-(ts + 1 - lower) // step) * step))
 
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:

@@ -223,7 +223,3 @@ select set_config('lock_timeout', %s, false)
 -- read_index_size --
 -- The size of an index.
 select pg_relation_size(to_regclass(%s))
-
--- find_check --
--- A check of a partition, by the partition's OID and its own name.
-select 1 from pg_constraint where conrelid = %s::oid and conname = %s

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from store.db import migrate, partitions
 from store.db.errors import SchemaError, is_missing_partition
 from store.db.migrate import EXPECTED, differences
 from store.db.partitions import PartitionMap, ensure_ahead, ensure_for, read_catalog
 from store.db.statements import COARSE_TABLES, SQL
-from store.domain import partitioning as rules
-from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover
+from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, Cover
 from tests.integration.database.rows import MONTH_NS, NOW, Connection, insert, names, opened, values
 from tests.support.postgres import SUPERUSER, PostgresServer
 
@@ -212,8 +211,7 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nodes wait for each other as long as a slow machine makes them."""
-    for name in ("CREATE_LOCK_TIMEOUT_MS", "EXTEND_LOCK_TIMEOUT_MS"):
-        monkeypatch.setattr(partitions, name, 60_000)
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 60_000)
 
 
 @pytest.mark.usefixtures("patient")
@@ -276,65 +274,3 @@ async def test_the_map_places_topics_and_knows_when_partitions_changed(
     assert stored.covers(NOW, NOW)
     await stored.refresh(connection)
     assert stored.generation == generation + 1
-
-
-async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enough(
-    connection: Connection,
-) -> None:
-    now = NOW
-    stored = PartitionMap(lambda: now)
-    await stored.ensure(connection, [NOW])
-    while len(await names(connection, "hashes")) < MAX_COARSE:
-        now = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
-        await stored.ensure(connection, [now])
-        await insert(connection, [now])
-    before = (await read_catalog(connection)).partitions
-    top = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
-    await stored.ensure(connection, [1, top])
-    await insert(connection, [1, top])
-    for table in COARSE_TABLES:
-        assert await names(connection, table) == sorted(
-            each.name for each in before if each.table == table
-        )
-    assert await values(
-        connection, "select count(*) from pg_constraint where conname like '%bounds'"
-    ) == [0]
-    assert stored.coarse_lower(1) == 0
-    assert await values(connection, "select count(*) from storenode.hashes") == [MAX_COARSE + 1]
-
-
-async def coarse_ones(connection: Connection) -> int:
-    """Make as many coarse partitions as there may be; returns where the last one ends."""
-    today = NOW // DAY_NS * DAY_NS
-    for number in range(MAX_COARSE):
-        low = today + number * DAY_NS
-        for table in COARSE_TABLES:
-            name = rules.coarse_name(table, rules.Bounds(low, low + DAY_NS))
-            await connection.execute(
-                f"create table storenode.{name} partition of storenode.{table}"
-                f" for values from ({low}) to ({low + DAY_NS})"
-            )
-    return today + MAX_COARSE * DAY_NS
-
-
-async def test_a_node_that_another_overtakes_while_it_extends_goes_on(
-    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = await coarse_ones(connection)
-    alter, overtaken = partitions._alter, False
-
-    async def slowly(
-        slow: Connection, table: str, action: LiteralString, *parts: sql.Composable
-    ) -> None:
-        nonlocal overtaken
-        if not overtaken and "VALIDATE CONSTRAINT" in action:
-            overtaken = True
-            async with await opened(database_url) as other:
-                await ensure_for(other, [end], NOW, DAY_NS)
-        await alter(slow, table, action, *parts)
-
-    monkeypatch.setattr(partitions, "_alter", slowly)
-    await ensure_for(connection, [end], NOW, DAY_NS)
-    assert overtaken
-    for table in COARSE_TABLES:
-        assert Cover((await read_catalog(connection)).bounds(table)).spans(NOW, end)

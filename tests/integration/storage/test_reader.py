@@ -9,10 +9,19 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -534,17 +543,18 @@ async def test_a_filter_selects_the_topics_that_it_matches(node: Node) -> None:
             assert set(keys) & named == right, wanted
 
 
-class PruningConnection:
-    """A connection, before the third statement of which a partition is dropped."""
+def pruning(connection: Connection, prune: Callable[[], Awaitable[object]]) -> object:
+    """Return a connection before the third statement of which something happens."""
+    is_due = iter((False, False, True))
 
-    def __init__(self, connection: Connection, prune: Callable[[], Awaitable[object]]) -> None:
-        self._connection, self._prune, self._left = connection, prune, 2
+    async def execute(
+        statement: str, values: Mapping[str, object], *, binary: bool, **_: object
+    ) -> object:
+        if next(is_due, False):
+            await prune()
+        return await connection.execute(statement.encode(), values, binary=binary)
 
-    async def execute(self, statement: str, values: object, **options: bool) -> object:
-        if not self._left:
-            await self._prune()
-        self._left -= 1
-        return await self._connection.execute(statement, values, **options)  # type: ignore[call-overload]
+    return SimpleNamespace(execute=execute)
 
 
 async def test_messages_that_are_pruned_during_a_lookup_end_no_page(node: Node) -> None:
@@ -561,9 +571,7 @@ async def test_messages_that_are_pruned_during_a_lookup_end_no_page(node: Node) 
     read = node.database.read
 
     def read_meanwhile(work: Callable[..., Awaitable[Any]], *given: object) -> Awaitable[Any]:
-        return read(
-            lambda it: work(PruningConnection(it, lambda: node.rows(f"drop table {table}")), *given)
-        )
+        return read(lambda it: work(pruning(it, lambda: node.rows(f"drop table {table}")), *given))
 
     node.database.read = read_meanwhile  # type: ignore[assignment, method-assign]
     asked = page_request(hashes=batch.hashes)
@@ -577,7 +585,7 @@ async def test_a_read_after_a_restart_is_tried_again_once(node: Node) -> None:
     async def meet(_: object) -> None:
         await together.wait()
 
-    async def count(connection: Connection) -> None:
+    async def ask(connection: Connection) -> None:
         nonlocal attempts
         attempts += 1
         await connection.execute("select 1")
@@ -585,5 +593,5 @@ async def test_a_read_after_a_restart_is_tried_again_once(node: Node) -> None:
     await asyncio.gather(*(database.read(meet) for _ in range(together.parties)))
     assert len(database.read_pool.idle) == together.parties > 2
     await node.rows(END_OTHERS)
-    await database.read(count)
+    await database.read(ask)
     assert attempts == 2

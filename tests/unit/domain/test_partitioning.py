@@ -20,7 +20,6 @@ from store.domain.partitioning import (
     UNBOUNDED_LOW,
     WIDEN_AT,
     Bounds,
-    Change,
     Cover,
     ahead,
     coarse_name,
@@ -200,38 +199,28 @@ def test_commits_have_the_partition_of_a_position_and_the_next(
     ]
 
 
-def applied(stored: list[Bounds], changes: list[Change]) -> list[Bounds]:
-    for old, new in changes:
-        if old is not None:
-            assert old in stored
-            assert new.low <= old.low
-            assert new.high >= old.high
-    changed = {old for old, _ in changes}
-    return sorted([*(each for each in stored if each not in changed), *(new for _, new in changes)])
-
-
 def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bound() -> None:
     today = ns(2026, 11, 20)
     plan = plan_coarse([], [NOW - 500 * DAY_NS, NOW], NOW, 30 * DAY_NS)
     made = [Bounds(UNBOUNDED_LOW, today), Bounds(today, today + 8 * DAY_NS)]
-    assert plan == [(None, each) for each in made]
+    assert plan == made
     assert [coarse_name("sds", each) for each in made] == [
         "sds_before_20261120",
         "sds_20261120",
     ]
 
 
-def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> None:
+def test_many_partitions_make_wide_ones_and_so_a_century_has_few() -> None:
     day = DAY_NS
     stored = [Bounds(number * day, (number + 1) * day) for number in range(10, 10 + WIDEN_AT)]
-    stored = applied(stored, plan_coarse(stored, [stored[-1].high], NOW, day))
+    stored += plan_coarse(stored, [stored[-1].high], NOW, day)
     assert stored[-1] == Bounds(16 * day, 22 * day)
-    stored = applied(stored, plan_coarse(stored, [stored[-1].high], NOW, day))
-    assert (len(stored), stored[-1]) == (MAX_COARSE, Bounds(22 * day, 34 * day))
-    assert plan_coarse(stored, [1, stored[-1].high], NOW, day) == [
-        (stored[0], Bounds(UNBOUNDED_LOW, 11 * day)),
-        (stored[-1], Bounds(22 * day, 58 * day)),
-    ]
+    stored += plan_coarse(stored, [1, stored[-1].high], NOW, day)
+    assert stored[-2:] == [Bounds(UNBOUNDED_LOW, 10 * day), Bounds(22 * day, 34 * day)]
+    endless: list[Bounds] = []
+    for years in range(100):
+        endless += plan_coarse(endless, [NOW + years * 365 * day], NOW, None)
+    assert len(endless) == 11
 
 
 @given(
@@ -247,7 +236,7 @@ def test_coarse_partitions_cover_everything_and_stay_few(
     stored: list[Bounds] = []
     for now, retention, shifts in days:
         wanted = [*ahead(now), *(max(1, now - hours * HOUR_NS) for hours in shifts)]
-        stored = applied(stored, plan_coarse(stored, wanted, now, retention))
+        stored = sorted([*stored, *plan_coarse(stored, wanted, now, retention)])
         cover = Cover(stored)
         cover.check()
         assert len(stored) <= MAX_COARSE

@@ -146,7 +146,8 @@ def with_hosts(url: str, hosts: Sequence[dict[str, str]]) -> str:
 
 def label(host: dict[str, str]) -> str:
     """Return a host as errors name it, such as HOST:PORT."""
-    name = host.get("host") or host.get("hostaddr") or "the default host"
+    # Several hosts may share a name, as that of a certificate, but no two an address.
+    name = host.get("hostaddr") or host.get("host") or "the default host"
     return f"{name}:{host['port']}" if host.get("port") else name
 
 

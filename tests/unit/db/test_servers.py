@@ -111,7 +111,7 @@ def test_the_higher_timeline_is_newer_and_then_who_holds_more(
         ("postgresql://u@a:1,b:2/d", ["a:1", "b:2"]),
         ("postgresql://u@a,b:2/d", ["a", "b:2"]),
         ("host=a,b port=3 dbname=d", ["a:3", "b:3"]),
-        ("host=a,b hostaddr=::1,127.0.0.1 dbname=d", ["a", "b"]),
+        ("host=a,a hostaddr=::1,127.0.0.1 dbname=d", ["::1", "127.0.0.1"]),
         ("hostaddr=127.0.0.1 dbname=d", ["127.0.0.1"]),
         ("dbname=d", ["the default host"]),
     ],

@@ -19,7 +19,6 @@ from store.db.insert import insert_topics
 from store.db.messages import DatabaseReader, PageShape, resolve
 from store.db.pool import Database, Pool
 from store.domain.hub import START
-from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from store.messages.cursor import FollowCursor
 from storenode.message.topics import topic_key
@@ -275,7 +274,7 @@ async def test_hashes_are_looked_for_in_few_partitions(
     assert found.count == sum(rights.allows(*each.topic) for each in asked)
     explained = world.explained
     read = explained.partitions("hashes")
-    assert 2 <= len(read) <= MAX_COARSE
+    assert len(read) == 2, "what is older than the first day, and the rest"
     assert set(read.values()) == {1}
     assert explained.full_reads() <= set(explained.partitions("topics"))
     assert explained.indexes()["hashes:key_idx"] == len(read)
@@ -291,7 +290,7 @@ async def test_a_position_is_one_probe_of_each_partition_of_hashes(world: World)
     explained = world.explained
     assert explained.full_reads() == set()
     assert set(explained.indexes()) == {"hashes:key_idx", "messages:pkey"}
-    assert len(explained.partitions("hashes")) <= MAX_COARSE
+    assert len(explained.partitions("hashes")) <= 2
     assert explained.rows_from("hashes") == 1
     assert len(explained.partitions("messages")) == 1
     assert explained.rows_from("messages") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -12,12 +13,15 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from store.domain.quota import Bucket
 from store.gateway import limits
+from store.gateway.clients import charge
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.wire import decode_varint, delimited
 
 MULTISTREAM: Final = "/multistream/1.0.0"
 _NOT_AVAILABLE: Final = "na"
+_DATA: Final = Opcode.BINARY, Opcode.CONT
 
 
 class Pipe(ABC):
@@ -156,6 +160,7 @@ class WebSocketLink(TcpLink):
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
+        self._empty_frames = Bucket(limits.FRAMES_PER_S, "frames of a WebSocket")
         self._protocol = ServerProtocol(max_size=(None, limits.MAX_WEBSOCKET_FRAME_BYTES))
 
     async def accept(self) -> None:
@@ -181,8 +186,10 @@ class WebSocketLink(TcpLink):
             for event in await self._events(await super().receive()):
                 if isinstance(event, Frame) and event.opcode is Opcode.TEXT:
                     raise RefusalError("malformed", "the client sends text over a WebSocket")
-                if isinstance(event, Frame) and event.opcode in (Opcode.BINARY, Opcode.CONT):
-                    data += event.data
+                found = event.data if isinstance(event, Frame) and event.opcode in _DATA else b""
+                data += found
+                if not found:
+                    charge(self._empty_frames, time.monotonic_ns(), "flood")
             if self._protocol.state is not State.OPEN:
                 break
         return bytes(data)

@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from store.gateway import limits
@@ -37,21 +37,11 @@ LONGEST_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0
 """A connection that lasted so long makes the next pause the first again."""
 
-_REQUESTS_PER_S: Final = 1_000
-
 _log = get_logger("store.gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """A bound socket, and what is spoken on it."""
-
-    address: ListenAddress
-    socket: socket.socket
-
-
-def bind(address: ListenAddress) -> Listening:
-    """Bind an address; raise GatewayError if it is taken, or not of this machine."""
+def bind(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
+    """Bind an address, and return it with its port; raise GatewayError if it cannot be bound."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         bound = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
@@ -63,7 +53,7 @@ def bind(address: ListenAddress) -> Listening:
     # Accepted sockets inherit it: small frames are sent at once.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     bound.setblocking(False)
-    return Listening(replace(address, port=bound.getsockname()[1]), bound)
+    return replace(address, port=bound.getsockname()[1]), bound
 
 
 class Server:
@@ -83,12 +73,12 @@ class Server:
         self._shaking: dict[asyncio.Task[None], None] = {}
         self._tasks: dict[asyncio.Task[None], WakuConnection | None] = {}
 
-    async def accept(self, listening: Listening) -> None:
+    async def accept(self, address: ListenAddress, listening: socket.socket) -> None:
         """Accept until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, (host, *_) = await loop.sock_accept(listening.socket)
+                accepted, (host, *_) = await loop.sock_accept(listening)
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
                     _log.warning("cannot_accept", reason=error.strerror)
@@ -100,7 +90,7 @@ class Server:
                 self._around.metrics.refused(fault.reason)
                 accepted.close()
                 continue
-            task = asyncio.create_task(self._serve(listening.address, accepted, client))
+            task = asyncio.create_task(self._serve(address, accepted, client))
             self._tasks[task] = None
             self._shaking[task] = None
             task.add_done_callback(self._forget)
@@ -210,7 +200,7 @@ async def _connect(peer: PeerMultiaddr, around: Surroundings, joins: Sequence[Jo
         RefusalError: The peer speaks something else, or is another.
         OSError: It cannot be reached, or has gone.
     """
-    client = Clients(1, 1, _REQUESTS_PER_S).arrive(peer.host, time.monotonic_ns())
+    client = Clients(1, 1, 1_000).arrive(peer.host, time.monotonic_ns())
     writer = None
     try:
         async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):

@@ -112,16 +112,17 @@ class Gateway:
         identity, tls = kept_identity(config.key_file), _tls(config)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._nodes.close)
-            bound = []
-            for address in config.listen:
-                bound.append(bind(address))
-                stack.callback(bound[-1].socket.close)
+            bound = {}
+            for each in config.listen:
+                address, listening = bind(each)
+                bound[address] = listening
+                stack.callback(listening.close)
             stack.push_async_callback(tasks.stop)
             relay = self._start_services()
             title = f"storenode gateway {self._version}, peer ID {identity.peer_id}"
             page = _StatusPage(title, self._node, relay, self._metrics)
             where = await self._open_metrics(page, stack)
-            addresses, names = [each.address for each in bound], [*self._handlers, IDENTIFY]
+            addresses, names = list(bound), [*self._handlers, IDENTIFY]
             identify = encode_identify(identity, addresses, self._version, names)
             self._handlers[IDENTIFY] = fixed_response(identify)
             around = Surroundings(identity, self._handlers, self._metrics, config.max_streams)
@@ -131,8 +132,8 @@ class Gateway:
                 config.max_requests_per_s,
             )
             server = Server(around, clients, tls, config.max_connections)
-            for each in bound:
-                tasks.start(f"accept {each.address}", partial(server.accept, each))
+            for address, listening in bound.items():
+                tasks.start(f"accept {address}", partial(server.accept, address, listening))
             tasks.start("node", self._node.watch)
             tasks.start_every(_LOOK_EVERY_S, "status", page.evaluate)
             self._connect(around)

@@ -6,8 +6,8 @@ the node, which stores old ones if the gateway's token has the right `backfill`.
 operator named are served, while nwaku takes from everybody.
 
 Bounds: a session holds at most `MAX_SYNC_IDS` IDs of the node. Of more, the oldest are compared,
-and a session that this side begins is followed by another one for the rest. After a session that
-failed, the next one compares half the range.
+and a session that this side begins is followed by another one for the rest. A nanosecond with more
+IDs is not compared. After a session that failed, the next one compares half the range.
 
 Source: nwaku v0.37.1; "Waku Sync", with the differences that `sync_session` names.
 """
@@ -260,6 +260,8 @@ class NwakuSync:
         topics = self._rules.pubsub_topics
         ids, high_ns = await self._load(topics, (), low_ns, high_ns)
         session = SyncSession(ids, low_ns, high_ns, topics)
+        if low_ns == high_ns:
+            return session
         async with connection.opened(RECONCILIATION) as stream:
             await stream.send_delimited(session.begin())
             frame = await _read_frame(stream)
@@ -327,7 +329,7 @@ class NwakuSync:
                             return
                         await stream.send_delimited(frame)
                         self._count("sent")
-        except (RefusalError, StatusError, OSError) as error:
+        except (RefusalError, StatusError, ValueError, OSError) as error:
             reason = str(error) or "the peer ended the stream, or did not read"
             _log.warning("sync_transfer_failed", peer=connection.peer_id, reason=reason)
 

@@ -328,7 +328,7 @@ class AsyncClient(_Connected):
                 )
                 found = _newest_first(self._calls.query_pages(request))
             else:
-                found = _scanned(
+                found = _streamed(
                     self._calls.scan(
                         filter=content_filter(pubsub_topic, topics),
                         time_start=time_start,
@@ -449,10 +449,10 @@ class AsyncClient(_Connected):
             pages = self._calls.follow(
                 filter=wanted, cursor=after, from_beginning=from_start, timeout_s=timeout_s
             )
-            return _followed(pages)
+            return _streamed(pages)
 
         def stored(since_ns: int) -> AsyncGenerator[Page]:
-            return _scanned(self._calls.scan(filter=wanted, time_start=since_ns))
+            return _streamed(self._calls.scan(filter=wanted, time_start=since_ns))
 
         def pages(after: bytes) -> AsyncGenerator[Page]:
             if overlap_s is None:
@@ -587,18 +587,13 @@ def _entries(ids: Iterable[SdsId]) -> list[Entry]:
     return [(each, None) if isinstance(each, str) else each for each in ids]
 
 
-async def _scanned(pages: AsyncGenerator[ScanPage]) -> AsyncGenerator[Page]:
+async def _streamed(pages: AsyncGenerator[ScanPage | FollowPage]) -> AsyncGenerator[Page]:
     async with aclosing(pages):
         async for page in pages:
             messages = [Message.decode(item) for item in page.messages]
-            yield Page(messages, page.cursor or None, coverage=_coverage(page))
-
-
-async def _followed(pages: AsyncGenerator[FollowPage]) -> AsyncGenerator[Page]:
-    async with aclosing(pages):
-        async for page in pages:
-            messages = [Message.decode(item) for item in page.messages]
-            yield Page(messages, page.cursor or None, page.live)
+            is_live = isinstance(page, FollowPage) and page.live
+            coverage = _coverage(page) if isinstance(page, ScanPage) else None
+            yield Page(messages, page.cursor or None, is_live, coverage)
 
 
 async def _newest_first(pages: AsyncGenerator[StoreQueryResponse]) -> AsyncGenerator[Page]:

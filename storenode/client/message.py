@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storenode.client.errors import MessageRejectedError, NotConfirmedError
+from storenode.client.errors import MessageRejectedError, NotConfirmedError, PublishError
 from storenode.client.messages import outcome_name
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.errors import ArgumentError
@@ -187,11 +187,14 @@ class Published:
         Raises:
             MessageRejectedError: The node does not take the message.
             NotConfirmedError: Too few other stores confirmed it in time.
+            PublishError: The outcome is one that a newer node added.
         """
         if self.outcome is Outcome.REJECTED:
             raise MessageRejectedError(message, self, f"The message was rejected: {self.reason}.")
         if self.outcome is Outcome.UNCONFIRMED:
             raise NotConfirmedError(message, self, f"The message is not confirmed: {self.reason}.")
+        if self.outcome is Outcome.UNKNOWN:
+            raise PublishError(message, self, "The outcome is not known here: use a newer client.")
         return self
 
 

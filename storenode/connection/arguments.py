@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, wraps
-from ipaddress import ip_address
-from typing import ParamSpec, TypeVar
+from ipaddress import IPv6Address, ip_address
+from typing import Final, ParamSpec, TypeVar
 
 from storenode.common.errors import ArgumentError
 from storenode.message.limits import MAX_CACHED_TOPICS
@@ -15,6 +17,8 @@ from storenode.message.topics import is_content_topic
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_MAX_PORT: Final = 65_535
+_ADDRESS: Final = re.compile(r"(?:\[(?P<ip6>.+)\]|(?P<host>[^][:]+)):(?P<port>\d{1,5})", re.ASCII)
 _log = logging.getLogger("storenode")
 
 
@@ -26,6 +30,22 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT`` or ``[IPV6]:PORT`` into host and port, which is 0 to 65535.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    match = _ADDRESS.fullmatch(text)
+    with suppress(ValueError):
+        if match is not None and int(match["port"]) <= _MAX_PORT:
+            host = match["host"] or str(IPv6Address(match["ip6"]))
+            return host, int(match["port"])
+    raise ValueError(
+        f"{text!r} is not HOST:PORT: write an address such as 127.0.0.1:7420 or [::1]:7420"
+    )
 
 
 def check_bytes(name: str, value: object, hint: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
-from storenode.connection.arguments import check_bytes, check_text, is_loopback
+from storenode.connection.arguments import check_bytes, check_text, is_loopback, parse_address
 from storenode.connection.errors import (
     ClientOptionError,
     NodeError,
@@ -20,8 +21,6 @@ from storenode.connection.errors import (
 
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """The largest response that a node may be set to send."""
-
-MAX_PORT: Final = 65_535
 
 PROBE_TIMEOUT_S: Final = 1.0
 """The time to wait for the reason why a listener closes a connection at once."""
@@ -66,26 +65,6 @@ class TlsIdentity:
             )
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT`` or ``[IPV6]:PORT`` into host and port.
-
-    Raises:
-        ClientOptionError: It is neither.
-    """
-    check_text("address", text)
-    host, separator, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        separator = ""
-    if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
-        raise ClientOptionError(
-            f"{text!r} is not the address of a node: write HOST:PORT, such as 127.0.0.1:7420 "
-            "or [::1]:7420."
-        )
-    return host, int(port)
-
-
 def open_channel(
     address: str,
     token: str | None,
@@ -114,7 +93,15 @@ def check_connection(
     address: str, token: str | None, tls: TlsIdentity | None
 ) -> tuple[str, Metadata]:
     """Return the host of an address and the metadata of its calls; raise as `open_channel`."""
-    host, _ = parse_address(address)
+    check_text("address", address)
+    host, port = "", 0
+    with suppress(ValueError):
+        host, port = parse_address(address)
+    if not port:
+        raise ClientOptionError(
+            f"{address!r} is not the address of a node: write HOST:PORT, such as 127.0.0.1:7420 "
+            "or [::1]:7420."
+        )
     metadata = _authorization(token)
     if tls is not None and not isinstance(tls, TlsIdentity):
         raise ClientOptionError(

@@ -58,11 +58,6 @@ class NodeError(StorenodeError):
         self.code = code
         self.sentence = sentence
 
-    @property
-    def unreachable(self) -> bool:
-        """True when the node or its database could not be reached; trying again may help."""
-        return isinstance(self, NodeUnavailableError)
-
 
 class NodeUnavailableError(NodeError):
     """The node did not serve the call, for example because its database is away."""

@@ -38,10 +38,15 @@ from math import inf
 
 from storenode.sds.bloom import Probe, holds
 from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.codec import Entry, SdsMessage, size_of
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, Event, GaveUp, MissingMessage, PossiblyAcknowledged
-from storenode.sds.limits import ENTRY_BYTES, MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
+from storenode.sds.limits import (
+    ENTRY_BYTES,
+    MAX_HINTS_PER_MISSING,
+    MAX_REQUEST_BYTES,
+    MAX_WAITING_SYNCS,
+)
 from storenode.sds.repair import request_delay_ms
 
 
@@ -87,6 +92,8 @@ class IncomingBuffer:
 
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
+        # The older revision has no field for requests.
+        self._repair = None if config.older_revision else config.repair
         self.waiting: dict[int, WaitingMessage] = {}
         self.ids: dict[str, int] = {}
         self.wants: dict[str, Want] = {}
@@ -173,18 +180,25 @@ class IncomingBuffer:
         if want is not None:
             want.request_ms = now_ms + self._request_delay_ms(message_id)
 
-    def take_requests(self, now_ms: int) -> tuple[Entry, ...]:
-        """Return what the message that is sent now asks for; each will be due again."""
+    def requests(self, now_ms: int) -> tuple[Entry, ...]:
+        """Return what a message that is sent now may ask for."""
         due = [(want.request_ms, key) for key, want in self.wants.items()]
-        most = self._config.repair.requests_per_message if self._config.repair else 0
-        taken = []
+        most = self._repair.requests_per_message if self._repair else 0
+        found, left = [], MAX_REQUEST_BYTES
         for request_ms, message_id in nsmallest(most, due):
-            if request_ms <= now_ms:
-                want = self.wants[message_id]
-                want.request_ms = now_ms + max(self._request_delay_ms(message_id), 1)
-                hint = want.hints[0] if want.hints else None
-                taken.append(Entry(message_id, hint, want.sender_id))
-        return tuple(taken)
+            want = self.wants[message_id]
+            entry = Entry(message_id, want.hints[0] if want.hints else None, want.sender_id)
+            left -= size_of(entry)
+            if request_ms > now_ms or left < 0:
+                break
+            found.append(entry)
+        return tuple(found)
+
+    def requested(self, message_ids: Iterable[str], now_ms: int) -> None:
+        """Note that a message that was sent asks for these; each will be due again."""
+        for message_id in message_ids:
+            delay_ms = max(self._request_delay_ms(message_id), 1)
+            self.wants[message_id].request_ms = now_ms + delay_ms
 
     def request_due_ms(self) -> float:
         """Return when the next request is due."""
@@ -288,8 +302,9 @@ class IncomingBuffer:
         assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
 
     def _request_delay_ms(self, message_id: str) -> float:
-        repair = self._config.repair
-        return request_delay_ms(repair, self._config.sender_id, message_id) if repair else inf
+        if self._repair is None:
+            return inf
+        return request_delay_ms(self._repair, self._config.sender_id, message_id)
 
     def _put(self, serial: int, waiting: WaitingMessage) -> None:
         self.waiting[serial] = waiting

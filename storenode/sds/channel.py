@@ -1,4 +1,4 @@
-"""A participant of one channel, as a state machine: `MessageChannel.step`.
+"""A participant of one channel, as a state machine.
 
 Rules:
 
@@ -10,16 +10,16 @@ Rules:
 6. Of several messages with one ID, one that proves to be the genuine one is in the log
    (`storenode.sds.claims`); another that was there is withdrawn.
 
-| input            | what happens                                                                |
+| call             | what happens                                                                |
 |------------------|-----------------------------------------------------------------------------|
-| `Send`           | into log, filter and outgoing buffer; broadcast                             |
-| `SendEphemeral`  | broadcast; nothing is kept                                                  |
-| `SendSync`       | broadcast without content, unless there is nothing to say                   |
-| `Published`      | the hint of an own message becomes known                                    |
-| `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
+| `send`           | into log, filter and outgoing buffer; broadcast                             |
+| `send_ephemeral` | broadcast; nothing is kept                                                  |
+| `send_sync`      | broadcast without content, unless there is nothing to say                   |
+| `published`      | the hint of an own message becomes known                                    |
+| `receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
 |                  | sync: the same, never delivered; ephemeral: handed out; known: owed again,  |
 |                  | or forged, or the genuine one, which takes the other's place                |
-| `Tick`           | waiting: delivered, lost or reported; resends; repair answers; sync         |
+| `tick`           | waiting: delivered, lost or reported; resends; repair answers; sync         |
 
 Source: SDS, "Protocol steps", in the newest revision.
 """
@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil
-from typing import assert_never
 
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.sds.bloom import RollingFilter
@@ -55,25 +54,18 @@ from storenode.sds.events import (
     EphemeralReceived,
     Event,
     Forged,
-    Input,
     Lost,
     Message,
     Missing,
     MissingMessage,
     Packet,
     PacketRefusal,
-    Published,
     Recall,
-    Receive,
     Received,
     Refused,
     RepairAnswered,
     RepairRequested,
-    Send,
-    SendEphemeral,
-    SendSync,
     Sent,
-    Tick,
     Withdrawn,
 )
 from storenode.sds.gaps import GapDetector, PeerGaps
@@ -130,29 +122,6 @@ class MessageChannel:
         self.asks_in_vain = 0
         self.sends = 0
 
-    def step(self, now_ms: int, given: Input, rng: Rng) -> list[Event]:
-        """Take one input; return what follows from it, in order.
-
-        Raises:
-            ValueError: content is empty or too large, or an ID is unfit or was used before.
-            ChannelFullError: too many own messages are unacknowledged.
-        """
-        match given:
-            case Receive():
-                return self.receive(now_ms, given.packets)
-            case Tick():
-                return self.tick(now_ms, rng)
-            case Send():
-                return self.send(now_ms, given.content, given.message_id)
-            case Published():
-                return self.published(given.message_id, given.hint)
-            case SendSync():
-                return self.send_sync(now_ms, given.message_id)
-            case SendEphemeral():
-                return self.send_ephemeral(given.content, given.message_id)
-            case _:
-                assert_never(given)
-
     def missing(self) -> tuple[MissingMessage, ...]:
         """Return what is missing now, longest first."""
         return self.incoming.missing()
@@ -164,7 +133,12 @@ class MessageChannel:
         message_id: str | None = None,
         sealed: Sealing | None = None,
     ) -> list[Event]:
-        """Send content (SDS, "Send message"), as ``sealed`` makes it, if given; errors: `step`."""
+        """Send content (SDS, "Send message"), as ``sealed`` makes it, if given.
+
+        Raises:
+            ValueError: content is empty or too large, or an ID is unfit or was used before.
+            ChannelFullError: too many own messages are unacknowledged.
+        """
         if not content:
             raise ArgumentError("a message needs content: an empty one would be a sync message")
         self.check_room()
@@ -181,11 +155,11 @@ class MessageChannel:
             message_id = content_id(config.channel_id, config.sender_id, lamport, history, content)
         message = self._message(message_id, lamport, history, now_ms, content)
         self.sends += 1
-        shown = self.showing.content(self.sends, now_ms)
-        events: list[Event] = [self._broadcast(message, BroadcastReason.CONTENT, shown=shown)]
+        wanted = self.showing.content(self.sends)
+        sent, shown = self._broadcast(message, BroadcastReason.CONTENT, shown=wanted)
+        events: list[Event] = [sent]
         self._add_own(message, now_ms)
-        self.pace.spoke(now_ms, None if shown else history, news=True)
-        self._tell_requests(message, events)
+        self._note_sent(now_ms, message, events, shown=shown)
         return events
 
     def check_room(self, count: int = 1) -> None:
@@ -219,13 +193,12 @@ class MessageChannel:
             self.pace.spoke(now_ms, None, news=False)
             return []
         always = config.filter_every == 1 or not config.name_heads
-        shown = self.showing.sync(now_ms, wanted=shows or always)
-        sync = self._broadcast(message, BroadcastReason.SYNC, shown=shown)
+        wanted = self.showing.sync(now_ms, wanted=shows or always)
+        sync, shown = self._broadcast(message, BroadcastReason.SYNC, shown=wanted)
         # It would repeat the last one of the channel.
         repeats = self.pace.rarer > 1 and not (self.pace.owed or shown or message.repair_request)
         events: list[Event] = [replace(sync, passes=repeats)]
-        self.pace.spoke(now_ms, None if shown else history, news=False)
-        self._tell_requests(message, events)
+        self._note_sent(now_ms, message, events, shown=shown)
         return events
 
     def send_ephemeral(self, content: bytes, message_id: str | None = None) -> list[Event]:
@@ -243,7 +216,7 @@ class MessageChannel:
         )
         check_id("message_id", name)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
-        return [self._broadcast(message, BroadcastReason.EPHEMERAL, shown=False)]
+        return [self._broadcast(message, BroadcastReason.EPHEMERAL, shown=False)[0]]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
         """Note that the transport took an own message; later histories carry the new hint.
@@ -311,7 +284,7 @@ class MessageChannel:
         return events
 
     def next_due_ms(self, rng: Rng) -> int:
-        """Return when the next `Tick` is needed; ticks before that do nothing."""
+        """Return when the next `tick` is needed; ticks before that do nothing."""
         times = [self.pace.due_ms(rng), self._ask_due_ms()]
         if self.incoming.waiting:
             times.append(self.reported_ms + self.config.missing_every_ms)
@@ -346,13 +319,15 @@ class MessageChannel:
         content: bytes | None,
     ) -> SdsMessage:
         config = self.config
-        asked = self.incoming.take_requests(now_ms)
+        asked = self.incoming.requests(now_ms)
         return SdsMessage(
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
-    def _broadcast(self, message: SdsMessage, reason: BroadcastReason, *, shown: bool) -> Broadcast:
-        """Encode a message, with the filter if ``shown``.
+    def _broadcast(
+        self, message: SdsMessage, reason: BroadcastReason, *, shown: bool
+    ) -> tuple[Broadcast, bool]:
+        """Encode a message, with the filter if ``shown``; return True if the filter is in it.
 
         The filter is left out where it need not go along and is too much.
 
@@ -368,7 +343,7 @@ class MessageChannel:
         payload = encode_older(sent) if older else encode_message(sent)
         if len(payload) <= MAX_SDS_MESSAGE_BYTES:
             passes = reason in (BroadcastReason.RESEND, BroadcastReason.EPHEMERAL)
-            return Broadcast(payload, message.message_id, reason, passes)
+            return Broadcast(payload, message.message_id, reason, passes), shown
         if shown and (reason is BroadcastReason.RESEND or config.filter_every > 1):
             return self._broadcast(message, reason, shown=False)
         raise ArgumentError(
@@ -397,10 +372,17 @@ class MessageChannel:
         pause_ms = min(ASK_EVERY_MS << min(doublings, 16), MAX_ASK_EVERY_MS)
         return max(self.incoming.request_due_ms(), self.pace.spoke_ms + pause_ms)
 
-    def _tell_requests(self, message: SdsMessage, events: list[Event]) -> None:
+    def _note_sent(
+        self, now_ms: int, message: SdsMessage, events: list[Event], *, shown: bool
+    ) -> None:
+        """Note what an own message has said: acknowledgements, the filter, and requests."""
+        if shown:
+            self.showing.sent(now_ms)
+        self.pace.spoke(now_ms, None if shown else message.history, news=bool(message.content))
         if message.repair_request:
             self.asks_in_vain += not message.content
             ids = tuple(entry.message_id for entry in message.repair_request)
+            self.incoming.requested(ids, now_ms)
             events.append(RepairRequested(ids, message.message_id))
 
     # --- receiving
@@ -657,7 +639,7 @@ class MessageChannel:
         if requester is None:  # another participant has answered meanwhile
             return
         try:
-            sent = self._broadcast(message, BroadcastReason.REPAIR, shown=False)
+            sent, _ = self._broadcast(message, BroadcastReason.REPAIR, shown=False)
         except ValueError:
             # In the older revision, as it came, its history takes less room.
             self.counts.repair_requests_ignored += 1
@@ -715,7 +697,7 @@ class MessageChannel:
     def _sweep_outgoing(self, now_ms: int, events: list[Event]) -> None:
         again, gave_up = self.outgoing.due(now_ms)
         shown = self.config.filter_every == 1
-        events += [self._broadcast(each, BroadcastReason.RESEND, shown=shown) for each in again]
+        events += [self._broadcast(each, BroadcastReason.RESEND, shown=shown)[0] for each in again]
         events += gave_up
         if again:
             self.pace.active(now_ms)

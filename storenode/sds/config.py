@@ -63,7 +63,7 @@ class ChannelConfig:
       that we lack it; None: filters are not compared.
     - ``missing_every_ms``: the interval of reports on missing messages.
     - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn again
-      each time, and four times as long after each in a row, up to ``sync_at_least_ms``;
+      each time, and 16 times as long after each in a row, up to ``sync_at_least_ms``;
       ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
       ``sync_at_least_ms``: how long a participant may be silent in any channel.
     - ``max_clock_ahead_ms``: how far a received clock may take the own one past the time.

@@ -1,11 +1,9 @@
-"""The inputs and the events of a channel, as plain values.
+"""The events of a channel, as plain values, and the packets that it receives.
 
-Inputs are `Send`, `SendEphemeral`, `SendSync`, `Published`, `Receive` and `Tick`; events are the
-rest. The events of one step are in the order in which they happened. `Connected`, `Disconnected`,
+The events of one call are in the order in which they happened. `Connected`, `Disconnected`,
 `NotStored` and `Repaired` are those of a participant with a network.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,57 +13,11 @@ from storenode.sds.log import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send content. Without ``message_id`` the channel makes one that cannot collide."""
-
-    content: bytes
-    message_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SendEphemeral:
-    """Send content that needs no reliability."""
-
-    content: bytes
-    message_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SendSync:
-    """Send a sync message now, whatever the pace."""
-
-    message_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The transport took a `Broadcast`; ``hint`` is how others can retrieve it."""
-
-    message_id: str
-    hint: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Packet:
     """Bytes that came from the channel, and the hint under which they can be retrieved."""
 
     payload: bytes
     hint: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Packets that came, in the order of their coming."""
-
-    packets: Sequence[Packet]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: both sweeps, repair and sync messages."""
-
-
-Input = Send | SendEphemeral | SendSync | Published | Receive | Tick
 
 
 class BroadcastReason(Enum):
@@ -86,13 +38,9 @@ class PacketRefusal(Enum):
     BUFFER_FULL = "buffer full"
 
 
-# As programs that drive a channel themselves may know them.
-Reason, Refusal = BroadcastReason, PacketRefusal
-
-
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send these bytes to the channel. ``Published`` may come back, and need not.
+    """Send these bytes to the channel. `MessageChannel.published` may follow, and need not.
 
     ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
     message that only says again what a former one has said.

@@ -33,6 +33,9 @@ MAX_CLOCK: Final = 2**64 - 1
 MAX_REPAIR_ENTRIES: Final = 256
 """Repair requests that are read of one message; more are left out."""
 
+MAX_REQUEST_BYTES: Final = 16 * 1024
+"""Repair requests of an own message, which others make long as they do its history."""
+
 MAX_REPAIR_ANSWERED: Final = 32
 """Repair requests of one message that are looked at; the rest will be asked again."""
 
@@ -76,7 +79,7 @@ MAX_LOST_IDS: Final = 16_384
 waited for once more if a new message named it."""
 
 MAX_OWED_IDS: Final = 256
-"""Message messages whose acknowledgement to others is tracked."""
+"""Messages whose acknowledgement to others is tracked."""
 
 MAX_HEADS: Final = 32
 """Messages that no other one names, of which all are named by each own message."""

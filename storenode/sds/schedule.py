@@ -173,16 +173,14 @@ class FilterSchedule:
         self.due = False
         self.last_ms = now_ms
 
-    def content(self, number: int, now_ms: int) -> bool:
+    def content(self, number: int) -> bool:
         """Return True if a message of content carries it, the ``number``-th message in all."""
-        return self._take(now_ms, wanted=number % self._every == 0)
+        return self.due or number % self._every == 0
 
     def sync(self, now_ms: int, *, wanted: bool) -> bool:
         """Return True if a sync message carries it, where it need not be ``wanted``."""
-        return self._take(now_ms, wanted=wanted or now_ms - self.last_ms >= self._every_ms)
+        return wanted or self.due or now_ms - self.last_ms >= self._every_ms
 
-    def _take(self, now_ms: int, *, wanted: bool) -> bool:
-        if not (wanted or self.due):
-            return False
+    def sent(self, now_ms: int) -> None:
+        """Record that an own message carried it."""
         self.due, self.last_ms = False, now_ms
-        return True

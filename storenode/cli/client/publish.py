@@ -38,7 +38,7 @@ _input: Final = partial(option, section="Input")
 _message: Final = partial(option, section="Message")
 _sds: Final = partial(option, section="SDS message")
 _confirmation: Final = partial(option, section="Confirmation")
-_UNWANTED: Final = frozenset({"REJECTED", "UNCONFIRMED"})
+_WANTED: Final = frozenset({"STORED", "DUPLICATE", "EPHEMERAL"})
 _NS_PER_MS: Final = 1_000_000
 _CURSOR_KEYS: Final = frozenset({"cursor", "pagination_cursor"})
 _Read = Callable[[bytes], "WakuMessageAndTopic | None"]
@@ -187,7 +187,7 @@ async def _publish(
             for message, result in zip(request.messages, response.results, strict=True):
                 _print(session.out, message, result, sds=sds)
                 total += 1
-                unwanted += outcome_name(result) in _UNWANTED
+                unwanted += outcome_name(result) not in _WANTED
             session.out.flush()
     if unwanted:
         raise CliError(

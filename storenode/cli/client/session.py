@@ -23,7 +23,7 @@ from storenode.cli.options.types import Parsed
 from storenode.client.node import NodeClient, connect, content_filter
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.connection.channel import TlsIdentity
-from storenode.connection.errors import ClientOptionError, NodeError
+from storenode.connection.errors import ClientOptionError, NodeError, NodeUnavailableError
 from storenode.message.limits import HASH_BYTES
 from storenode.message.text import parse_hex
 
@@ -158,7 +158,7 @@ def run_session(session: Coroutine[Any, Any, int], *, interrupt_ends: bool = Fal
     try:
         return asyncio.run(_interruptible(session))
     except NodeError as error:
-        code = UNREACHABLE if error.unreachable else FAILED
+        code = UNREACHABLE if isinstance(error, NodeUnavailableError) else FAILED
         raise CliError(code, safe(error.sentence)) from error
     except StorenodeError as error:
         is_usage = isinstance(error, ClientOptionError | ArgumentError)

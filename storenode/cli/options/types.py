@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import click
 
@@ -17,9 +15,8 @@ from storenode.cli.options.units import (
     parse_duration_ns,
     parse_size_bytes,
 )
-from storenode.connection.arguments import is_loopback
+from storenode.connection import arguments
 
-MAX_PORT: Final = 65_535
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
@@ -36,7 +33,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """True when only this machine can reach it; a name other than localhost may be anywhere."""
-        return is_loopback(self.host)
+        return arguments.is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,7 @@ def parse_address(text: str) -> Address:
     Raises:
         ValueError: It has no host, no port, or a port beyond 65535.
     """
-    host, colon, port = text.strip().rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host) != bracketed:
-        raise ValueError(
-            f"{text!r} is not HOST:PORT: write an address such as 127.0.0.1:7420 or [::1]:7420"
-        )
-    if not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
-        raise ValueError(f"the port of {text!r} is not a number from 0 to {MAX_PORT}")
-    if bracketed:
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError as error:
-            raise ValueError(f"the brackets of {text!r} hold no IPv6 address") from error
-    return Address(host, int(port))
+    return Address(*arguments.parse_address(text.strip()))
 
 
 def parse_peer(text: str) -> Peer:

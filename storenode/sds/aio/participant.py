@@ -111,10 +111,14 @@ class Participant:
         """
         loop, state = asyncio.get_running_loop(), joining.state
         given = state, joining.config, joining.clock() // _NS_PER_MS, joining.rng
+        links: list[Link] = []
         try:
             ledger = await loop.run_in_executor(thread, revive, *given)
-            links = [transport.open(joining.route) for transport in transports]
+            for transport in transports:
+                links.append(transport.open(joining.route))  # noqa: PERF401 - the next may fail
         except BaseException:
+            for link in links:
+                await link.close()
             await loop.run_in_executor(thread, state.close)
             raise
         participant = cls(ledger, joining, thread, links)

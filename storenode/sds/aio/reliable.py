@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self, Unpack
 
 from storenode.common.errors import ArgumentError
+from storenode.connection.arguments import check_bytes
 from storenode.sds.aio.channel import AsyncChannel, Place
 from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, NotStored
 from storenode.sds.aio.join_options import JoinOptions
@@ -393,6 +394,7 @@ class ReliableChannel:
             ChannelFullError: too many own segments are unacknowledged.
             StateTakenError: another process took the state.
         """
+        check_bytes("content", content, ".encode()")
         config = self._segmentation
         segments = await asyncio.to_thread(split, content, config.segment_bytes, config.revision)
         return (await self.channel.send_all(segments))[0]

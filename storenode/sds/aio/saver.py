@@ -110,7 +110,9 @@ class Saver:
             except StateError as error:
                 self.fail(error)
                 raise
-        self._release(self._ledger.commits if batch is None else batch.number, pending)
+        # What no transaction has comes after the last one: readers since then get it too.
+        number = self._ledger.commits + 1 if batch is None else batch.number
+        self._release(number, pending)
         # Until here they are where `fail` finds them, which is called when this task is cancelled.
         waiters, self._waiters = self._waiters[:count], self._waiters[count:]
         for waiter in waiters:

@@ -184,8 +184,8 @@ class SqliteState:
             return [dict(row) for row in database.execute(chosen)]
 
     def entries(self) -> Iterator[LogEntry]:
-        """Yield the log in order."""
-        chosen = "select lamport, message_id, sender_id, hint from sds_log order by 1, 2"
+        """Yield the log in the order of coming."""
+        chosen = "select lamport, message_id, sender_id, hint from sds_log order by serial"
         with self._transaction() as database:
             for lamport, message_id, sender_id, hint in database.execute(chosen):
                 names = message_id.decode(), sender_id.decode()

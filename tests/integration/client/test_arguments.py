@@ -10,8 +10,8 @@ import pytest
 
 from chaos.ports import ReservedPort
 from storenode.cli.main import main
-from storenode.connection.channel import TlsIdentity, open_channel, parse_address
-from storenode.connection.errors import ClientOptionError, NodeUnavailableError, query_error
+from storenode.connection.channel import TlsIdentity, check_connection, open_channel
+from storenode.connection.errors import ClientOptionError
 from tests.integration.client.conftest import Secured
 from tests.support.command import Command
 from tests.support.node import running_node
@@ -145,11 +145,11 @@ TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":1", "host", "host:", "host:0", "host:65536", "host:-1", "host:x", "::1:7420", "[]:1"],
+    ["", ":1", "host", "host:", "host:0", "host:65536", "host:x", "::1:7420", "[]:1", "[a]:1"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ClientOptionError, match="write HOST:PORT"):
-        parse_address(text)
+        check_connection(text, None, None)
 
 
 async def test_a_token_is_sent_over_loopback_and_over_tls_and_never_in_clear_beyond() -> None:
@@ -166,13 +166,6 @@ async def test_a_token_is_sent_over_loopback_and_over_tls_and_never_in_clear_bey
 def test_a_token_that_is_no_header_value_is_refused(token: str) -> None:
     with pytest.raises(ClientOptionError, match="token is empty or holds"):
         open_channel("127.0.0.1:7420", token, None)
-
-
-def test_errors_say_whether_another_attempt_may_help() -> None:
-    assert NodeUnavailableError("UNAVAILABLE", "away").unreachable
-    assert query_error(503, "not ready").unreachable
-    assert not query_error(404, "").unreachable
-    assert str(query_error(404, "unknown cursor")) == "unknown cursor (QUERY_404)"
 
 
 def test_a_node_may_demand_a_certificate_of_its_clients(

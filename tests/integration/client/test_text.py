@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from storenode.cli.client.session import entry
 from storenode.cli.client.text import PREVIEW_CHARS, TIME, format_time, parse_time_ns, preview, safe
-from storenode.client.message import nanoseconds
+from storenode.client.errors import PublishError
+from storenode.client.message import Message, Published, nanoseconds
 from storenode.client.messages import (
     hash_of,
     new_message,
@@ -247,6 +248,8 @@ def test_json_has_names_of_the_schema_numbers_and_hexadecimal_bytes() -> None:
     assert to_plain(result) == refused
     newer = PublishResult.FromString(b"\x10\x63")
     assert (outcome_name(newer), to_plain(newer)["outcome"]) == ("99", 99)
+    with pytest.raises(PublishError, match="use a newer client"):
+        Published.decode(newer).check(Message(b"", "/app/1/chat/proto"))
     # Fields with presence are printed when they are set.
     assert to_plain(WakuMessageKeyValue(message_hash=b"")) == {"message_hash": ""}
     set_ones = {"payload": "", "content_topic": "", "meta": "", "ephemeral": False}

@@ -137,7 +137,7 @@ def test_two_participants_have_one_log_and_acknowledge_each_other(
         assert [message.content for message in alice.log()] == [b"one", b"two", b"three"]
 
 
-CHANNELS = 220
+CHANNELS = 80
 OPEN_STATES = 8
 
 

@@ -178,20 +178,3 @@ def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -
         "bob: three",
     ]
     assert f"connected to {node.listen}" in second.err
-
-
-def test_what_is_wrong_is_said_in_a_sentence(node: NodeProcess, room: str, tmp_path: Path) -> None:
-    command = Command.of(node)
-    chat = ("chat", "--channel", room, "--name", "alice")
-    nowhere = command(*chat, "--node", "nowhere")
-    assert (nowhere.code, nowhere.out) == (2, "")
-    assert "'nowhere' is not the address of a node" in nowhere.err
-    nameless = command("chat", "--channel", room)
-    assert (nameless.code, "--name" in nameless.err) == (2, True)
-    folder = command(*chat, "--state", str(tmp_path))
-    assert (folder.code, "cannot be used" in folder.err) == (1, True)
-    url = command(*chat, "--state", "postgresql://me:secret@127.0.0.1:1/state")
-    assert (url.code, "is a URL of 'postgresql': name a file." in url.err) == (1, True)
-    assert "secret" not in url.err
-    empty = command("chat", "--channel", "", "--name", "alice")
-    assert (empty.code, "channel_id has 0 bytes" in empty.err) == (2, True)

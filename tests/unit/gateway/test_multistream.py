@@ -21,6 +21,7 @@ from store.gateway.connection import Stream, WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
 from store.gateway.limits import (
     CHUNK_BYTES,
+    FRAMES_PER_S,
     MAX_FRAME_BYTES,
     MAX_STREAM_UNREAD_BYTES,
     MIN_CHUNK_BYTES,
@@ -148,6 +149,26 @@ async def test_a_client_that_ends_before_its_websocket_is_open_is_let_go(begun: 
     async with asyncio.timeout(30):
         with pytest.raises((StreamEndedError, RefusalError)):
             await link.accept()
+
+
+@pytest.mark.parametrize("opcode", [0x2, 0x9])
+async def test_frames_of_a_websocket_without_data_have_a_rate(opcode: int) -> None:
+    reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())
+    link = WebSocketLink(reader, writer)
+    reader.feed_data(
+        b"GET / HTTP/1.1\r\nHost: g\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    await link.accept()
+    empty = bytes([0x80 | opcode, 0x80]) + bytes(4)
+    reader.feed_data(empty * 10 + b"\x82\x81" + bytes(4) + b"x")
+    assert await link.receive() == b"x"
+    for _ in range(20):
+        reader.feed_data(b"\x82\x81" + bytes(4) + b"x" + empty * (FRAMES_PER_S // 10))
+    reader.feed_eof()
+    with pytest.raises(RefusalError) as caught:
+        await link.exactly(21)
+    assert caught.value.reason == "flood"
 
 
 @pytest.mark.parametrize(

@@ -200,19 +200,16 @@ async def kept_connection(
     assert keeping.cancelled()
 
 
+@pytest.mark.parametrize("by_peer", [True, False])
 async def test_a_cancellation_counts_though_the_connection_ends_too(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, by_peer: bool
 ) -> None:
-    async with kept_connection(monkeypatch) as (_, pipe, _):
-        pipe.incoming.put_nowait(b"")
-        await asyncio.sleep(0)
-
-
-async def test_a_cancellation_counts_though_a_service_ends_the_connection_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with kept_connection(monkeypatch) as (_, _, joined):
-        joined[0].end()
+    async with kept_connection(monkeypatch) as (_, pipe, joined):
+        if by_peer:
+            pipe.incoming.put_nowait(b"")
+            await asyncio.sleep(0)
+        else:
+            joined[0].end()
 
 
 async def test_a_peer_whose_connection_a_service_ends_is_connected_to_again(
@@ -389,6 +386,39 @@ async def test_each_side_gets_what_it_lacks(begins: bool, monkeypatch: pytest.Mo
         assert counted(metrics, outcome="too_large") == 1
         assert counted(metrics, outcome="stored") == len(theirs)
         assert counted(metrics, outcome="unsolicited") == 0
+
+
+async def test_a_nanosecond_with_too_many_ids_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(sync, "limits", SimpleNamespace(**{**vars(limits), "MAX_SYNC_IDS": 10}))
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
+    flood = [made(b"%d" % number, 1_000) for number in range(20)]
+    later = [made(b"later %d" % number, 900 + number) for number in range(3)]
+    peer = Peer()
+    async with connected(FakeNode(flood + later), peer) as (found, connection, _):
+        found.join(connection)
+        await until(lambda: len(peer.received) == 3)
+        assert {each for _, each in peer.received} == {each[3] for each in later}
+
+
+async def test_an_answer_of_the_node_that_cannot_be_read_ends_one_session_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    node, peer, message = FakeNode([]), Peer(), made(b"ours", 1_000)
+    node.messages[message[0]] = message
+    query, answers = node.query, [b"rubbish"]
+
+    async def once(request: bytes, places: asyncio.Semaphore) -> bytes:
+        return answers.pop() if answers else await query(request, places)
+
+    monkeypatch.setattr(node, "query", once)
+    async with connected(node, peer, interval_ns=1_000_000) as (found, connection, _):
+        found.join(connection)
+        await until(lambda: bool(peer.received))
 
 
 def spoiler(

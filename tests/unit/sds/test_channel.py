@@ -191,19 +191,22 @@ def test_ticks_before_the_next_due_time_do_nothing() -> None:
 
 
 def test_what_cannot_be_sent_is_refused_and_changes_nothing() -> None:
-    me = channel(max_outgoing=2)
+    me = channel(max_outgoing=2, filter_every=10, repair=QUICK_REPAIR)
     me.send(NOW, b"text", "a")
     take(me, wire("b", after=["missing"]))
+    me.showing.due = True
     for message_id in ("a", "b", "", "x" * 257):
         with pytest.raises(ValueError, match=r"ID|message_id"):
             me.send(NOW, b"text", message_id)
     for content in (b"", b"x" * 200_000):
         with pytest.raises(ValueError, match="message"):
-            me.send(NOW, content)
+            me.send(NOW + 1_000, content)
     with pytest.raises(ValueError, match="content"):
         me.send_ephemeral(b"")
     assert log_ids(me) == ["a"]
-    me.send(NOW, b"text")
+    sent = decode_message(payloads(me.send(NOW + 1_000, b"text"))[0])
+    assert sent.bloom_filter
+    assert [entry.message_id for entry in sent.repair_request] == ["missing"]
     with pytest.raises(ChannelFullError, match="2 messages are unacknowledged"):
         me.send(NOW, b"text")
     me.check()
@@ -618,6 +621,26 @@ def test_long_ids_of_others_do_not_make_our_messages_too_large() -> None:
     for _ in range(257):
         (sent,) = of(Broadcast, usual.send(NOW, b"text"))
     assert len(decode_message(sent.payload).history) == 256
+
+
+def test_long_ids_of_others_do_not_make_our_requests_too_large() -> None:
+    me = channel(repair=RepairConfig(100, 400, requests_per_message=256))
+    causes = [Entry(f"{number:0256}", bytes(256), "s" * 256) for number in range(256)]
+    for start in range(0, 256, 64):
+        take(me, wire(f"{start}", after=causes[start : start + 64]))
+    (asked,) = of(Broadcast, later(me, 1))
+    assert 10 < len(decode_message(asked.payload).repair_request) < 30
+
+
+def test_a_filter_that_is_left_out_acknowledges_nothing_and_is_still_due() -> None:
+    me = channel(filter_every=10, name_heads=True)
+    take(me, *[wire(f"m{number}", lamport=NOW + number) for number in range(40)])
+    me.showing.due = True
+    large = decode_message(payloads(me.send(NOW + 100, bytes(150 * 1024 - SMALL.size_bytes)))[0])
+    assert not large.bloom_filter
+    named = {entry.message_id for entry in large.history}
+    assert me.pace.owed.keys() == {f"m{number}" for number in range(40)} - named
+    assert decode_message(payloads(me.send(NOW + 200, b"text"))[0]).bloom_filter
 
 
 def test_a_large_message_is_sent_again_without_a_filter_if_need_be() -> None:

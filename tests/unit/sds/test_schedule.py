@@ -561,6 +561,13 @@ def test_anothers_request_puts_ours_off() -> None:
     assert me.incoming.request_due_ms() == first + 90
 
 
+def test_the_older_revision_asks_for_nothing() -> None:
+    me = channel(older_revision=True, repair=QUICK_REPAIR, sync_min_ms=10**9, sync_max_ms=10**9)
+    take(me, wire("a", after=["missing"]))
+    assert not of(Broadcast, later(me, *range(1, 60)))
+    assert not of(RepairRequested, me.send(NOW + 60_000, b"text"))
+
+
 def test_requests_ride_on_content_and_name_three_at_most() -> None:
     me = channel(repair=QUICK_REPAIR)
     take(me, wire("b", after=[f"a{n}" for n in range(5)]))

@@ -11,6 +11,7 @@ from random import Random
 from time import time_ns
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,7 +20,7 @@ from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel, Channels
-from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, Disconnected, EventHub, Events, Message, Repaired
 from storenode.sds.aio.signing import Signing, unframe
 from storenode.sds.aio.state import StateTakenError
 from storenode.sds.aio.transport import Fetched
@@ -38,6 +39,7 @@ from tests.support.bus import (
     ROUTE,
     SHAPE,
     Bus,
+    BusLink,
     Reversing,
     config_of,
     fetched,
@@ -125,9 +127,6 @@ async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": config_of("alice")}, "config is of another channel or sender"),
-    ({"places": []}, "give 1 to 64"),
-    ({"places": "nowhere"}, "is not the address of a node"),
-    ({"stat": "bob.db"}, "stat is no option of a channel: pubsub_topic, "),
     ({"sender_id": b"bob"}, "sender_id is bytes, not str"),
     ({"channel_id": 5}, "channel_id is int, not str"),
     ({"cipher": "key"}, "cipher is 'key': it needs whole, seal, open"),
@@ -149,13 +148,11 @@ async def test_a_wrong_option_is_refused(options: dict[str, Any], sentence: str)
 
 WRONG_CALLS: list[tuple[Callable[[Channel], Awaitable[object]], str]] = [
     (lambda channel: channel.send(b""), "a message needs content"),
-    (lambda channel: channel.send(bytes(200_000)), "fit"),
     (lambda channel: channel.send(b"x", 5), "message_id is int, not str"),  # type: ignore[arg-type]
     (lambda channel: channel.send_all(b"abc"), "The content is int, not bytes"),  # type: ignore[arg-type]
     (lambda channel: channel.log(-1), "limit=-1"),
     (lambda channel: channel.log("5"), "limit is '5': give a number"),  # type: ignore[arg-type]
     (lambda channel: channel.log(before=(2**64, "m")), "is no place in the log"),
-    (lambda channel: channel.at("m"), "'m' is no place in the log"),  # type: ignore[arg-type]
     (lambda channel: channel.wait_for(True), "give a function of the status"),  # type: ignore[arg-type]
     (lambda channel: anext(channel.messages(backlog="5")), "backlog is '5'"),  # type: ignore[arg-type]
 ]
@@ -208,6 +205,27 @@ async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() 
     hub.put(4, [Sent("after", None)])
     hub.end()
     assert [event async for event in reader] == [Sent("after", None)]
+
+
+async def test_a_new_reader_of_a_quiet_channel_receives_that_the_node_went_away() -> None:
+    transport = Bus().transport("a")
+    async with joined(transport, "alice") as alice, asyncio.timeout(PATIENCE_S):
+        await alice.wait_for(lambda status: status.synced)
+        await alice.log(1)  # all is saved
+        events = alice.events()
+        transport.away = True
+        assert await anext(events) == Disconnected("a", "a is away.")
+
+
+async def test_a_node_that_cannot_be_used_leaves_no_connection_to_another_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = AsyncMock()
+    monkeypatch.setattr(BusLink, "close", closed)
+    with pytest.raises(StorenodeError, match="is not the address of a node"):
+        async with Channel.join([Bus().transport(), "nowhere"], "room", "alice"):
+            pass
+    closed.assert_awaited_once()
 
 
 async def test_channels_whose_leaving_is_cancelled_are_all_left_at_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storenode.common.errors import ArgumentError
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Events, Message, NotStored
 from storenode.sds.aio.reliable import (
@@ -335,6 +336,8 @@ async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_report
         ReliableChannel.join(Refusing(Bus()), "room", "alice", config=config) as alice,
     ):
         reported, ends = alice.events(), alice.events()
+        with pytest.raises(ArgumentError, match="content is str, not bytes"):
+            await alice.send("text")  # type: ignore[arg-type]
         refused = await alice.send(b"forbidden")
         expected = MessageSendError(refused, "That word is not allowed.")
         assert await next_of(reported, MessageSendError, 1) == [expected]

@@ -38,6 +38,7 @@ RESERVE_SHARE: Final = 8
 """The reserve is at most this part of the disk: a few files of the log of Postgres."""
 
 _MAX_PID_FILE_BYTES: Final = 4096
+_MAX_PID: Final = 2**31 - 1
 ROLE = "storenode"
 DATABASE = "storenode"
 _STATUS_LINE = 7
@@ -101,14 +102,25 @@ class DataDir:
         """Take the directory for this process.
 
         Raises:
-            EmbeddedPostgresError: Another supervisor has it; the message names its process.
+            EmbeddedPostgresError: Another supervisor has it, whose process the message names; or
+                the lock's file cannot be used.
         """
-        fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._take(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            raise self._unusable_lock(error) from error
+        self._lock_fd = fd
+
+    def _take(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
             raise EmbeddedPostgresError(
                 f"The data directory {self.path} is in use by process {holder}: stop that node,"
                 " or name another directory with --data-dir."
@@ -116,16 +128,29 @@ class DataDir:
         give_to_owner_of(self.path, fd)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = fd
 
     def is_locked(self) -> bool:
-        """Return True if a supervisor uses the directory."""
-        with contextlib.suppress(FileNotFoundError), self._lock_file.open("rb") as file:
-            try:
+        """Return True if a supervisor uses the directory.
+
+        Raises:
+            EmbeddedPostgresError: The lock's file cannot be used.
+        """
+        try:
+            with self._lock_file.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unusable_lock(error) from error
         return False
+
+    def _unusable_lock(self, error: OSError) -> EmbeddedPostgresError:
+        return EmbeddedPostgresError(
+            f"{self._lock_file} cannot be used ({error.strerror}): let the user that runs the node"
+            " read and write it."
+        )
 
     def unlock(self) -> None:
         """Release the directory; the file stays, since removing a lock file races."""
@@ -140,7 +165,7 @@ class DataDir:
             EmbeddedPostgresError: The place of the cluster holds something else.
         """
         try:
-            text = (self.cluster / "PG_VERSION").read_text().strip()
+            text = (self.cluster / "PG_VERSION").read_text("ascii", errors="replace").strip()
         except (FileNotFoundError, NotADirectoryError):
             is_directory = self.cluster.is_dir()
             if any(self.cluster.iterdir()) if is_directory else self.cluster.exists():
@@ -149,10 +174,10 @@ class DataDir:
                     " another data directory with --data-dir."
                 ) from None
             return None
-        except PermissionError as error:
+        except OSError as error:
             raise EmbeddedPostgresError(
-                f"The database in {self.cluster} cannot be read by user ID {os.geteuid()}: run"
-                " the node as the user that made it."
+                f"The database in {self.cluster} cannot be read by user ID {os.geteuid()}"
+                f" ({error.strerror}): run the node as the user that made it."
             ) from error
         if not text.isdigit():
             raise EmbeddedPostgresError(
@@ -177,12 +202,14 @@ class DataDir:
         try:
             with self.pid_path.open("rb") as file:
                 lines = file.read(_MAX_PID_FILE_BYTES).decode(errors="replace").split("\n")
-            pid = int(lines[0])
+            pid = abs(int(lines[0]))
+            if pid > _MAX_PID:
+                return None
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         port = lines[_PORT_LINE].strip() if len(lines) > _PORT_LINE else ""
         status = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
-        return PidFile(abs(pid), int(port) if port.isdigit() else None, status)
+        return PidFile(pid, int(port) if port.isdigit() else None, status)
 
     def last_port(self) -> int | None:
         """Return the port of the cluster's previous server, as Postgres has noted it."""
@@ -200,8 +227,7 @@ class DataDir:
 
     def is_served_by(self, pid: int) -> bool:
         """Return True if a supervisor started that process as a server on this cluster."""
-        line = command_line(pid)
-        return line is not None and self.mark() in line.split()
+        return self.mark() in (command_line(pid) or ())
 
 
 def keep_reserve(data_dir: Path) -> None:

@@ -167,8 +167,8 @@ def complaint(output: str) -> str:
     return _PREFIX.sub("", line)[:MAX_REASON_CHARS]
 
 
-def command_line(pid: int) -> str | None:
-    """Return the command line of a process, separated by spaces; None when it has ended.
+def command_line(pid: int) -> list[str] | None:
+    """Return the command line of a process, by words; None when it has ended.
 
     It is the one property that identifies processes and that root may read of any of them, also in
     a container without CAP_SYS_PTRACE. A process that has ended but was not waited for has none.
@@ -178,14 +178,14 @@ def command_line(pid: int) -> str | None:
             raw = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return None
-        return raw.replace(b"\0", b" ").decode(errors="replace") or None
+        return raw.decode(errors="replace").split("\0") if raw else None
     listed = subprocess.run(  # noqa: S603 - a number is the only argument
         ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)],
         capture_output=True,
         text=True,
         check=False,
     )
-    return listed.stdout.strip() or None
+    return listed.stdout.split() or None
 
 
 class OutputPump:

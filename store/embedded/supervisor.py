@@ -237,8 +237,9 @@ def clear_predecessor(data: DataDir, emit: Callable[..., None]) -> None:
                 f"The Postgres server of a previous run, process {found.pid}, does not end: look at"
                 " its disk, end it by hand, then start again."
             )
-    line = command_line(found.pid)
-    if line is not None and ("postgres" in line or "postmaster" in line):
+    # The program alone: a node that was given the ID since has options and paths of that name.
+    program = Path((command_line(found.pid) or [""])[0]).name
+    if program.startswith(("postgres", "postmaster")):
         raise EmbeddedPostgresError(
             f"Process {found.pid} is a Postgres server that may be using {data.cluster}: stop it,"
             f" or remove {data.pid_path} if it serves another directory."
@@ -495,7 +496,7 @@ def running_url(data_dir: Path) -> str | None:
     """Return the URL of the server that another process runs in this directory, or None.
 
     Raises:
-        EmbeddedPostgresError: This user may not read the directory.
+        EmbeddedPostgresError: This user cannot read the directory.
     """
     data = DataDir(data_dir.absolute())
     ignore_libpq_variables()
@@ -504,10 +505,10 @@ def running_url(data_dir: Path) -> str | None:
         if password is None or found is None or found.port is None or found.status == "stopping":
             return None
         return libpq_url(password, found.port) if data.is_served_by(found.pid) else None
-    except PermissionError as error:
+    except OSError as error:
         raise EmbeddedPostgresError(
-            f"{error.filename} is not readable for this user: run the command as the user that"
-            " runs the node."
+            f"{error.filename} is not readable for this user ({error.strerror}): run the command as"
+            " the user that runs the node."
         ) from error
 
 

@@ -44,8 +44,11 @@ async def check_start(config: NodeConfig) -> list[str]:
         problems += _failure(check)
     if config.tls_cert is not None and config.tls_key is not None:
         problems += _failure(partial(first_dns_name, config.tls_cert, config.tls_key))
-    data = DataDir(config.data_dir.absolute())
-    is_running = data.path.is_dir() and data.is_locked()
+    data, is_running = DataDir(config.data_dir.absolute()), False
+    try:
+        is_running = data.path.is_dir() and data.is_locked()
+    except EmbeddedPostgresError as error:
+        problems.append(str(error))
     if not is_running:
         # A node that runs on the directory has these addresses itself.
         for address in listener_addresses(config).values():

@@ -335,10 +335,14 @@ def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_a
     data.cluster.mkdir()
     pid_file = data.cluster / "postmaster.pid"
 
-    def running(*name: str) -> subprocess.Popen[bytes]:
-        """Start a program, and wait until the system shows its command line."""
-        command = ["sh", "-c", "echo; read end", *name]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def running(name: str) -> subprocess.Popen[bytes]:
+        """Start a program with an option of a node, and wait for its command line."""
+        process = subprocess.Popen(
+            [name, "-c", "echo; read end", "--postgres-setting=jit=on"],
+            executable="/bin/sh",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert process.stdout is not None
         process.stdout.readline()
         return process
@@ -349,12 +353,13 @@ def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_a
         supervisor_module.clear_predecessor(data, lambda *_, **__: None)
         return not pid_file.exists()
 
-    with running() as other:
-        assert clear(other.pid), "the ID was given to another program"
+    with running("/srv/postgres/bin/storenode") as other:
+        assert clear(other.pid), "the ID was given to another program, such as a node"
         assert other.poll() is None
     assert not clear(other.pid), "Postgres itself sees that it has ended"
+    assert not clear(10**12), "no ID of a process"
     # A program with such a name stands for a server that was started by hand.
-    with running("postgres") as server:
+    with running("/opt/my programs/postgres") as server:
         with pytest.raises(EmbeddedPostgresError, match=f"Process {server.pid} is a Postgres"):
             clear(server.pid)
         assert server.poll() is None
@@ -455,13 +460,16 @@ def test_a_setting_that_is_the_supervisors_is_refused(tmp_path: Path, name: str)
     [
         ("13\n", ("made by Postgres 13 and only", "pg_upgrade")),
         ("eighteen", ("says 'eighteen' instead of a version",)),
+        ("²", ("instead of a version",)),
+        ("\udcff", ("instead of a version",)),
     ],
 )
 def test_a_cluster_of_a_version_that_is_not_installed_or_of_none(
-    data_dir: Path, version: str, words: tuple[str, ...]
+    tmp_path: Path, version: str, words: tuple[str, ...]
 ) -> None:
-    (data_dir / "postgres" / "PG_VERSION").write_text(version)
-    said = _refusal(data_dir)
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_bytes(os.fsencode(version))
+    said = _refusal(tmp_path)
     assert all(each in said for each in words)
 
 

@@ -33,6 +33,8 @@ _DETAILS: Final = frozenset({"cause"})
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 Vector: TypeAlias = dict[Labels, float]
+_Key: TypeAlias = tuple[int, Labels]
+"""A rule by its number, and the labels that identify one of its problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +148,35 @@ class Problems:
         self,
         metrics: object,
         now_s: Callable[[], float] = time.time,
+        steady_s: Callable[[], float] = time.monotonic,
         rules: Sequence[Rule] = RULES,
     ) -> None:
+        """Make the problems of metrics; durations are of ``steady_s``, which is never set."""
         self._rules = rules
         self._metrics = metrics
         self._now_s = now_s
+        self._steady_s = steady_s
         self.ended: Sequence[Problem] = ()
         # The values of metrics at earlier evaluations, as far as they changed; and at this one.
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._read: dict[Series, Vector] = {}
-        self._since: dict[tuple[int, Labels], float] = {}
-        self._shown: dict[tuple[int, Labels], Problem] = {}
+        # When each problem began, by both clocks; those that are present; when others ended.
+        self._since: dict[_Key, tuple[float, float]] = {}
+        self._present: dict[_Key, Problem] = {}
+        self._over: dict[_Key, tuple[float, Problem]] = {}
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
-        now_s = self._at_s = self._now_s()
+        now_s, at_s = self._now_s(), self._steady_s()
+        self._at_s = at_s
         self._read.clear()
-        found: dict[tuple[int, Labels], Problem] = {}
-        since: dict[tuple[int, Labels], float] = {}
+        found: dict[_Key, Problem] = {}
+        since: dict[_Key, tuple[float, float]] = {}
         for number, rule in enumerate(self._rules):
-            for labels, value in self._present(rule).items():
+            for labels, value in self._vector_of(rule).items():
                 key = number, tuple(each for each in labels if each[0] not in _DETAILS)
-                since_s = since[key] = self._since.get(key, now_s)
-                if now_s - since_s < rule.for_s:
+                began_at_s, since_s = since[key] = self._since.get(key, (at_s, now_s))
+                if at_s - began_at_s < rule.for_s:
                     continue
                 sentence = rule.sentence.format(
                     value=value, mib=value / _MIB, hours=value / 3_600, **dict(labels)
@@ -176,16 +184,20 @@ class Problems:
                 if unready is not None and rule.gives_reason:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
-        ended = {
-            key: replace(each, ended_s=each.ended_s or now_s)
-            for key, each in self._shown.items()
-            if key not in found and now_s - (each.ended_s or now_s) < ENDED_S
+        before = self._over | {
+            key: (at_s, replace(each, ended_s=now_s)) for key, each in self._present.items()
         }
-        self._since, self._shown = since, ended | found
-        self.ended = sorted(ended.values(), key=lambda each: -each.ended_s)[:MAX_ENDED]
+        self._over = {
+            key: over
+            for key, over in before.items()
+            if key not in found and at_s - over[0] < ENDED_S
+        }
+        self._since, self._present = since, found
+        ended = sorted(self._over.values(), key=lambda over: -over[0])
+        self.ended = [problem for _, problem in ended[:MAX_ENDED]]
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
 
-    def _present(self, rule: Rule) -> Vector:
+    def _vector_of(self, rule: Rule) -> Vector:
         """Return the values for which the conditions of a rule hold, by their labels."""
         # All are evaluated, whatever the others find: conditions look back.
         found, *where = map(self._find, (rule.condition, *rule.where))
@@ -206,7 +218,7 @@ class Problems:
         if condition.whole:
             bound = self._sum(condition.whole)
         if kind == "older":
-            values = {key: self._at_s - value for key, value in values.items() if value > 0}
+            values = {key: self._now_s() - value for key, value in values.items() if value > 0}
         return {k: v for k, v in values.items() if self._is_met(condition, k, v, bound)}
 
     def _is_met(self, condition: Condition, key: Labels, value: float, bound: float) -> bool:

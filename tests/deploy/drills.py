@@ -70,7 +70,7 @@ def play(fault: Fault) -> tuple[str, float, float, float, float]:
     now_s = [0.0]
     metrics = healthy(0.0)
     page, alert = (
-        _Observer(Problems(metrics, lambda: now_s[0]), interval_s, delay_s)
+        _Observer(Problems(metrics, *2 * [lambda: now_s[0]]), interval_s, delay_s)
         for interval_s, delay_s in (
             (PAGE_INTERVAL_S, 0.0),
             (SCRAPE_INTERVAL_S, SCRAPE_INTERVAL_S),

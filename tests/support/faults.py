@@ -249,7 +249,7 @@ def record(
     """
     now_s = [START_S]
     metrics = healthy()
-    problems, named = Problems(metrics, lambda: now_s[0]), _named(metrics, names)
+    problems, named = Problems(metrics, *2 * [lambda: now_s[0]]), _named(metrics, names)
     step = fault.step_min
     over_min = step * (WELL_MIN + fault.minutes // step)
     end_min = over_min + step * fault.settle_min

@@ -36,7 +36,7 @@ def test_a_fault_is_a_problem_until_it_ends(fault: Fault) -> None:
 
 def test_a_problem_is_reported_once_it_has_lasted() -> None:
     metrics, now_s = healthy(), [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
     metrics.ready.set(0)
     assert problems.evaluate() == ()
     now_s[0] += 59
@@ -54,7 +54,7 @@ def test_a_sentence_names_what_is_meant() -> None:
     metrics.peer_failures.labels("a:1").set(4)
     metrics.peer_silent_since.labels("node-c").set(START_S)
     now_s = [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
     problems.evaluate()
     now_s[0] += 4 * 3_600
     assert {each.sentence for each in problems.evaluate()} >= {
@@ -66,7 +66,7 @@ def test_a_sentence_names_what_is_meant() -> None:
 
 def test_a_problem_that_goes_on_keeps_its_beginning_and_one_that_returns_does_not() -> None:
     metrics, now_s = healthy(), [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
     failures = metrics.peer_failures.labels("a:1")
     for number, since_s in ((3, START_S), (4, START_S), (0, None), (5, START_S + 30)):
         failures.set(number)
@@ -77,7 +77,7 @@ def test_a_problem_that_goes_on_keeps_its_beginning_and_one_that_returns_does_no
 
 def test_critical_problems_come_first_then_the_oldest() -> None:
     metrics, now_s = healthy(), [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
     metrics.peer_failures.labels("b:1").set(4)
     problems.evaluate()
     now_s[0] += 1
@@ -94,7 +94,7 @@ def test_critical_problems_come_first_then_the_oldest() -> None:
 
 def test_a_problem_that_is_over_is_shown_for_an_hour_unless_it_returns() -> None:
     metrics, now_s = healthy(), [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
 
     def ended(value: int, after_s: float) -> list[tuple[str, float]]:
         metrics.token_file_broken.set(value)
@@ -110,9 +110,33 @@ def test_a_problem_that_is_over_is_shown_for_an_hour_unless_it_returns() -> None
     assert not ended(0, 1)
 
 
+@pytest.mark.parametrize("step_s", [-7_200, 7_200])
+def test_a_clock_that_is_set_begins_and_ends_no_problem(step_s: float) -> None:
+    metrics, clocks = healthy(), [START_S, 0.0]
+    problems = Problems(metrics, lambda: clocks[0], lambda: clocks[1])
+
+    def look(after_s: float) -> tuple[list[str], list[str]]:
+        clocks[:] = clocks[0] + after_s, clocks[1] + after_s
+        metrics.peer_silent_since.clear()
+        return [each.page for each in problems.evaluate()], [each.page for each in problems.ended]
+
+    metrics.ready.set(0)
+    assert look(0) == ([], [])
+    clocks[0] += step_s
+    assert look(30) == ([], []), "it has not lasted yet"
+    assert look(30) == (["node-not-ready"], [])
+    clocks[0] += step_s
+    assert look(0) == (["node-not-ready"], []), "it goes on"
+    metrics.ready.set(1)
+    assert look(10) == ([], ["node-not-ready"])
+    clocks[0] += step_s
+    assert look(3_599) == ([], ["node-not-ready"])
+    assert look(1) == ([], [])
+
+
 def test_a_stall_keeps_its_beginning_while_its_cause_changes() -> None:
     metrics, now_s = healthy(), [START_S]
-    problems = Problems(metrics, lambda: now_s[0])
+    problems = Problems(metrics, *2 * [lambda: now_s[0]])
     for cause in ("a lock is held by pid 7", "commits wait for synchronous replication"):
         metrics.commit_age_seconds.clear()
         metrics.commit_age_seconds.labels(cause).set(now_s[0])

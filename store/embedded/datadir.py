@@ -8,7 +8,6 @@
 <data_dir>/storenode.lock      held as long as a supervisor uses the directory
 """
 
-import contextlib
 import fcntl
 import json
 import os

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -23,14 +23,15 @@ DAY_S: Final = 86_400
 _MOST: Final = 1e12
 
 
-def _positive(text: str) -> float:
+def _positive(text: str, most: float = _MOST) -> float:
     value = float(text)
-    if not 0 < value <= _MOST:
-        raise ValueError(f"{text} is not a number above 0 and up to {_MOST:.0e}")
+    if not 0 < value <= most:
+        raise ValueError(f"{text} is not a number above 0 and up to {most:g}")
     return value
 
 
 _number = partial(declare, "Options", kind=Parsed("number", "NUMBER", _positive))
+_share = partial(_number, kind=Parsed("share", "SHARE", partial(_positive, most=1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,10 @@ class Assumptions:
     participants: float = _number("People or devices that publish.", default=100_000)
     messages_a_day: float = _number("Messages of a participant a day.", default=20)
     channel_size: float = _number("Participants of a channel.", default=20)
-    connected_share: float = _number("Share of the participants that are connected.", default=0.2)
+    connected_share: float = _share("Share of the participants that are connected.", default=0.2)
     peak_factor: float = _number("Messages of the peak hour per message of a mean hour.", default=5)
     retention_days: float = _number("Days for which messages are stored.", default=30)
-    busy_share: float = _number("Share of a core that is planned to be used.", default=0.5)
+    busy_share: float = _share("Share of a core that is planned to be used.", default=0.5)
     publish_node_ms: float = _number("Milliseconds of the node's core for a publish.", default=2.0)
     publish_postgres_ms: float = _number(
         "Milliseconds of a Postgres core for a publish.", default=0.64
@@ -59,12 +60,8 @@ class Assumptions:
     message_kb: float = _number("Disk for a message, in kB.", default=1.9)
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """The machines for a load at its peak.
-
-    ``nodes``: processes, of which each uses one core.
-    """
+class Capacity(NamedTuple):
+    """The machines for a load at its peak; each of the ``nodes`` uses one core."""
 
     messages_per_s: float
     deliveries_per_s: float
@@ -127,4 +124,4 @@ def capacity_command(*, as_json: bool, **load: float) -> None:
     before you buy. Cores are those of the peak hour.
     """
     found = capacity(Assumptions(**load))
-    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_lines(found)))
+    click.echo(json.dumps(found._asdict()) if as_json else "\n".join(_lines(found)))

@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import click
@@ -68,8 +68,7 @@ _POLL_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 5
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The database that a command works on, and the form of its output."""
 
     database_url: str | None

@@ -1,8 +1,7 @@
 """Errors of the database: what they mean for a caller, and the server's message."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 from psycopg import errors as pg
@@ -29,8 +28,7 @@ class NoConnectionError(psycopg.OperationalError):
     """The error where no connection became free in time, or none could be made."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A reason why the database does not serve.
 
     Attributes:
@@ -128,7 +126,9 @@ NO_CONNECTION: Final = Failure(
 def find_failure(error: BaseException) -> Failure | None:
     """Return what an error of psycopg means for callers; None for a fault of the program."""
     if isinstance(error, NoConnectionError):
-        return NO_CONNECTION
+        # A connection may be made, and the role lack the rights to look who serves it.
+        cause = error.__cause__
+        return find_failure(cause) if isinstance(cause, pg.InsufficientPrivilege) else NO_CONNECTION
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
         state = error.sqlstate
         return next((each for each in FAILURES if state.startswith(each.states)), None)

@@ -19,9 +19,8 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from store.embedded.process import EmbeddedPostgresError, Launch, ProgramFailedError
 
@@ -176,8 +175,7 @@ _INSTALL_HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Installation:
+class Installation(NamedTuple):
     """A set of Postgres programs: `version` as in "18.4", `movable` if a copy of it works."""
 
     bin_dir: Path
@@ -263,11 +261,9 @@ def _wheel_bin_dirs() -> list[Path]:
 
 
 def _system_bin_dirs() -> list[Path]:
-    on_path, config = shutil.which("postgres"), shutil.which("pg_config")
-    listed = _output_of([config, "--bindir"]) if config else None
+    on_path = shutil.which("postgres")
     return [
         *([Path(on_path).resolve().parent] if on_path else []),
-        *([Path(listed.strip())] if listed else []),
         *(path for each in SYSTEM_PATTERNS for path in Path("/").glob(each)),
     ]
 

@@ -8,6 +8,7 @@
 <data_dir>/storenode.lock      held as long as a supervisor uses the directory
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,9 +18,9 @@ import secrets
 import shutil
 import stat
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from store.embedded.binaries import Installation, named_user
 from store.embedded.process import (
@@ -49,8 +50,7 @@ def libpq_url(password: str, port: int) -> str:
     return f"postgresql://{ROLE}:{password}@127.0.0.1:{port}/{DATABASE}"
 
 
-@dataclass(frozen=True)
-class PidFile:
+class PidFile(NamedTuple):
     """The lines of postmaster.pid that matter (LOCK_FILE_LINE_* in Postgres's `pidfile.h`)."""
 
     pid: int
@@ -101,55 +101,44 @@ class DataDir:
         """Take the directory for this process.
 
         Raises:
-            EmbeddedPostgresError: Another supervisor has it, whose process the message names; or
-                the lock's file cannot be used.
+            EmbeddedPostgresError: Another supervisor has it, or the lock's file cannot be used.
         """
-        try:
+        with self._lock_errors():
             fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                self._take(fd)
-            except BaseException:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
                 os.close(fd)
-                raise
-        except OSError as error:
-            raise self._unusable_lock(error) from error
-        self._lock_fd = fd
-
-    def _take(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise EmbeddedPostgresError(
-                f"The data directory {self.path} is in use by process {holder}: stop that node,"
-                " or name another directory with --data-dir."
-            ) from None
-        give_to_owner_of(self.path, fd)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                raise EmbeddedPostgresError(
+                    f"The data directory {self.path} is in use by process {holder}: stop that node,"
+                    " or name another directory with --data-dir."
+                ) from None
+            self._lock_fd = fd
+            give_to_owner_of(self.path, fd)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
     def is_locked(self) -> bool:
-        """Return True if a supervisor uses the directory.
-
-        Raises:
-            EmbeddedPostgresError: The lock's file cannot be used.
-        """
-        try:
-            with self._lock_file.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
+        """Return True if a supervisor uses the directory; raises as `lock`."""
+        if not os.access(self._lock_file, os.F_OK):
             return False
-        except OSError as error:
-            raise self._unusable_lock(error) from error
+        with self._lock_errors(), self._lock_file.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
         return False
 
-    def _unusable_lock(self, error: OSError) -> EmbeddedPostgresError:
-        return EmbeddedPostgresError(
-            f"{self._lock_file} cannot be used ({error.strerror}): let the user that runs the node"
-            " read and write it."
-        )
+    @contextlib.contextmanager
+    def _lock_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EmbeddedPostgresError(
+                f"{self._lock_file} cannot be used ({error.strerror}): let the user that runs the"
+                " node read and write it."
+            ) from error
 
     def unlock(self) -> None:
         """Release the directory; the file stays, since removing a lock file races."""
@@ -187,10 +176,9 @@ class DataDir:
 
     def read_password(self) -> str | None:
         """Return the saved password; None if there is none that can be read."""
-        try:
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             return str(json.loads(self._access_file.read_text())["password"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
+        return None
 
     def write_password(self, password: str) -> None:
         """Save the password for the owner's eyes only, whole or not at all."""
@@ -294,14 +282,9 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Ins
             os.chown(cluster, account.pw_uid, account.pw_gid)
         with named_user(account) as variables:
             launch = Launch(account, cluster, variables)
-            launch.run(
-                [
-                    programs.program("initdb"),
-                    f"--pgdata={launch.path}",
-                    f"--username={_SUPERUSER}",
-                    *("--encoding=UTF8", "--locale=C", "--data-checksums", "--auth=reject"),
-                ]
-            )
+            command = [programs.program("initdb"), f"--pgdata={launch.path}"]
+            command += [f"--username={_SUPERUSER}", "--encoding=UTF8", "--locale=C"]
+            launch.run([*command, "--data-checksums", "--auth=reject"])
         # The role for checkpoints is new in Postgres 15.
         granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
         _run_sql(

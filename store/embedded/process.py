@@ -9,9 +9,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from types import MappingProxyType
+from typing import IO, Final, NamedTuple
 
 
 class EmbeddedPostgresError(Exception):
@@ -52,13 +52,12 @@ class ProgramFailedError(Exception):
     """A Postgres program failed; the text is its own last complaint, without a full stop."""
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """A way to start a program: its account, its working directory, and further variables."""
 
     account: pwd.struct_passwd | None = None
     directory: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
 
     @property
     def path(self) -> str:

@@ -8,11 +8,10 @@ first. The other one is a conflict: it is refused, counted and logged, and never
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """A message that is not stored because another one has its hash; both by content digest."""
 
     message_hash: bytes

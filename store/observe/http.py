@@ -27,13 +27,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
 from ipaddress import ip_address
 from threading import Thread
-from typing import Final
+from typing import Final, NamedTuple
 
 from store.observe.metrics import CONTENT_TYPE
 
@@ -83,8 +82,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 _Render = Callable[[], Coroutine[None, None, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(NamedTuple):
     """A response; `body` is left out for HEAD."""
 
     status: HTTPStatus

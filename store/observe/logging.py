@@ -42,9 +42,6 @@ _NO_UTF8 = "a caller has sent metadata that are no UTF-8"
 _COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN: Final = "\x1b[0m"
 
-OTHER_KINDS = "other events"
-"""The kind that stands for all beyond MAX_LOG_KINDS."""
-
 
 class FloodGate:
     """A count of events by kind: of each, so many pass per interval, and the rest is counted.
@@ -60,7 +57,7 @@ class FloodGate:
     def admit(self, kind: str) -> bool:
         """Return True if an event passes."""
         if kind not in self._counts and len(self._counts) >= MAX_LOG_KINDS:
-            kind = OTHER_KINDS
+            kind = "other events"
         self._counts[kind] += 1
         passes = self._counts[kind] <= LOG_BURST_EVENTS
         self.total += not passes

@@ -11,9 +11,8 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from store.observe.metrics import samples
 
@@ -34,11 +33,9 @@ _DETAILS: Final = frozenset({"cause"})
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 Vector: TypeAlias = dict[Labels, float]
 _Key: TypeAlias = tuple[int, Labels]
-"""A rule by its number, and the labels that identify one of its problems."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """The series of a metric, an attribute of `Metrics`, whose labels have one of these values."""
 
     metric: str
@@ -55,8 +52,7 @@ class Series:
         return cls(metric, f"_{suffix}" if suffix else "", wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A condition on metrics, of one kind.
 
     - ``above``, ``beyond``: a value, or its absolute value, is above ``bound``;
@@ -86,8 +82,7 @@ class Condition:
         return cls(**{**table, **{name: tuple(map(Series.parse, table[name])) for name in names}})
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """The definition of a problem: it is one while its conditions have held for ``for_s``.
 
     ``where`` must be found as well, and none of ``unless``. ``of_gateway``: The series are those of
@@ -119,8 +114,7 @@ RULES: Final = tuple(rule for rule in _ALL if not rule.of_gateway)
 GATEWAY_RULES: Final = tuple(rule for rule in _ALL if rule.of_gateway)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A problem that is present, or as it was last, since ``ended_s``.
 
     ``page``: the name of its runbook. ``since_s``: Unix seconds, at most since the start.
@@ -141,7 +135,7 @@ class Problem:
 class Problems:
     """The problems that are present, evaluated periodically.
 
-    ``ended``: those that ended within `ENDED_S`, the newest first.
+    ``ended``: those that ended within `ENDED_S`, the newest first. Durations are of ``steady_s``.
     """
 
     def __init__(
@@ -149,9 +143,9 @@ class Problems:
         metrics: object,
         now_s: Callable[[], float] = time.time,
         steady_s: Callable[[], float] = time.monotonic,
+        *,
         rules: Sequence[Rule] = RULES,
     ) -> None:
-        """Make the problems of metrics; durations are of ``steady_s``, which is never set."""
         self._rules = rules
         self._metrics = metrics
         self._now_s = now_s
@@ -160,15 +154,15 @@ class Problems:
         # The values of metrics at earlier evaluations, as far as they changed; and at this one.
         self._steps: dict[object, deque[tuple[float, float]]] = {}
         self._read: dict[Series, Vector] = {}
-        # When each problem began, by both clocks; those that are present; when others ended.
+        # By rule and labels: when each began, by both clocks; those present; when others ended.
         self._since: dict[_Key, tuple[float, float]] = {}
         self._present: dict[_Key, Problem] = {}
         self._over: dict[_Key, tuple[float, Problem]] = {}
 
     def evaluate(self, unready: str | None = None) -> tuple[Problem, ...]:
         """Return the problems, critical ones first; ``unready``: why the node is not ready."""
-        now_s, at_s = self._now_s(), self._steady_s()
-        self._at_s = at_s
+        now_s = self._now_s()
+        at_s = self._at_s = self._steady_s()
         self._read.clear()
         found: dict[_Key, Problem] = {}
         since: dict[_Key, tuple[float, float]] = {}
@@ -185,7 +179,7 @@ class Problems:
                     sentence += f": {unready}"
                 found[key] = Problem(rule.page, rule.critical, sentence, since_s)
         before = self._over | {
-            key: (at_s, replace(each, ended_s=now_s)) for key, each in self._present.items()
+            key: (at_s, each._replace(ended_s=now_s)) for key, each in self._present.items()
         }
         self._over = {
             key: over
@@ -193,8 +187,7 @@ class Problems:
             if key not in found and at_s - over[0] < ENDED_S
         }
         self._since, self._present = since, found
-        ended = sorted(self._over.values(), key=lambda over: -over[0])
-        self.ended = [problem for _, problem in ended[:MAX_ENDED]]
+        self.ended = [problem for _, problem in reversed(self._over.values())][:MAX_ENDED]
         return tuple(sorted(found.values(), key=lambda each: (not each.critical, each.since_s)))
 
     def _vector_of(self, rule: Rule) -> Vector:

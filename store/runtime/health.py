@@ -37,12 +37,7 @@ _ONLY_WRITES: Final = frozenset({Obstacle.SPACE, Obstacle.WRITES})
 
 
 class NodeHealth:
-    """The obstacles and problems that are present; begins as starting.
-
-    Attributes:
-        value: The present health.
-        problems: The problems behind it.
-    """
+    """The obstacles and problems that are present; begins as starting. ``value``: as they are."""
 
     def __init__(self, metrics: Metrics, refresh: Callable[[], None] = lambda: None) -> None:
         """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""

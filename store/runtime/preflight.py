@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db import migrate
-from store.db.errors import SchemaError, sentence
+from store.db.errors import SchemaError, find_failure, sentence
 from store.db.retention import review
 from store.domain.ports import StoreUnavailableError
 from store.domain.retention import RetentionPolicy
@@ -41,55 +42,54 @@ async def check_start(config: NodeConfig) -> list[str]:
     """Return a sentence for each reason for which a node would not start, or retention be held."""
     problems = [*config.problems()]
     for check in file_checks(config, TokenFile(config.client_token_file, client_limits(config))):
-        problems += _failure(check)
+        with _reported(problems):
+            check()
     if config.tls_cert is not None and config.tls_key is not None:
-        problems += _failure(partial(first_dns_name, config.tls_cert, config.tls_key))
+        with _reported(problems):
+            first_dns_name(config.tls_cert, config.tls_key)
     data, is_running = DataDir(config.data_dir.absolute()), False
-    try:
+    with _reported(problems):
         is_running = data.path.is_dir() and data.is_locked()
-    except EmbeddedPostgresError as error:
-        problems.append(str(error))
     if not is_running:
         # A node that runs on the directory has these addresses itself.
         for address in listener_addresses(config).values():
-            problems += _failure(partial(require_free, address))
-    problems += _problems_of_directory(config, data)
+            with _reported(problems):
+                require_free(address)
+    with _reported(problems):
+        _check_directory(config, data)
     if not problems or is_running:
         problems += await _problems_of_database(config, data)
     return list(dict.fromkeys(problems))
 
 
-def _failure(check: Callable[[], object]) -> Iterator[str]:
+@contextmanager
+def _reported(problems: list[str]) -> Iterator[None]:
     try:
-        check()
+        yield
     except _FAULTS as error:
-        yield str(error)
+        problems.append(str(error))
 
 
 def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], object]]:
-    """Yield a check of each file but the certificate.
-
-    A check raises `NodeFailedError` or `TlsError`.
-    """
+    """Yield checks of all files but the certificate; they raise `NodeFailedError`, `TlsError`."""
     yield tokens.load
     for path in (config.tls_ca, config.client_ca):
         if path is not None:
             yield partial(read_authorities, path)
 
 
-def _problems_of_directory(config: NodeConfig, data: DataDir) -> Iterator[str]:
+def _check_directory(config: NodeConfig, data: DataDir) -> None:
     base = _existing(data.path)
     if not os.access(base, os.W_OK | os.X_OK) or not base.is_dir():
-        yield (
+        raise NodeFailedError(
             f"The data directory {config.data_dir} cannot be used ({base} is not a directory that"
             " this user can write): let the user write there, or name another with --data-dir."
         )
-        return
     if (data.path / NODE_ID_FILE).exists() and not config.tls:
-        yield from _failure(partial(kept_node_id, data.path))
+        kept_node_id(data.path)
     if config.database_url is None:
-        yield from _failure(partial(refuse_managed, dict(config.postgres_setting)))
-        yield from _failure(lambda: choose(data.cluster_major()))
+        refuse_managed(dict(config.postgres_setting))
+        choose(data.cluster_major())
 
 
 def _existing(path: Path) -> Path:
@@ -110,7 +110,9 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
     except (SchemaError, StoreUnavailableError) as error:
         return [as_sentence(error)]
     except psycopg.Error as error:
-        return [f"The database could not be read ({sentence(error)}): check that Postgres runs."]
+        failure = find_failure(error)
+        remedy = failure.sentence if failure else "check that Postgres runs"
+        return [f"The database could not be read ({sentence(error)}): {remedy}."]
 
 
 async def _retention_problems(config: NodeConfig, url: str) -> list[str]:

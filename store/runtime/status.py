@@ -144,11 +144,10 @@ class NodeStatus:
 
     # Readings of the database
 
-    async def read_summary(self) -> StoreSummary:
-        """Return what the database holds; from one that is away, what was read last."""
+    async def read_summary(self) -> None:
+        """Read what the database holds, if it serves."""
         with contextlib.suppress(NotServingError):
             await self._read_summary()
-        return self._summary
 
     async def follow(self) -> None:
         """Read the horizon of the store, and if retention is held."""
@@ -157,7 +156,7 @@ class NodeStatus:
             if not self._node.config.read_only:
                 await self._node.policy.settle_retention(self._node.database, self._metrics)
 
-    async def _read_summary(self) -> StoreSummary:
+    async def _read_summary(self) -> None:
         node, metrics = self._node, self._metrics
         summary = await node.reader.summary()
         unread = await node.unread.summary()
@@ -169,7 +168,6 @@ class NodeStatus:
         metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         metrics.unconfirmed_oldest_seconds.set(unread.overdue_ns / NS_PER_S)
         metrics.waiting_events.set(unread.waiting)
-        return summary
 
     async def _read_condition(self) -> StoreCondition:
         """Read the condition of the database, and the ends of the certificates."""

@@ -229,14 +229,6 @@ def test_a_crash_leaves_the_stacks_in_the_log(tmp_path: Path, database_url: str)
         assert "store/cli/run.py" in crash
 
 
-def test_wrong_usage_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    ended = run_to_end(tmp_path / "data", "--listen", "0.0.0.0:0")
-    assert (ended.code, ended.output) == (2, "")
-    assert ended.sentence.startswith("storenode: --listen 0.0.0.0:0 can be reached from other")
-    assert len(ended.log.splitlines()) == 1
-    assert not (tmp_path / "data").exists()
-
-
 @pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"]])
 def test_output_that_cannot_be_written_is_a_failure(arguments: list[str]) -> None:
     with Path(os.devnull).open("rb") as read_only:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.cli.capacity import capacity_command
 from storenode.cli.options.types import Address, Peer, parse_address, parse_peer, split_list
 from storenode.cli.options.units import (
     MAX_SIZE_BYTES,
@@ -131,3 +133,9 @@ def test_a_formatted_size_reads_back_within_its_decimal(size_bytes: int) -> None
 
 def test_whole_sizes_are_written_whole() -> None:
     assert [format_size(n) for n in (5, 150 * 1024, 3 * 2**20)] == ["5B", "150KiB", "3MiB"]
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "nan", "-1"])
+def test_a_share_of_the_capacity_is_no_more_than_all(share: str) -> None:
+    with pytest.raises(click.BadParameter, match="above 0 and up to 1"):
+        capacity_command.make_context("capacity", ["--connected-share", share])

@@ -130,6 +130,13 @@ def test_hosts_are_taken_apart_and_put_together_in_another_order(
 TCP = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
 
 
+def caused(cause: psycopg.Error) -> NoConnectionError:
+    """Return the error of a connection that could not be made."""
+    error = NoConnectionError()
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "text", "is_transient"),
     [
@@ -162,6 +169,8 @@ TCP = 'connection failed: connection to server at "127.0.0.1", port 5432 failed:
             True,
         ),
         (NoConnectionError(), "no database connection became free", True),
+        (caused(pg.InsufficientPrivilege()), "lacks a privilege", False),
+        (caused(pg.TooManyConnections()), "no database connection became free", True),
     ],
     ids=lambda each: repr(each)[:60],
 )

@@ -120,18 +120,14 @@ def test_a_clock_that_is_set_begins_and_ends_no_problem(step_s: float) -> None:
         metrics.peer_silent_since.clear()
         return [each.page for each in problems.evaluate()], [each.page for each in problems.ended]
 
-    metrics.ready.set(0)
-    assert look(0) == ([], [])
-    clocks[0] += step_s
-    assert look(30) == ([], []), "it has not lasted yet"
-    assert look(30) == (["node-not-ready"], [])
-    clocks[0] += step_s
-    assert look(0) == (["node-not-ready"], []), "it goes on"
-    metrics.ready.set(1)
-    assert look(10) == ([], ["node-not-ready"])
-    clocks[0] += step_s
-    assert look(3_599) == ([], ["node-not-ready"])
-    assert look(1) == ([], [])
+    page = ["node-not-ready"]
+    for ready, after_s, expected in (
+        *((0, 0, ([], [])), (0, 30, ([], [])), (0, 30, (page, [])), (0, 10, (page, []))),
+        *((1, 10, ([], page)), (1, 3_599, ([], page)), (1, 1, ([], []))),
+    ):
+        metrics.ready.set(ready)
+        clocks[0] += step_s
+        assert look(after_s) == expected
 
 
 def test_a_stall_keeps_its_beginning_while_its_cause_changes() -> None:

@@ -15,7 +15,6 @@ import trustme
 from store.config.node import NodeConfig
 from store.domain.access import CallDeniedError, Right
 from store.domain.quota import ClientLimits
-from store.runtime import policy as policy_module
 from store.runtime.errors import WrongConfigurationError
 from store.runtime.policy import PolicySource, TokenFile
 from store.runtime.status import read_expiries_s
@@ -103,18 +102,6 @@ async def test_a_token_file_that_is_broken_changes_nothing_and_is_reported_until
     await followed(tokens)
     assert usable[-1]
     assert (admitted(tokens, "second"), admitted(tokens, "third")) == (False, True)
-
-
-async def test_a_token_file_that_is_emptied_before_it_is_read_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokens.toml"
-    tokens = loaded(path, "valid")
-    await tokens.follow()
-    read = policy_module._read
-    monkeypatch.setattr(policy_module, "_read", lambda path: (path.write_text(""), read(path))[1])
-    await tokens.follow()
-    assert admitted(tokens, "valid")
 
 
 async def test_without_a_token_file_everybody_may_read_and_one_that_is_not_there_is_refused(

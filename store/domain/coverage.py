@@ -24,7 +24,7 @@ from reconcile.view import Measured, Spans
 from store.domain.hub import Place
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 from store.domain.view import Span, StoredIds
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
 
@@ -63,7 +63,7 @@ class MeasuredView(Protocol):
         """The newest commits of what it was made from; of what was read, so far."""
 
     async def measure(self, spans: Spans) -> Measured:
-        """Return counts and fingerprints of spans; raises `NotServingError`."""
+        """Return counts and fingerprints of spans of time; raises `NotServingError`."""
 
 
 async def measure_spans(view: MeasuredView, where: Iterable[Span]) -> Sums:
@@ -71,16 +71,19 @@ async def measure_spans(view: MeasuredView, where: Iterable[Span]) -> Sums:
     spans = list(where)
     if not spans:
         return {}
-    edges, places = np.unique(np.array(spans, np.int64), return_inverse=True)
-    pieces = Spans(SyncIds.at_times(edges[:-1]), SyncIds.at_times(edges[1:]))
-    measured = await view.measure(pieces)
+    bounds = np.array(spans, np.int64)
+    edges = np.unique(bounds)
+    times = SyncIds.at_times(edges)
+    measured = await view.measure(Spans(times[:-1], times[1:]))
     counts, prints = np.zeros(len(edges), np.int64), np.zeros((len(edges), HASH_WORDS), np.uint64)
     np.cumsum(measured.counts, out=counts[1:])
     np.bitwise_xor.accumulate(measured.fingerprints, out=prints[1:])
-    first, last = places.reshape(-1, 2).T
+    first, last = edges.searchsorted(bounds.T)
     within = (counts[last] - counts[first]).tolist()
-    sums = zip(within, prints[last] ^ prints[first], strict=True)
-    return {span: (count, each.tobytes()) for span, (count, each) in zip(spans, sums, strict=True)}
+    encoded = (prints[last] ^ prints[first]).tobytes()
+    starts = range(0, len(encoded), HASH_BYTES)
+    xors = [encoded[start : start + HASH_BYTES] for start in starts]
+    return dict(zip(spans, zip(within, xors, strict=True), strict=True))
 
 
 def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
@@ -118,6 +121,12 @@ class Statement:
         """True if neither side lacked anything at the end of the session."""
         return not (self.missing_here or self.missing_there)
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """The statement without its end and the time of the comparison."""
+        missing = self.missing_here, self.missing_there
+        return self.start_ns, self.keyed, *missing, self.count, self.fingerprint
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -139,16 +148,17 @@ class Comparison:
     def differing_days(self) -> set[int]:
         """The beginnings of the days of all that differs."""
         every = (self.to_send, self.to_receive, self.conflicts)
-        return set().union(*((ids.timestamps // DAY_NS * DAY_NS).tolist() for ids in every))
+        found = [ids.timestamps // DAY_NS * DAY_NS for ids in every if len(ids)]
+        return set().union(*(days.tolist() for days in found))
 
 
 def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
     """Return long spans of a range without differences, which may be `spans` if they are empty."""
-    made: list[Span] = []
+    made, days = list[Span](), found.differing_days
     for step_ns in _ERAS_NS:
         lower_ns = -(-start_ns // step_ns) * step_ns
         start_ns = max(lower_ns, min(end_ns, now_ns - _FINE_NS) // step_ns * step_ns)
-        differing = {day // step_ns * step_ns for day in found.differing_days}
+        differing = {day // step_ns * step_ns for day in days}
         made += [each for each in aligned(lower_ns, start_ns, step_ns) if each[0] not in differing]
     return made
 
@@ -217,7 +227,7 @@ def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) ->
         new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
     if new:
         start_ns, end_ns = new[0].start_ns, new[-1].end_ns
-        differing = [each for each in new if not each.equal]
+        differing = [each for each in new if each.missing_here or each.missing_there]
         old = [
             each
             for each in old
@@ -227,6 +237,8 @@ def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) ->
                 or overlapping(differing, each.span)
             )
         ]
+    if not old:
+        return list(new)
     return sorted([*old, *new], key=lambda each: (each.start_ns, -each.end_ns))
 
 

@@ -99,7 +99,7 @@ class _Buffered:
     waiting: Sequence[Statement] = ()
     noted_ns: int = 0
     written_ns: int = -_REPEATED_EVERY_NS
-    content: Sequence[Statement] = ()
+    content: Sequence[object] = ()
     is_changed: bool = False
 
 
@@ -128,12 +128,7 @@ class StatementBuffer:
             await self._write(store_id, store)
         store.waiting = replaced(store.waiting, statements, now_ns)
         store.noted_ns, before = now_ns, store.content
-        # What statements say of messages, without the times of the comparison.
-        store.content = [
-            replace(each, end_ns=0, compared_ns=0)
-            for each in statements
-            if each.count or each.missing_here or each.missing_there
-        ]
+        store.content = [each.content for each in statements if each.count or not each.equal]
         store.is_changed |= store.content != before
         every_ns = _CHANGED_EVERY_NS if store.is_changed else _REPEATED_EVERY_NS
         if not 0 <= now_ns - store.written_ns < every_ns:

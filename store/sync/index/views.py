@@ -139,15 +139,18 @@ class StoredView:
         return await (await self.open_below()).load(needs)
 
     async def measure(self, spans: Spans) -> Measured:
-        """Return counts and fingerprints of spans.
+        """Return counts and fingerprints of spans of time.
 
         Raises:
             StoreUnavailableError: the database does not serve, the view was open for too long, or
                 the summaries are wrong.
             StoreBusyError: too many views read from the database already.
         """
-        if len(spans) and spans.lower.at(0) < self.floor:
-            await self.open_below()
+        if self.rows is not None and spans.lower.at(0) >= self.floor:
+            bounds = spans.lower.timestamps, spans.upper.timestamps
+            low, high = (self.rows.time_ranks(times, "left") for times in bounds)
+            return Measured(high - low, self.rows.fingerprints(low, high))
+        await self.open_below()
         large = len(spans) >= THREADED_ROWS
         try:
             return await worked_through(self.ids.measure(spans), self.load, large=large)

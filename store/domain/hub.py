@@ -19,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -65,59 +65,62 @@ Row = tuple[bytes, bytes, bytes]
 """Topic key, message hash, frame with data."""
 
 
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """Frames for subscribers, and where these stand afterwards: where they stood without a place.
+
+    ``waits_for``: the number of queues that it is in.
+    """
+
+    frames: bytes
+    count: int
+    place: Place = START
+    waits_for: int = 0
+
+
 class Commit:
     """A commit with its rows that are followed, in (timestamp, hash) order."""
 
-    __slots__ = ("_joined", "place", "rows", "topics")
+    __slots__ = ("_deliveries", "place", "rows", "topics")
 
     def __init__(self, place: Place, rows: Sequence[Row]) -> None:
         self.place = place
         self.rows = rows
         self.topics = frozenset(row[0] for row in rows)
-        self._joined: dict[tuple[frozenset[bytes], bool], tuple[bytes, int]] = {}
+        self._deliveries: dict[tuple[frozenset[bytes], bool], Delivery] = {}
 
-    def entries(self, topics: frozenset[bytes], *, include_data: bool) -> tuple[bytes, int]:
-        """Return the joined frames of the rows on some topics, and their number; cached."""
-        known = self._joined.get((topics, include_data))
+    def delivery(self, topics: frozenset[bytes], *, include_data: bool) -> Delivery:
+        """Return the joined frames of the rows on some topics, the same for all subscribers."""
+        known = self._deliveries.get((topics, include_data))
         if known is None:
             rows = [row for row in self.rows if row[0] in topics]
-            joined = (
+            frames = (
                 b"".join([row[2] for row in rows])
                 if include_data
                 else presences(row[1] for row in rows)
             )
-            known = self._joined[topics, include_data] = (joined, len(rows))
+            known = Delivery(frames, len(rows), self.place)
+            self._deliveries[topics, include_data] = known
         return known
 
 
 @dataclass(slots=True)
-class Delivery:
-    """Frames for one subscriber, and where it stands afterwards."""
-
-    frames: bytes
-    count: int
-    place: Place
-
-
 class _QueuedBytes:
-    """Frames that wait for subscribers, each counted once however many it waits for."""
+    """The bytes that wait for subscribers, of each delivery once however many it waits for."""
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self._uses: Counter[int] = Counter()  # by the identity of the frames
+    size_bytes: int = 0
 
-    def add(self, frames: bytes) -> None:
-        """Count one more use of these frames."""
-        if not self._uses[id(frames)]:
-            self.size_bytes += len(frames)
-        self._uses[id(frames)] += 1
+    def add(self, delivery: Delivery) -> None:
+        """Count one more queue with this delivery."""
+        if not delivery.waits_for:
+            self.size_bytes += len(delivery.frames)
+        delivery.waits_for += 1
 
-    def drop(self, frames: bytes) -> None:
-        """Count one use less of these frames."""
-        self._uses[id(frames)] -= 1
-        if not self._uses[id(frames)]:
-            del self._uses[id(frames)]
-            self.size_bytes -= len(frames)
+    def drop(self, delivery: Delivery) -> None:
+        """Count one queue less."""
+        delivery.waits_for -= 1
+        if not delivery.waits_for:
+            self.size_bytes -= len(delivery.frames)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +145,7 @@ class Subscriber:
             self.cut_off()
         else:
             self.queue.append(delivery)
-            self.everything.add(delivery.frames)
+            self.everything.add(delivery)
             self.wake()
 
     def cut_off(self) -> None:
@@ -154,7 +157,7 @@ class Subscriber:
     def clear(self) -> None:
         """Drop what waits."""
         for delivery in self.queue:
-            self.everything.drop(delivery.frames)
+            self.everything.drop(delivery)
         self.queue.clear()
         self.queued_bytes = 0
 
@@ -162,17 +165,22 @@ class Subscriber:
         """Join what waits, up to ``max_bytes`` but at least one delivery."""
         if not self.queue:
             return None
-        taken: list[Delivery] = []
-        size = 0
-        while self.queue and (not taken or size + len(self.queue[0].frames) <= max_bytes):
-            delivery = self.queue.popleft()
-            self.everything.drop(delivery.frames)
-            taken.append(delivery)
-            size += len(delivery.frames)
-        self.queued_bytes -= size
-        self.place = max(self.place, taken[-1].place)
+        taken = [self._pop()]
+        size = len(taken[0].frames)
+        while self.queue and size + len(self.queue[0].frames) <= max_bytes:
+            taken.append(self._pop())
+            size += len(taken[-1].frames)
+        if len(taken) == 1 and taken[0].place == self.place:
+            return taken[0]
         frames = b"".join([each.frames for each in taken])  # of one, the same object
         return Delivery(frames, sum(each.count for each in taken), self.place)
+
+    def _pop(self) -> Delivery:
+        delivery = self.queue.popleft()
+        self.everything.drop(delivery)
+        self.queued_bytes -= len(delivery.frames)
+        self.place = max(self.place, delivery.place)
+        return delivery
 
 
 class Hub:
@@ -250,10 +258,8 @@ class Hub:
                 matched.setdefault(subscriber, set()).add(key)
         for subscriber, keys in matched.items():
             if subscriber.place[0] < commit.place[0]:
-                frames, count = commit.entries(
-                    frozenset(keys), include_data=subscriber.include_data
-                )
-                subscriber.put(Delivery(frames, count, commit.place))
+                include_data = subscriber.include_data
+                subscriber.put(commit.delivery(frozenset(keys), include_data=include_data))
         self._relieve()
         self.head = max(self.head, commit.place)
         self.expect(commit.place)
@@ -262,11 +268,10 @@ class Hub:
         """Queue ephemeral messages for the subscribers that they match."""
         for message in messages:
             name = message.pubsub_topic, message.content_topic
+            whole = Delivery(message.frame, 1)
+            presence = Delivery(presences((message.message_hash,)), 1)
             for subscriber in self._followers(message.topic_key, name):
-                frame = (
-                    message.frame if subscriber.include_data else presences((message.message_hash,))
-                )
-                subscriber.put(Delivery(frame, 1, _last(subscriber)))
+                subscriber.put(whole if subscriber.include_data else presence)
         self._relieve()
 
     def rebase(self, head: Place, found: Place) -> None:
@@ -311,8 +316,8 @@ class Hub:
             raise ValueError("the frontier lies behind the head, or too many names are kept")
         for subscriber in self._keys:
             _check_queue(subscriber)
-        waiting = {id(each.frames): each.frames for one in self._keys for each in one.queue}
-        if sum(map(len, waiting.values())) != self._queued.size_bytes:
+        waiting = {each: len(each.frames) for one in self._keys for each in one.queue}
+        if sum(waiting.values()) != self._queued.size_bytes:
             raise ValueError("the bytes that wait for all subscribers are counted wrong")
         if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
             raise ValueError("too many bytes wait for all subscribers")
@@ -330,17 +335,18 @@ def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
 
 def _last(subscriber: Subscriber) -> Place:
     """Return the place of a subscriber once it has taken what waits."""
-    return subscriber.queue[-1].place if subscriber.queue else subscriber.place
+    return max([subscriber.place, *(delivery.place for delivery in subscriber.queue)])
 
 
 def _check_queue(subscriber: Subscriber) -> None:
-    places = [subscriber.place, *(delivery.place for delivery in subscriber.queue)]
+    places = [subscriber.place]
+    places += [delivery.place for delivery in subscriber.queue if delivery.place != START]
     size = sum(len(delivery.frames) for delivery in subscriber.queue)
     if places != sorted(places):
         raise ValueError("what waits for a subscriber is not in commit order")
     if size != subscriber.queued_bytes or size > MAX_QUEUED_BYTES:
         raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
-    if len(places) - 1 > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
+    if len(subscriber.queue) > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
         raise ValueError("too much waits for a subscriber")
 
 

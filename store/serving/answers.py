@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final
 
@@ -149,9 +148,9 @@ class AnswerSender(Endable):
         elif size_bytes:
             budget.release(self.connection, -size_bytes)
 
-    @asynccontextmanager
-    async def sending(self, size_bytes: int) -> AsyncIterator[None]:
-        """Count the sending of one response; one without a `PageRoom` takes what it needs."""
+    async def deliver(self, response: bytes, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send one response, which is counted; one without a `PageRoom` takes what it needs."""
+        size_bytes = len(response)
         extra = 0 if self.taken_bytes else COPIES * size_bytes
         if extra and size_bytes > SMALL_ANSWER_BYTES:
             extra = await self.take(extra)
@@ -159,7 +158,7 @@ class AnswerSender(Endable):
             self.add(extra)
         began_s = self.sending_s = self._budget.now_s()
         try:
-            yield
+            await send(response)
         except BaseException:
             self._left_bytes = size_bytes
             raise

@@ -266,13 +266,16 @@ class Call(ABC):
 
         One page is held: the next is read when the caller has taken the last.
         """
+
+        async def send_checked(chunk: bytes) -> None:
+            # It may have waited for room, and lost its rights meanwhile.
+            if self.access is not self.node.access():
+                self.check_rights()
+            await send(chunk)
+
         with self.sender as sender:
             async with aclosing(handle(self, request)) as pages:
                 async for page in pages:
                     if chunk := encode(page):
-                        async with sender.sending(len(chunk)):
-                            # It may have waited for room, and lost its rights meanwhile.
-                            if self.access is not self.node.access():
-                                self.check_rights()
-                            await send(chunk)
+                        await sender.deliver(chunk, send_checked)
                     del page, chunk  # which would be held while the next one waits

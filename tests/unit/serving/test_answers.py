@@ -48,8 +48,7 @@ class World:
         async def call() -> None:
             with sender:
                 sender.add(COPIES * size_bytes)
-                async with sender.sending(size_bytes):
-                    await asyncio.get_running_loop().create_future()
+                await sender.deliver(bytes(size_bytes), never_taken)
 
         task = asyncio.create_task(call())
         self.tasks.append(task)
@@ -66,6 +65,10 @@ class World:
         self.time_s += seconds
         self.answers.evict_stalled()
         await settle()
+
+
+async def never_taken(_page: bytes) -> None:
+    await asyncio.get_running_loop().create_future()
 
 
 @pytest.fixture
@@ -91,8 +94,11 @@ async def test_pages_grow_while_they_are_taken_quickly_and_shrink_for_the_slow(
 
     async def next_page(taken_s: float) -> int:
         room = await sender.room(MIB)
-        async with sender.sending(room.size_bytes):
+
+        async def send(_page: bytes) -> None:
             world.time_s += taken_s
+
+        await sender.deliver(bytes(room.size_bytes), send)
         room.close()
         assert sender.taken_bytes == world.answers.used == 0
         return room.size_bytes // FIRST_PAGE_BYTES

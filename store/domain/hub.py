@@ -91,17 +91,14 @@ class Commit:
 
     def delivery(self, topics: frozenset[bytes], *, include_data: bool) -> Delivery:
         """Return the joined frames of the rows on some topics, the same for all subscribers."""
-        known = self._deliveries.get((topics, include_data))
-        if known is None:
+        key = topics, include_data
+        if key not in self._deliveries:
             rows = [row for row in self.rows if row[0] in topics]
-            frames = (
-                b"".join([row[2] for row in rows])
-                if include_data
-                else presences(row[1] for row in rows)
-            )
-            known = Delivery(frames, len(rows), self.place)
-            self._deliveries[topics, include_data] = known
-        return known
+            frames = b"".join([row[2] for row in rows])
+            if not include_data:
+                frames = presences(row[1] for row in rows)
+            self._deliveries[key] = Delivery(frames, len(rows), self.place)
+        return self._deliveries[key]
 
 
 @dataclass(slots=True)
@@ -165,22 +162,19 @@ class Subscriber:
         """Join what waits, up to ``max_bytes`` but at least one delivery."""
         if not self.queue:
             return None
-        taken = [self._pop()]
-        size = len(taken[0].frames)
-        while self.queue and size + len(self.queue[0].frames) <= max_bytes:
-            taken.append(self._pop())
-            size += len(taken[-1].frames)
+        taken: list[Delivery] = []
+        size = 0
+        while self.queue and (not taken or size + len(self.queue[0].frames) <= max_bytes):
+            delivery = self.queue.popleft()
+            self.everything.drop(delivery)
+            self.place = max(self.place, delivery.place)
+            taken.append(delivery)
+            size += len(delivery.frames)
+        self.queued_bytes -= size
         if len(taken) == 1 and taken[0].place == self.place:
             return taken[0]
         frames = b"".join([each.frames for each in taken])  # of one, the same object
         return Delivery(frames, sum(each.count for each in taken), self.place)
-
-    def _pop(self) -> Delivery:
-        delivery = self.queue.popleft()
-        self.everything.drop(delivery)
-        self.queued_bytes -= len(delivery.frames)
-        self.place = max(self.place, delivery.place)
-        return delivery
 
 
 class Hub:

@@ -26,7 +26,6 @@ from store.http.call import (
     HttpError,
     HttpExchange,
     Operation,
-    always,
     endpoint,
     refuse,
 )
@@ -39,6 +38,7 @@ from store.serving.context import NodeContext
 from store.serving.failure import Code, malformed, over_limit
 from store.serving.methods import publish as publishing
 from store.serving.methods import reads
+from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_CAUSAL_KNOWN_IDS
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
@@ -46,10 +46,9 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQuery
 API: Final = "/api/v1"
 OPENAPI: Final = "/openapi.json"
 
-COUNTED_BODY_BYTES: Final = 1024 * 1024
 MAX_QUOTES: Final = 64 * MAX_CAUSAL_KNOWN_IDS
-"""A larger body has its quotation marks counted before it is decoded: 64 for each entry of the
-longest list that a request may have. A message with all its fields has 32."""
+"""Quotation marks of a body above `COUNTED_REQUEST_BYTES`: 64 for each entry of the longest list
+that a request may have. A message with all its fields has 32."""
 
 MAX_QUOTED_CHARS: Final = 200
 """The number of characters of a wrongly typed request that an error quotes."""
@@ -61,7 +60,7 @@ connections that are silent for longer."""
 LINES: Final = b"application/x-ndjson"
 EVENTS: Final = b"text/event-stream"
 
-_TEXT: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _FILES: Final = {
     "/": "page.html",
     "/docs": "docs.html",
@@ -84,19 +83,22 @@ def build_app(node: NodeContext, sites: Sites) -> ASGIApp:
     paths |= {each.route.split()[1] for each in described}
     routes = {path: endpoint(node, by_verb) for path, by_verb in operations.items()}
     text = json.dumps(description(described, node.identity.version), indent=1).encode()
-    routes[OPENAPI] = always(partial(HttpExchange.respond, body=text))
+    answers = {OPENAPI: partial(HttpExchange.respond, body=text)}
     for path, name in _FILES.items():
-        text_type = _TEXT.get(name.rpartition(".")[2])
-        kind = b"image/svg+xml" if text_type is None else f"{text_type}; charset=utf-8".encode()
+        kind = _TYPES.get(name.rpartition(".")[2], "image/svg+xml")
+        content_type = f"{kind}; charset=utf-8".encode()
         body = files("store.http").joinpath("web", name).read_bytes()
-        routes[path] = always(
-            partial(HttpExchange.respond, body=body, content_type=kind, headers=_PAGE_HEADERS)
+        answers[path] = partial(
+            HttpExchange.respond, body=body, content_type=content_type, headers=_PAGE_HEADERS
         )
     sentence = f"no such path: there are {', '.join(sorted(paths))}"
-    nowhere = always(partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence)))
+    nowhere = partial(refuse, failure=HttpError(404, Code.NOT_FOUND, sentence))
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        await routes.get(scope["path"], nowhere)(scope, receive, send)
+        if (served := routes.get(scope["path"])) is not None:
+            await served(scope, receive, send)
+        else:
+            await answers.get(scope["path"], nowhere)(HttpExchange(scope, receive, send))
 
     return check_sites(route, sites, node.metrics)
 
@@ -226,7 +228,7 @@ def read(kind: Kind, call: HttpCall, body: bytes) -> Struct:
     try:
         if call.verb == "POST":
             # Every part of a request is quoted: a large body may become millions of objects.
-            if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > MAX_QUOTES:
+            if len(body) > COUNTED_REQUEST_BYTES and body.count(b'"') > MAX_QUOTES:
                 raise over_limit(
                     f"the body has more than {MAX_QUOTES:,} quotation marks: send fewer entries in"
                     " one request"

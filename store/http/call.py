@@ -24,7 +24,7 @@ from store.domain.access import CallDeniedError, Principal
 from store.http.codec import Error, ErrorDetail, Kind, encode
 from store.http.listener import BUFFER_BYTES, BoundedProtocol
 from store.observe.logging import get_logger
-from store.serving.arrivals import AwaitedRequest
+from store.serving.arrivals import COUNTED, AwaitedRequest
 from store.serving.call import Call, Method, request_id
 from store.serving.context import NodeContext
 from store.serving.failure import CallerGoneError, CallError, Code, malformed
@@ -74,27 +74,28 @@ def as_http(failure: CallError) -> HttpError:
     """Return the status and the headers of a failure."""
     if isinstance(failure, HttpError):
         return failure
-    status, headers = STATUS[failure.code], []
-    if failure.retry:
-        headers = [(b"retry-after", b"1")]
-        status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
+    headers = [(b"retry-after", b"1")] if failure.retry else []
+    status = STATUS[failure.code]
     if status == 401:
         headers = [(b"www-authenticate", b"Bearer")]
+    elif status == 413 and failure.retry:
+        status = 429
     return HttpError(status, failure.code, failure.sentence, headers)
 
 
 class HttpExchange:
-    """A request that is being answered, as ASGI has it."""
+    """A request that is being answered over ``protocol``, as ASGI has it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.verb: str = scope["method"]
         self.headers = Headers(scope=scope)
         self.request_id = request_id(self.headers.get("x-request-id", ""))
         self.started = self.complete = False
+        self._is_old = scope["http_version"] == "1.0"
         self._query: bytes = scope["query_string"]
         self._receive = receive
         self._send = send
-        self._connection: BoundedProtocol = scope["state"]["connection"]
+        self.protocol: BoundedProtocol = scope["state"]["connection"]
 
     @property
     def content_type(self) -> str:
@@ -121,13 +122,15 @@ class HttpExchange:
         self.started = True
         date = (b"date", formatdate(usegmt=True).encode())
         own = [*_OWN_HEADERS, date, (b"x-request-id", self.request_id.encode())]
-        is_receiving = self._connection.is_receiving
+        is_receiving = self.protocol.is_receiving
         if is_receiving:
             own.append((b"connection", b"close"))
         given = [(b"content-type", content_type), *headers, *own]
+        if self._is_old:
+            self.protocol.send_plain()
         await self._send({"type": "http.response.start", "status": status, "headers": given})
         if is_receiving:
-            self._connection.linger_at_end()
+            self.protocol.linger_at_end()
 
     async def send(self, chunk: bytes, content_type: bytes) -> None:
         """Send a part of the body, and wait until it has left.
@@ -137,6 +140,8 @@ class HttpExchange:
         if not self.started:
             await self.start(200, content_type, _UNBUFFERED)
         for part in (chunk, b"") if len(chunk) > BUFFER_BYTES else (chunk,):
+            if self._is_old:
+                self.protocol.send_plain(len(part))
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def finish(self) -> None:
@@ -159,10 +164,6 @@ class HttpExchange:
         await self.start(status, content_type, [length, *headers])
         await self.send(body, content_type)
         await self.finish()
-
-    def abort(self) -> None:
-        """Close the connection, so that the caller sees that the answer is not complete."""
-        self._connection.abort()
 
 
 Refuse = Callable[[HttpExchange, HttpError], Awaitable[None]]
@@ -247,7 +248,7 @@ class HttpCall(HttpExchange, Call):
         if declared.isdecimal() and int(declared) > self.max_request_bytes:
             raise self.too_large(int(declared))
         return await self.node.arrivals.receive(
-            self._read_body, self.connection, self.client.name, is_measured=False
+            self._read_body, (COUNTED, str(id(self))), self.client.name
         )
 
     async def _read_body(self, request: AwaitedRequest) -> bytes:
@@ -274,11 +275,11 @@ class HttpCall(HttpExchange, Call):
         found = as_http(failure)
         self.report(_LOG, found, crash, operation=self.method.name, status=found.status)
         if self.counted is not None and self.counted.ended_s is not None:
-            self.abort()  # the caller does not read: it would not read the status either
+            self.protocol.abort()  # the caller does not read: it would not read the status either
         elif not self.started or self._operation.in_band:
             await self._operation.refuse(self, found)
         elif not self.complete:
-            self.abort()
+            self.protocol.abort()
         return str(found.status), None
 
     def count(self, code: str, seconds: float) -> None:
@@ -290,15 +291,6 @@ class HttpCall(HttpExchange, Call):
         if not self.method.endless:
             metrics.http_seconds.labels(name).observe(seconds)
         _LOG.debug("request_ended", operation=name, code=code, seconds=seconds)
-
-
-def always(answer: Callable[[HttpExchange], Awaitable[None]]) -> ASGIApp:
-    """Return an application that gives one answer to every caller."""
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(HttpExchange(scope, receive, send))
-
-    return serve
 
 
 def endpoint(node: NodeContext, operations: Mapping[str, Operation]) -> ASGIApp:
@@ -322,6 +314,6 @@ def endpoint(node: NodeContext, operations: Mapping[str, Operation]) -> ASGIApp:
             await call.run(operation.handle)
         except asyncio.CancelledError:
             # The caller has hung up, or the node ends: to uvicorn, a fault of the application.
-            call.abort()
+            call.protocol.abort()
 
     return serve

@@ -107,6 +107,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """True while the body of the request that is being answered has not come in full."""
         return self._running is not None and self._running.more_body
 
+    def send_plain(self, size_bytes: int = 0) -> None:
+        """Send the head or a part of an answer to HTTP/1.0, which has no chunks (RFC 9112, 6.1)."""
+        if self._running is not None:
+            self._running.chunked_encoding = False
+            self._running.expected_content_length += size_bytes
+
     def abort(self) -> None:
         """Close the connection without sending what is left for it."""
         if not self._is_lingering:

@@ -224,7 +224,7 @@ class RpcCall(Call):
         self._is_reading = True
         request: object = await self.node.arrivals.receive(
             lambda _: self.context.read(),
-            self.connection,
+            (self._served.port, self.connection),
             self.client.name if self.is_admitted else self.remote.name,
             is_first=is_first,
             is_stranger=self.method.right is None,
@@ -330,9 +330,10 @@ class ServedMethod:
     retried later.
     """
 
-    def __init__(self, listener: ListenerKind, node: RpcContext, method: Method) -> None:
+    def __init__(self, listener: ListenerKind, node: RpcContext, port: int, method: Method) -> None:
         self.listener = listener
         self.node = node
+        self.port = port
         self.method = method
         self.reads_itself = False
         self.refuse: Refuse | None = None

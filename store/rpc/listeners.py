@@ -81,16 +81,13 @@ async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
         )
 
 
-def _make_server(services: Services, options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
+def _make_server(options: Sequence[tuple[str, int]]) -> Any:  # noqa: ANN401 - its stubs are older
     usual = cygrpc.AioServer
     cygrpc.AioServer = _Server
     try:
-        server: Any = grpc.aio.server(options=options)  # its stubs are older
+        return grpc.aio.server(options=options)
     finally:
         cygrpc.AioServer = usual
-    for name, methods in services.items():
-        server.add_registered_method_handlers(name, dict(methods))
-    return cast("grpc.aio.Server", server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ class Listener:
 
 def bind(
     where: ListenerAddress,
-    services: Services,
+    services: Callable[[int], Services],
     tls: TlsFiles | None = None,
     *,
     connections: int,
@@ -125,13 +122,14 @@ def bind(
 ) -> Listener:
     """Make a server on an address, which queues connections until it is started.
 
-    ``connections``: further ones are closed at once. ``peers``: nodes send larger requests.
+    ``services``: those of a listener on this port. ``connections``: further ones are closed at
+    once. ``peers``: nodes send larger requests.
 
     Raises:
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    server = _make_server(services, _options(connections, peers=peers))
+    server = _make_server(_options(connections, peers=peers))
     credentials = None if tls is None else _server_credentials(tls)
     try:
         if credentials is None:
@@ -140,6 +138,8 @@ def bind(
             port = server.add_secure_port(str(where), credentials)
     except RuntimeError as error:
         raise bind_error(where) from error
+    for name, methods in services(port).items():
+        server.add_registered_method_handlers(name, dict(methods))
     return Listener(server, where.with_port(port))
 
 

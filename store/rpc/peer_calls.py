@@ -519,23 +519,16 @@ def _decode(kind: type[_M], data: bytes, messages: int) -> _M:
 
 
 def _decode_scan(data: bytes) -> RawScanPage:
-    if len(data) > MAX_PEER_PAGE_BYTES:
-        raise ProtocolBrokenError(
-            f"the peer sends a page of {len(data):,} bytes: at most {MAX_PEER_PAGE_BYTES:,} are "
-            "taken"
-        )
-    page = _decode(RawScanPage, data, PEER_SCAN_PAGE_MESSAGES)
-    if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
-        raise ProtocolBrokenError(
-            f"the peer sends a page of more than {PEER_SCAN_PAGE_MESSAGES:,} messages, which is "
-            "what was asked for"
-        )
-    if len(page.cursor) > MAX_PEER_CURSOR_BYTES:
-        raise ProtocolBrokenError(
-            f"the peer sends a cursor of {len(page.cursor):,} bytes: at most "
-            f"{MAX_PEER_CURSOR_BYTES:,} are kept"
-        )
-    return page
+    if len(data) <= MAX_PEER_PAGE_BYTES:
+        page = _decode(RawScanPage, data, PEER_SCAN_PAGE_MESSAGES)
+        is_asked = len(page.messages) <= PEER_SCAN_PAGE_MESSAGES
+        if is_asked and len(page.cursor) <= MAX_PEER_CURSOR_BYTES:
+            return page
+    raise ProtocolBrokenError(
+        f"the peer sends a page of {len(data):,} bytes that is larger than allowed: at most"
+        f" {MAX_PEER_PAGE_BYTES:,} bytes, {PEER_SCAN_PAGE_MESSAGES:,} messages, and a cursor of"
+        f" {MAX_PEER_CURSOR_BYTES:,} bytes"
+    )
 
 
 def _last_of(page: RawScanPage, last: SyncId, end: SyncId) -> SyncId:

@@ -47,13 +47,13 @@ WATCH: Final = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
 REFLECTION: Final = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
 
 
-def build_handlers(listener: ListenerKind, node: RpcContext) -> Services:
+def build_handlers(listener: ListenerKind, node: RpcContext, port: int) -> Services:
     """Return the handlers of one listener.
 
     Requests and responses are bytes, so servers need no serializers. ``node`` is shared by all
-    listeners of a node, but for who may call.
+    listeners of a node, but for who may call. ``port``: that of the listener.
     """
-    on = partial(ServedMethod, listener, node)
+    on = partial(ServedMethod, listener, node, port)
     served: dict[str, list[Handler]] = {}
     if listener == "admin":
         served[ADMIN] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
@@ -66,9 +67,9 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         *,
         open_admin: bool = False,
     ) -> Listener:
-        handlers = build_handlers(kind, replace(base, peers=peers, open_admin=open_admin))
-        serves_peers = peers is not None
-        return bind(addresses[option], handlers, tls, connections=connections, peers=serves_peers)
+        context, is_peers = replace(base, peers=peers, open_admin=open_admin), peers is not None
+        services = partial(build_handlers, kind, context)
+        return bind(addresses[option], services, tls, connections=connections, peers=is_peers)
 
     is_separate = "--peer-listen" in addresses
     client = bound("client", "--listen", for_clients, None if is_separate else rules)
@@ -82,8 +83,7 @@ def bind_listeners(config: NodeConfig, base: RpcContext) -> Listeners:
         from store.http.app import build_app  # noqa: PLC0415
         from store.http.sites import Sites  # noqa: PLC0415
 
-        sites = Sites(config.http_allow_origin, config.http_hosts)
-        app = build_app(base, sites)
+        app = build_app(base, Sites(config.http_allow_origin, config.http_hosts))
         listeners["http"] = http.bind(
             addresses["--http-listen"], app, for_clients, connections, base.metrics
         )

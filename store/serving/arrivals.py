@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 from store.serving.drain import Endable
 from store.serving.failure import CallError, Code, unready
-from store.serving.sockets import ReceivedBytes
+from store.serving.sockets import Connection, ReceivedBytes
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
 _T = TypeVar("_T")
@@ -38,6 +38,9 @@ _T = TypeVar("_T")
 MAX_INCOMPLETE_BYTES: Final = 128 * 1024 * 1024
 MAX_STRANGER_BYTES: Final = 16 * 1024 * 1024
 """Bytes of requests that have not come in full, of all callers, and of those of health checks."""
+
+COUNTED: Final = 0
+"""A value in place of a listener's port: the edge counts what comes of a request."""
 
 SILENT_BYTES: Final = 64 * 1024
 """The cost of a call whose first request is awaited: 2,048 of them may be."""
@@ -78,14 +81,12 @@ class ArrivingRequests:
 
     ``read_bytes``: of all requests that were read. ``came_bytes``: all that had come in the last
     round. ``rest_bytes``: the least that had come and was not read. ``unread_bytes``: at most so
-    much is in memory. ``grew``: since the round before. ``is_measured``: by the kernel's counts;
-    else the edge counts ``unread_bytes``.
+    much is in memory. ``grew``: since the round before.
     """
 
-    name: str
+    name: Connection
     owner: str = ""
     is_stranger: bool = True
-    is_measured: bool = True
     read_bytes: int = 0
     came_bytes: int = 0
     rest_bytes: int = 0
@@ -144,9 +145,9 @@ class Arrivals:
     def __init__(
         self,
         limit_bytes: int = MAX_INCOMPLETE_BYTES,
-        count: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
+        count: Callable[[Iterable[Connection]], Awaitable[dict[Connection, int]]] | None = None,
     ) -> None:
-        self.connections: dict[str, ArrivingRequests] = {}
+        self.connections: dict[Connection, ArrivingRequests] = {}
         self.awaited = self.round = self.counted_bytes = 0
         self.alarm: asyncio.TimerHandle | None = None
         self.limit_bytes = limit_bytes
@@ -157,25 +158,23 @@ class Arrivals:
     async def receive(
         self,
         read: Callable[[AwaitedRequest], Awaitable[_T]],
-        name: str,
+        name: Connection,
         owner: str,
         *,
         is_first: bool = True,
         is_stranger: bool = False,
-        is_measured: bool = True,
     ) -> _T:
         """Await a request of a connection, whose caller is ``owner``.
 
-        ``is_first``: of a call, and may be late. ``is_measured``: by the kernel's counts; else
-        ``read`` calls `came`.
+        ``is_first``: of a call, and may be late. With `COUNTED` in place of a port ``read`` calls
+        `came`; the name is the request's own then.
 
         Raises:
             CallError: it is late, or gave way to others.
         """
         connection = self.connections.get(name)
         if connection is None:
-            connection = ArrivingRequests(name, is_measured=is_measured)
-            self.connections[name] = connection
+            connection = self.connections[name] = ArrivingRequests(name)
         connection.owner = owner
         connection.is_stranger = connection.is_stranger and is_stranger
         loop = asyncio.get_running_loop()
@@ -194,7 +193,7 @@ class Arrivals:
         finally:
             self.awaited -= 1
             connection.awaited.discard(awaited)
-            if not connection.is_measured:
+            if name[0] == COUNTED:
                 self.counted_bytes -= connection.unread_bytes
                 self.connections.pop(name, None)
         if isinstance(request, bytes):
@@ -237,12 +236,13 @@ class Arrivals:
         if len(self.connections) > self._forget_at:
             await self._forget_closed()
         last, self.round = self.round, self.round + 1
-        names = [each.name for each in self._waiting() if each.is_measured]
+        names = [each.name for each in self._waiting() if each.name[0] != COUNTED]
         came = await self._count(names) if names else {}
         waiting, now_s = self._waiting(), asyncio.get_running_loop().time()
         for each in waiting:
             each.end_late(now_s)
-            if (size := came.get(each.name) if each.is_measured else each.unread_bytes) is not None:
+            is_counted = each.name[0] == COUNTED
+            if (size := each.unread_bytes if is_counted else came.get(each.name)) is not None:
                 each.measure(size, last)
         growing = [each.unread_bytes for each in waiting if each.grew]
         self._keep_bounds(waiting, last)
@@ -286,7 +286,7 @@ class Arrivals:
             if excess > 0 and usage[each]:
                 excess -= usage[each]
                 usage[each] = 0
-                if not each.is_measured:
+                if each.name[0] == COUNTED:
                     self.counted_bytes -= each.unread_bytes
                     each.unread_bytes = 0
                 each.end(

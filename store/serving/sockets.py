@@ -33,6 +33,10 @@ _BYTES_RECEIVED: Final = struct.Struct("=128xQ")
 """``tcpi_bytes_received`` of Linux's ``struct tcp_info``, which is extended at its end only."""
 
 
+Connection = tuple[int, str]
+"""The port of a listener, and a name: a caller may connect to two of them from one port."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """The host of a caller: its name for accounts and limits, and if it is this machine."""
@@ -90,7 +94,7 @@ class AcceptedSocket(NamedTuple):
             OSError: it is closed, or another connection by now.
         """
         copy = socket.socket(fileno=os.dup(self.descriptor))
-        if copy.getpeername()[:2] != self.caller:
+        if (copy.getsockname()[1], copy.getpeername()[:2]) != (self.port, self.caller):
             copy.close()
             raise OSError("another connection has the descriptor")
         return copy
@@ -141,21 +145,21 @@ class ReceivedBytes:
     """
 
     def __init__(self) -> None:
-        self._open: dict[str, AcceptedSocket] = {}
+        self._open: dict[Connection, AcceptedSocket] = {}
 
-    async def count(self, names: Iterable[str]) -> dict[str, int]:
+    async def count(self, names: Iterable[Connection]) -> dict[Connection, int]:
         """Return the bytes of the open ones of these connections; of none but on Linux."""
         return {} if _TCP_INFO is None else await asyncio.to_thread(self._count, list(names))
 
-    def _count(self, names: Sequence[str]) -> dict[str, int]:
+    def _count(self, names: Sequence[Connection]) -> dict[Connection, int]:
         counts = self._count_known(names)
         if len(counts) < len(names):
-            self._open = {each.name: each for each in accepted_sockets()}
+            self._open = {(each.port, each.name): each for each in accepted_sockets()}
             counts = self._count_known(names)
         return counts
 
-    def _count_known(self, names: Sequence[str]) -> dict[str, int]:
-        sockets = [(name, self._open.get(unquote(name))) for name in names]
+    def _count_known(self, names: Sequence[Connection]) -> dict[Connection, int]:
+        sockets = [(name, self._open.get((name[0], unquote(name[1])))) for name in names]
         counts = [(name, each and each.received_bytes()) for name, each in sockets]
         return {name: number for name, number in counts if number is not None}
 

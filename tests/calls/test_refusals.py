@@ -137,16 +137,8 @@ ROWS: Final = [
         for request in (
             StoreQueryRequest(pagination_cursor=DIGEST),
             StoreQueryRequest(pagination_cursor=DIGEST, time_start=5, time_end=5),
-            StoreQueryRequest(pagination_cursor=DIGEST, message_hashes=[DIGEST]),
             StoreQueryRequest(pagination_cursor=DIGEST, pubsub_topic="/p", content_topics=["/c"]),
         )
-    ),
-    row(
-        "hashes and times",
-        "Query",
-        StoreQueryRequest(message_hashes=[DIGEST], time_start=0),
-        INVALID,
-        "ask for one of the two",
     ),
     row(
         "a short hash",
@@ -157,9 +149,6 @@ ROWS: Final = [
         on=AT_ONCE,  # the command itself refuses it
     ),
     row(
-        "an empty cursor", "Query", StoreQueryRequest(pagination_cursor=b""), INVALID, "", on=BYTES
-    ),
-    row(
         "100,000 hashes",
         "Query",
         StoreQueryRequest(message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]),
@@ -167,15 +156,6 @@ ROWS: Final = [
         "",
         on=BYTES,
     ),
-    row(
-        "a hash 100,000 times",
-        "Query",
-        StoreQueryRequest(message_hashes=[DIGEST] * 100_000),
-        INVALID,
-        "",
-        on=BYTES,
-    ),
-    row("a long ID", "Query", StoreQueryRequest(request_id="é" * 600), INVALID, "1200", on=BYTES),
     row(
         "5,001 messages",
         "Publish",

@@ -200,7 +200,6 @@ WRONG: Final[list[tuple[str, bytes, dict[str, str], int, str]]] = [
         "the header of the timeout cannot be read",
     ),
     ("Query", b" " * (16 * 1024 * 1024 + 1), UNARY, 429, "at most 16,777,216"),
-    ("Scan", b" " * (1024 * 1024 + 1), CONNECT, 429, "at most 1,048,576"),
 ]
 
 

@@ -11,10 +11,8 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.calls.transports import STORE, framed
 from tests.integration.http.api import TIMEOUT_S, Api, message
 from tests.integration.http.conftest import HTTP
-from tests.integration.http.test_api import CONNECT
 from tests.integration.run.helpers import sampled
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import eventually
@@ -143,12 +141,6 @@ def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
     with httpx.stream("GET", f"http://{node.http}/api/v1/follow", timeout=TIMEOUT_S) as answer:
         lines = answer.iter_lines()
         assert "event: page" in lines
-        assert count(node, "storenode_followers") == 1
-    until(node, "storenode_followers", 0)
-    by_connect = f"http://{node.http}{STORE}/Follow"
-    with httpx.stream("POST", by_connect, content=framed(b""), headers=CONNECT) as answer:
-        chunks = answer.iter_raw()
-        assert not next(chunks)[0], "a page"
         assert count(node, "storenode_followers") == 1
     until(node, "storenode_followers", 0)
     until(node, "storenode_http_connections", 0)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import psycopg
@@ -189,7 +190,7 @@ async def peer_node(
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
             ListenerAddress("--peer-listen", "127.0.0.1", port),
-            build_handlers(kind, context),
+            partial(build_handlers, kind, context),
             tls,
             connections=100,
             peers=True,

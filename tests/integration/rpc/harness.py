@@ -154,7 +154,7 @@ async def serve(
             read_only=read_only,
             peers=peers,
         )
-        over_grpc = bind(ANY_PORT, build_handlers(listener, context), connections=1_000)
+        over_grpc = bind(ANY_PORT, partial(build_handlers, listener, context), connections=1_000)
         await over_grpc.start()
         stack.push_async_callback(over_grpc.stop, 0)
         channel = grpc.aio.insecure_channel(

@@ -63,6 +63,7 @@ QUERY: Final[Any] = SimpleNamespace(served=reads.QUERY)
 def called(method: str, query: bytes = b"") -> HttpCall:
     """Return a call with these parameters."""
     scope = {"method": method, "headers": [], "client": ("127.0.0.1", 1), "query_string": query}
+    scope["http_version"] = "1.1"
     unused: Any = None
     return HttpCall(NODE, QUERY, {**scope, "state": {"connection": None}}, unused, unused)
 

@@ -106,7 +106,7 @@ class Server:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a request; never to ``/late``, to ``/early`` before the body has arrived."""
+        """Respond, never to ``/late``, to ``/early`` at once, to ``/parts`` without a length."""
         exchange = HttpExchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
@@ -120,7 +120,12 @@ class Server:
                 has_more = event["more_body"]
             assert "authorization" not in exchange.headers
             len(exchange.parameters)
-            await exchange.respond(body, b"text/plain")
+            if scope["path"] == "/parts":
+                for part in (b"one ", b"two"):
+                    await exchange.send(part, b"text/plain")
+                await exchange.finish()
+            else:
+                await exchange.respond(body, b"text/plain")
             self.answered += 1
         except CallError as failure:
             await exchange.respond(failure.sentence.encode(), status=as_http(failure).status)
@@ -168,6 +173,16 @@ async def test_a_sound_request_is_answered_and_so_is_the_next(server: Server) ->
         answer = await server.ask(sent + NEXT)
         assert answer.count(b"HTTP/1.1 200 ") == 2, name
         assert (b"\r\n\r\nhi" in answer) == sent.startswith(b"POST"), name
+
+
+async def test_callers_of_http_1_0_are_sent_no_chunks(server: Server) -> None:
+    old = b"HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\n\r\n"
+    head, _, body = (await server.ask(b"GET /parts " + old)).partition(b"\r\n\r\n")
+    assert body == b"one two"
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    head, _, body = (await server.ask(b"POST / " + old)).partition(b"\r\n\r\n")
+    assert (b"content-length: 0" in head, body) == (True, b"")
 
 
 LIMITS: Final = {

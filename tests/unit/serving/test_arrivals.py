@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Iterable
 import pytest
 
 from store.serving import arrivals
-from store.serving.arrivals import LOOKAHEAD_BYTES, Arrivals, AwaitedRequest
+from store.serving.arrivals import COUNTED, LOOKAHEAD_BYTES, Arrivals, AwaitedRequest
 from store.serving.failure import CallError, Code
+from store.serving.sockets import Connection
 from tests.support.polling import settle
 from tests.support.virtual_time import virtual_time
 
@@ -19,16 +20,17 @@ def unread_bytes(requests: Arrivals) -> int:
 
 
 MIB = 1024 * 1024
+PORT = 7420
 
 
 class Kernel:
     """The bytes that have come over each connection that is open."""
 
     def __init__(self) -> None:
-        self.came: dict[str, int] = {}
-        self.asked: list[list[str]] = []
+        self.came: dict[Connection, int] = {}
+        self.asked: list[list[Connection]] = []
 
-    async def count(self, wanted: Iterable[str]) -> dict[str, int]:
+    async def count(self, wanted: Iterable[Connection]) -> dict[Connection, int]:
         """Count as `store.serving.sockets.ReceivedBytes` does."""
         names = list(wanted)
         self.asked.append(names)
@@ -47,11 +49,11 @@ class Stream:
         self._owner = owner
         self._coming: asyncio.Queue[bytes] = asyncio.Queue()
         self.task = self._read()
-        kernel.came.setdefault(connection, 0)
+        kernel.came.setdefault((PORT, connection), 0)
 
     def sends(self, size: int) -> None:
         """Receive a part of a request."""
-        self._kernel.came[self._connection] += size
+        self._kernel.came[PORT, self._connection] += size
 
     async def completes(self, size: int) -> None:
         """Receive a whole request, which is read; the next one is awaited."""
@@ -79,7 +81,7 @@ async def read(
 ) -> bytes:
     """Read a request."""
     return await requests.receive(
-        lambda _: coming, connection, owner, is_first=is_first, is_stranger=is_stranger
+        lambda _: coming, (PORT, connection), owner, is_first=is_first, is_stranger=is_stranger
     )
 
 
@@ -142,7 +144,7 @@ async def test_requests_that_were_read_and_frames_do_not_count() -> None:
         assert not stream.task.done()
         # What came since the look before might be part of a request.
         assert unread_bytes(requests) <= MIB + MIB // 2 + LOOKAHEAD_BYTES
-    kernel.came["ipv4:192.0.2.1:1"] += 8 * MIB
+    kernel.came[PORT, "ipv4:192.0.2.1:1"] += 8 * MIB
     assert await read(requests, come(8 * MIB), "ipv4:192.0.2.1:1")
     await measure(requests)
     assert not stream.task.done()
@@ -176,7 +178,7 @@ async def test_a_stream_that_gave_way_by_mistake_is_not_ended_again() -> None:
     name = "ipv4:192.0.2.1:1"
     stream = Stream(requests, kernel, name, "a")
     await measure(requests)
-    kernel.came[name] += 11 * MIB
+    kernel.came[PORT, name] += 11 * MIB
     await measure(requests)
     assert stream.task.done()
     again = Stream(requests, kernel, name, "a")
@@ -304,10 +306,7 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
         requests.came(request, 6 * MIB)
         await asyncio.Event().wait()
 
-    tasks = [
-        asyncio.create_task(requests.receive(receive, name, name, is_measured=False))
-        for name in "ab"
-    ]
+    tasks = [asyncio.create_task(requests.receive(receive, (COUNTED, name), name)) for name in "ab"]
     await settle()
     assert sum(task.done() for task in tasks) == 1, "at once"
     assert requests.counted_bytes == 6 * MIB

@@ -305,15 +305,10 @@ class Database:
             NoConnectionError: none became free in time, or none could be made.
             HostRefusedError: its server was replaced meanwhile.
         """
-        patience_s = self.settings.read_patience_s
-        pool.waiting += 1
-        try:
-            async with asyncio.timeout(patience_s):
-                await pool.places.acquire()
-        except TimeoutError:
-            raise NoConnectionError(f"no connection became free within {patience_s:g} s") from None
-        finally:
-            pool.waiting -= 1
+        if pool.places.locked():
+            await self._wait_for_place(pool)
+        else:  # at once, and so without a timer
+            await pool.places.acquire()
         pool.lent += 1
         try:
             connection = await self._lend(pool)
@@ -327,6 +322,17 @@ class Database:
         finally:
             pool.lent -= 1
             pool.places.release()
+
+    async def _wait_for_place(self, pool: Pool) -> None:
+        patience_s = self.settings.read_patience_s
+        pool.waiting += 1
+        try:
+            async with asyncio.timeout(patience_s):
+                await pool.places.acquire()
+        except TimeoutError:
+            raise NoConnectionError(f"no connection became free within {patience_s:g} s") from None
+        finally:
+            pool.waiting -= 1
 
     async def _lend(self, pool: Pool) -> Connection:
         while not self._is_closed:

@@ -251,19 +251,24 @@ class DatabaseWriter:
         self._wake()
         # What is being written continues: to cut a commit short that waits for the standby would
         # show messages that may yet be lost.
-        patience_s = self._database.settings.commit_patience_s
+        timer = loop.call_later(self._database.settings.commit_patience_s, self._give_up, answer)
         try:
-            async with asyncio.timeout(patience_s):
-                return await answer
-        except TimeoutError:
-            raise StoreUnavailableError(
-                f"the database has not committed within {patience_s:g} s, as when its synchronous"
-                " standby is down: the messages may be stored or not; publish them again"
-            ) from None
+            return await answer
         finally:
+            timer.cancel()
             self._callers -= 1
             if waiting in self._queue:  # its caller has gone away
                 self._remove(waiting)
+
+    def _give_up(self, answer: asyncio.Future[StoreResult]) -> None:
+        """Fail the call whose messages have not been committed in time."""
+        if not answer.done():
+            patience_s = self._database.settings.commit_patience_s
+            error = StoreUnavailableError(
+                f"the database has not committed within {patience_s:g} s, as when its synchronous"
+                " standby is down: the messages may be stored or not; publish them again"
+            )
+            answer.set_exception(error)
 
     async def commit_canary(self) -> None:
         """Commit a record that is no message, by a connection for batches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ from storenode.message.varint import varint
 
 _CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "tls": 448, "ws": 477}
 _MAX_PORT: Final = 65_535
+_PEER_HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
 _ENDINGS: Final = {
     (): (),
     ("ws",): ("ws",),
@@ -83,10 +85,11 @@ def parse_peer_address(text: str, *, may_be_id: bool = False) -> PeerMultiaddr:
         ValueError: It is malformed, or names a transport other than TCP.
     """
     match text.strip().rstrip("/").split("/"):
-        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", peer_id] if (
-            host and peer_id.isalnum() and port.isdecimal() and 0 < int(port) <= _MAX_PORT
-        ):
-            return PeerMultiaddr(host, int(port), peer_id)
+        case ["", kind, host, "tcp", port, "p2p", key] if kind in _PEER_HOSTS and key.isalnum():
+            with suppress(ValueError):
+                host.encode("idna") if kind.startswith("dns") else ipaddress.ip_address(host)
+                if host and port.isdecimal() and 0 < int(port) <= _MAX_PORT:
+                    return PeerMultiaddr(host, int(port), key)
         case ["", "p2p", peer_id] if may_be_id and peer_id.isalnum():
             return PeerMultiaddr("", 0, peer_id)
     raise ValueError(

@@ -139,9 +139,6 @@ class TcpLink(Pipe):
         self._reader = reader
         self._writer = writer
 
-    async def accept(self) -> None:
-        """Return at once: TCP has no request that opens it."""
-
     async def receive(self) -> bytes:
         """Return what has arrived; nothing at the end."""
         return await self._reader.read(limits.READ_BYTES)
@@ -150,9 +147,6 @@ class TcpLink(Pipe):
         """Send, and wait while the client does not read."""
         self._writer.write(data)
         await self._writer.drain()
-
-    def close(self) -> None:
-        """Send nothing: TCP has no frame that closes it."""
 
 
 class WebSocketLink(TcpLink):

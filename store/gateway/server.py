@@ -147,14 +147,16 @@ class Server:
             async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
                 reader, writer = await self._opened(address, accepted)
                 link = (WebSocketLink if address.over_tcp else TcpLink)(reader, writer)
-                await link.accept()
+                if isinstance(link, WebSocketLink):
+                    await link.accept()
                 secured = await shake_hands(link, self._around.identity)
             self._shaking.pop(task, None)
             connection = self._tasks[task] = WakuConnection(*secured, client, self._around)
             try:
                 await connection.run()
             finally:
-                link.close()
+                if isinstance(link, WebSocketLink):
+                    link.close()
         finally:
             if writer is None:
                 accepted.close()

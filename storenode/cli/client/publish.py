@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from storenode.cli.client.output import Output
-from storenode.cli.client.session import ENTRY, HEX, CommandSession, connected
+from storenode.cli.client.session import COUNT, ENTRY, HEX, CommandSession, connected
 from storenode.cli.client.source import lines, open_input, whole
 from storenode.cli.client.text import TIME, TIME_FORMS, counted, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError, drop_output
@@ -92,7 +92,7 @@ _Read = Callable[[bytes], "WakuMessageAndTopic | None"]
 @_sds("--message-id", metavar="ID", help="[default: the hash that proves the message]")
 @_confirmation(
     "--min-confirms",
-    type=click.IntRange(min=0, max=2**32 - 1),
+    type=COUNT,
     default=0,
     show_default=True,
     help="Number of other stores that must confirm each message before the node answers.",

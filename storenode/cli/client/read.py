@@ -12,6 +12,7 @@ import click
 from storenode.cli.client.coverage import with_coverage
 from storenode.cli.client.output import Output
 from storenode.cli.client.session import (
+    COUNT,
     HASH,
     HEX,
     CommandSession,
@@ -48,9 +49,7 @@ _stream: Final = partial(option, section="Stream")
     help="Start with the oldest match, or with the newest.  [default: backward]",
 )
 @_page("--cursor", type=HASH, help="Continue after this message hash.")
-@_page(
-    "--limit", type=click.IntRange(min=0), help="Messages per page; 100 by default, at most 1,000."
-)
+@_page("--limit", type=COUNT, help="Messages per page; 100 by default, at most 1,000.")
 @_page("--all", "every_page", is_flag=True, help="Fetch all pages, not only one.")
 @_page("--no-data", is_flag=True, help="Print only hashes, to see which messages the node stores.")
 @_page("--cursors", is_flag=True, help="Print the cursor of the next page, if there is one.")
@@ -132,7 +131,7 @@ _stream_options = with_options(
 @_stream_options
 @_stream(
     "--page-size",
-    type=click.IntRange(min=0),
+    type=COUNT,
     default=0,
     help="Messages per page.  [default: the node's choice]",
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from storenode.cli.client.coverage import with_coverage
-from storenode.cli.client.session import ENTRY, CommandSession, connected, topic_options
+from storenode.cli.client.session import COUNT, ENTRY, CommandSession, connected, topic_options
 from storenode.cli.client.text import note
 from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
@@ -58,13 +58,13 @@ async def get(
 )
 @_walk(
     "--max-messages",
-    type=click.IntRange(min=0),
+    type=COUNT,
     default=0,
     help="Stop after N messages, those nearest to the heads.  [default: the node's limit]",
 )
 @_walk(
     "--max-depth",
-    type=click.IntRange(min=0),
+    type=COUNT,
     default=0,
     help="Walk at most N generations back.  [default: unlimited]",
 )

@@ -38,6 +38,7 @@ MAX_PEM_FILE_BYTES: Final = 1024 * 1024
 """A token or PEM file; anything larger is a mistake."""
 
 HEX = Parsed("hex", "HEX", parse_hex)
+COUNT: Final = click.IntRange(min=0, max=2**32 - 1)
 
 
 def parse_hash(text: str) -> bytes:

@@ -83,6 +83,7 @@ def test_exit_code_3_when_no_node_answers(
         (("sync", "--ids", "/"), "is a directory"),
         (("sync", "--ids", "/dev/null", "--from", "0"), "leave --from and --to out"),
         (("query", "--limit", "-1"), "--limit"),
+        (("query", "--limit", "4294967296"), "is not in the range"),
         (("scan", "--limit", "0"), "--limit"),
         (("follow", "--cursor", "??"), "is not hexadecimal"),
         (("get", "id"), "--channel"),

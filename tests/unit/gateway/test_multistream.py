@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.gateway.addresses import ListenAddress, parse_listen_address
+from store.gateway.addresses import ListenAddress, parse_listen_address, parse_peer_address
 from store.gateway.clients import ByteBudget
 from store.gateway.connection import Stream, WakuConnection
 from store.gateway.faults import RefusalError, StreamEndedError
@@ -92,6 +92,12 @@ def test_any_text_is_a_multiaddr_or_refused_in_words(text: str) -> None:
     except ValueError as error:
         said = str(error)
     assert not said or repr(text) in said
+
+
+@pytest.mark.parametrize("host", ["/ip4/nowhere", "/ip6/::g", "/dns4/a..b", f"/dns/{'x' * 64}.eu"])
+def test_a_peer_has_an_address_or_a_name_that_can_be(host: str) -> None:
+    with pytest.raises(ValueError, match="is not the multiaddr of a peer"):
+        parse_peer_address(f"{host}/tcp/1/p2p/ID")
 
 
 async def test_a_negotiation_may_come_byte_by_byte_and_ends_with_a_known_protocol() -> None:

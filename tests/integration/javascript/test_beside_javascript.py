@@ -160,8 +160,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaScriptClie
         yield client
 
 
-@pytest.mark.parametrize("history", [2, 200])
-@pytest.mark.parametrize("with_store", [True, False])
+@pytest.mark.parametrize(("history", "with_store"), [(2, True), (2, False), (200, False)])
 def test_all_logs_are_complete(library: JavaScriptClient, history: int, with_store: bool) -> None:
     world = World(library, history, with_store)
     world.talk(LINES, EVERY_MS)

@@ -77,7 +77,7 @@ fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers
 	@exec sh tools/fuzz_kernel.sh $(BIN)/python $(or $(ARGS),tests/unit/reconcile)
 
 fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
-	@exec $(BIN)/python -m chaos.fuzz $(ARGS)
+	@exec $(BIN)/python -m chaos.attacks --attack broken_requests $(ARGS)
 
 hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m chaos.attacks $(ARGS)

@@ -1,14 +1,16 @@
 """Attack a node, and print the cost and what an honest client sees; see docs/security.md.
 
-Each attack has a node of its own on an embedded Postgres, with default options and those of the
-attack. Everything uses addresses of this machine, is bounded, and stops by itself. The exit
-code is 1 if a node has died, or an honest client got something else than it is owed.
+Each attack has a node of its own on an embedded Postgres, with default options. Everything uses
+addresses of this machine, is bounded, and stops by itself. The exit code is 1 if a node has died,
+logged an error or taken too much memory, if an honest client got something else than it is owed, or
+if an attack failed or found a fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +31,11 @@ MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.05
 _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
-OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+_MOST_SHOWN: Final = 5
+_SHOWN_CHARS: Final = 2_000
+OPTIONS: Final = (
+    *("--log-level", "warning", "--log-format", "json", "--sync-interval", "0", "--gossip", "on"),
+)
 """Options of a node that is attacked."""
 
 
@@ -37,8 +43,8 @@ OPTIONS: Final = ("--log-level", "error", "--sync-interval", "0", "--gossip", "o
 class Outcome:
     """The outcome of an attack; ``growth_mib`` is the most memory above that before it.
 
-    ``alive`` is True if the node still serves, ``saw`` describes what the attack has seen, and
-    ``violations`` are the rules that what the honest client got has broken.
+    ``alive`` is True if the node still runs, ``saw`` describes what the attack has seen, and
+    ``violations`` are what should not have happened, to the node or to the honest client.
     """
 
     name: str
@@ -98,7 +104,7 @@ async def attack_node(
         seed: decides the random choices of the attack.
         pause_s: pause between two calls of a kind of the honest client.
     """
-    honest, ended = HonestClient(node.ready, pause_s), asyncio.Event()
+    honest, ended, logged = HonestClient(node.ready, pause_s), asyncio.Event(), len(node.log())
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
     process = psutil.Process(node.pid)
@@ -107,25 +113,45 @@ async def attack_node(
     watching = asyncio.create_task(_watch_memory(process, peak))
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         attacking = partial(carry_out, name, node.ready, seed, count)
-        saw = await asyncio.get_running_loop().run_in_executor(pool, attacking)
+        saw, failure = await asyncio.get_running_loop().run_in_executor(pool, attacking)
     watching.cancel()
     spent_s = 0.0
     with suppress(psutil.Error):
         spent_s = sum(process.cpu_times()[:2]) - before_s
     ended.set()
     await asking
+    growth_mib = round((peak[0] - before) / MIB, 1)
+    violations = [failure] if failure else []
+    if growth_mib > ATTACKS[name].max_mib:
+        violations.append(f"more than {ATTACKS[name].max_mib:.0f} MiB of memory")
+    violations += find_errors(node.log()[logged:])
+    if node.running:
+        violations += [str(each) for each in await honest.judge()]
     return Outcome(
         name=name,
         count=count,
-        growth_mib=round((peak[0] - before) / MIB, 1),
+        growth_mib=growth_mib,
         processor_s=round(spent_s, 1),
         slowest_s=round(max(honest.seconds, default=0.0), 2),
         calls=honest.calls,
         failures=dict(honest.failures),
         alive=node.running,
         saw=saw,
-        violations=[str(each) for each in await honest.judge()] if node.running else [],
+        violations=violations,
     )
+
+
+def find_errors(log: str) -> list[str]:
+    """Return the first lines of a log that report an error, or that no logger wrote."""
+    lines = [line for line in log.splitlines() if line.strip() and _is_error(line)]
+    return [f"the node logged {line[:_SHOWN_CHARS]}" for line in lines[:_MOST_SHOWN]]
+
+
+def _is_error(line: str) -> bool:
+    if not line.startswith("{"):
+        return True
+    fields: dict[str, object] = json.loads(line)
+    return fields.get("level") in ("error", "critical") or "exception" in fields
 
 
 async def _watch_memory(process: psutil.Process, peak: list[int]) -> None:

@@ -93,9 +93,11 @@ class HonestClient:
 
     async def judge(self) -> list[Violation]:
         """Return how what the node holds differs from what was published and acknowledged."""
-        return check_stores(
-            self._history, [await read_holding(self._follower, "node", self._history)]
-        )
+        try:
+            holding = await read_holding(self._follower, "node", self._history)
+        except NoAnswerError as error:
+            return [Violation("unread", str(error))]
+        return check_stores(self._history, [holding])
 
     async def _repeat(
         self,

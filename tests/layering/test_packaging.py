@@ -23,7 +23,7 @@ NODE = ROOT / "packaging" / "node"
 LEVELS = sorted(EXTRAS)
 INSTALLED_ELSEWHERE = {"migrations": "store.migrations"}
 """Packages at the top of the repository whose installed name is another."""
-NOT_INSTALLED = {"sim", "chaos.attacks", "chaos.fuzz", "chaos.soak"}
+NOT_INSTALLED = {"sim", "chaos.attacks", "chaos.soak"}
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;]+)(?: ; [^\\]+)? \\$", re.MULTILINE)
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}(?: \\)?$")
 

@@ -1,1 +1,0 @@
-"""Broken requests to every method of a node, and broken payloads to the compiled kernel."""

@@ -7,22 +7,13 @@ Anything unusual is left to the turn.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.algorithm.plan import (
-    RATE_EDGES,
-    SIZE_EDGES,
-    RangeSample,
-    SplitPlan,
-    likeliest,
-    tables,
-)
+from reconcile.algorithm.plan import SplitPlan
 from reconcile.algorithm.questions import Territory
-from reconcile.algorithm.turn import Reply, Rules
+from reconcile.algorithm.turn import Reply, Rules, limited_parts, wanted_parts
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncIds
 from storenode.message.limits import HASH_BYTES
 
@@ -52,7 +43,7 @@ def answer(
         return None
     most = limits.max_ranges, limits.max_elements, limits.max_payload_bytes
     numbers = np.array([*most, max(0, rules.differences_left), *bounds_ns, start_ns])
-    said = own.reply(index, data, head, numbers, partial(_plan, rules))
+    said = own.reply(index, data, head, numbers, _Planner(rules))
     if said is None:
         return None
     payload, own_count, lower_ns, upper_ns, *found = said
@@ -60,26 +51,40 @@ def answer(
     return reply, ((lower_ns, LOWEST[1]), (upper_ns, LOWEST[1]))
 
 
-def _plan(rules: Rules, own_count: int, sample: bytes) -> tuple[kernel.Column, ...]:
-    """Return the plan as columns: see `make_plan` in `reconcile/native/choice.c`."""
-    tuning = rules.tuning
-    compared = _sample_of(sample) if rules.ordinal > 2 else None
-    known = None if compared is None else likeliest(compared)
-    large = own_count >= tuning.large_count if rules.large is None else rules.large
-    plan = SplitPlan(tuning, rules.ordinal, large, known)
-    numbers = np.array(
-        [
-            known is not None,
-            plan.first_parts,
-            tuning.min_parts if plan.depth > 1 else 0,
-            -1 if plan.depth else tuning.largest_late_set,
-            tuning.gauges if plan.gauge else 0,
-        ]
-    )
-    density = np.array([0.0 if known is None else known.density])
-    table = tables(plan.depth)
-    choices = table.probe, table.after_probe, table.unprobed, tables(2).after_probe
-    return numbers, density, SIZE_EDGES, RATE_EDGES, *choices
+class _Planner:
+    """The plan of an answer, for which the kernel asks about the ranges of a payload."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._plan: SplitPlan
+
+    def search(self, held: int, packed: bytes, flags: bytes) -> bytes:
+        """Return the ranges to search for one ID that may be all of a difference: a byte each.
+
+        Args:
+            held: the number of own IDs in all of them.
+            packed: the number in each.
+            flags: of each: 1, the fingerprint is of all of it; 2, it differs; 4, it is not zero.
+        """
+        self._sizes, bits = np.frombuffer(packed, np.int64), np.frombuffer(flags, np.uint8)
+        known, differs, filled = ((bits & bit).astype(np.bool_) for bit in (1, 2, 4))
+        self._plan = self._rules.plan(held, self._sizes[known], differs[known])
+        self._hollow = known & ~filled
+        self._probed = known & differs & filled
+        counts = self._sizes[self._probed]
+        self._probed[self._probed] = (counts > 0) & self._plan.worth_probing(counts)
+        return self._probed.tobytes()
+
+    def parts(self, unsettled: bytes) -> bytes:
+        """Return into how many parts to split ranges that differ, then the number of gauges."""
+        rows = np.frombuffer(unsettled, np.bool_).nonzero()[0]
+        sizes, limits = self._sizes[rows], self._rules.limits.payload
+        parts = np.zeros(len(self._sizes) + 1, np.int64)
+        beside = self._probed[rows], self._hollow[rows]
+        wanted = wanted_parts(self._plan, sizes, *beside, limits)
+        parts[rows] = limited_parts(wanted, sizes, limits)
+        parts[-1] = self._rules.tuning.gauges if self._plan.gauge else 0
+        return parts.tobytes()
 
 
 def _ids(times: bytes, hashes: bytes) -> SyncIds:
@@ -87,12 +92,3 @@ def _ids(times: bytes, hashes: bytes) -> SyncIds:
         return SyncIds.empty()
     rows: NDArray[np.uint8] = np.frombuffer(hashes, HASH_DTYPE).reshape(-1, HASH_BYTES)
     return SyncIds(np.frombuffer(times, np.int64), rows)
-
-
-def _sample_of(packed: bytes) -> RangeSample | None:
-    numbers = np.frombuffer(packed, np.int64)
-    count, least, most = numbers[:3].tolist()
-    if not count:
-        return None
-    total, different, items = numbers[3:].reshape(3, -1)
-    return RangeSample(least, most, total, different, items)

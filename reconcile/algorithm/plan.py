@@ -59,8 +59,8 @@ _STEPS_PER_DOUBLING = 2
 _SIZES = 2.0 ** (np.arange(49) / _STEPS_PER_DOUBLING)  # 1 to 2^24 items
 _RATES = 2.0 ** ((np.arange(40) - 8) / _STEPS_PER_DOUBLING)  # mu from 1/16 to about 2^15
 _HALF_A_STEP = 2.0 ** (0.5 / _STEPS_PER_DOUBLING)
-SIZE_EDGES = _SIZES[:-1] * _HALF_A_STEP
-RATE_EDGES = _RATES[:-1] * _HALF_A_STEP
+_SIZE_EDGES = _SIZES[:-1] * _HALF_A_STEP
+_RATE_EDGES = _RATES[:-1] * _HALF_A_STEP
 """Half-way between the sizes, and between the rates, that choices are made for."""
 
 
@@ -143,7 +143,7 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
 def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the place of sizes in the tables."""
     size = np.maximum(sizes, 1.0)
-    return SIZE_EDGES.searchsorted(size), RATE_EDGES.searchsorted(size * density)
+    return _SIZE_EDGES.searchsorted(size), _RATE_EDGES.searchsorted(size * density)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,55 +159,28 @@ class Estimate:
     saturated: bool
 
 
-_MAGNITUDES = 64
 _DENSITIES = np.geomspace(1e-9, 4.0, 221)
 _COARSE = 10
 """Densities that are looked at first: one in so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeSample:
-    """The ranges that were compared, by the magnitude of their sizes: those of equal bit length.
-
-    Attributes:
-        least: the smallest size.
-        most: the largest.
-        total: ``(64,)`` how many ranges there are of each magnitude.
-        different: ``(64,)`` how many of them differ.
-        items: ``(64,)`` their items; of an empty range one.
-    """
-
-    least: int
-    most: int
-    total: Ints
-    different: Ints
-    items: Ints
-
-
 def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
-    """Return the most likely density of differences, given which of some ranges differ."""
-    items = np.maximum(sizes, 1)
-    magnitude = np.frexp(items.astype(np.float64))[1]
-    total, different, summed = (
-        np.bincount(magnitude, weights, _MAGNITUDES).astype(np.int64)
-        for weights in (None, differs, items)
-    )
-    return likeliest(RangeSample(int(sizes.min()), int(sizes.max()), total, different, summed))
+    """Return the most likely density of differences, given which of some ranges differ.
 
-
-def likeliest(sample: RangeSample) -> Estimate:
-    """Return the most likely density of differences.
-
-    Ranges of one magnitude count as equally large. If all differ, the density is one at which
-    that is as likely as not.
+    Ranges of one magnitude, those of equal bit length, count as equally large. If all differ, the
+    density is one at which that is as likely as not.
     """
-    used = sample.total > 0
-    total, different = sample.total[used], sample.different[used].astype(np.float64)
-    count, hit = int(total.sum()), int(different.sum())
-    if 0 < hit < count and sample.most < 2 * sample.least:
+    items = np.maximum(sizes, 1)
+    count, hit = len(sizes), int(np.count_nonzero(differs))
+    if 0 < hit < count and sizes.max() < 2 * sizes.min():
         share = hit / count
-        return Estimate(-log1p(-share) * count / int(sample.items.sum()), share > SATURATED)
-    mean_size = sample.items[used] / total
+        return Estimate(-log1p(-share) * count / int(items.sum()), share > SATURATED)
+    magnitude = np.frexp(items.astype(np.float64))[1]
+    total = np.bincount(magnitude)
+    used = total > 0
+    total = total[used]
+    different = np.bincount(magnitude, differs)[used]
+    mean_size = np.bincount(magnitude, items)[used] / total
     equal = total - different
     if hit == count:
         smallest = int(np.argmin(mean_size))
@@ -259,6 +232,14 @@ class SplitPlan:
     def first_parts(self) -> int:
         """The number of parts of the window in the first answer."""
         return self.tuning.large_first_parts if self.large else self.tuning.first_parts
+
+    @classmethod
+    def of(
+        cls, tuning: Tuning, ordinal: int, large: bool, sizes: Ints, differs: NDArray[np.bool_]
+    ) -> SplitPlan:
+        """Return the plan by ranges whose fingerprints were compared: their sizes, which differ."""
+        known = estimate(sizes, differs) if ordinal > 2 and len(sizes) else None
+        return cls(tuning, ordinal, large, known)
 
     def parts(self, sizes: Ints, probed: NDArray[np.bool_]) -> Ints:
         """Return into how many parts to split ranges that differ; 0: send the items.

@@ -30,12 +30,12 @@ from reconcile.algorithm.differences import (
     show_deduced,
     with_stop,
 )
-from reconcile.algorithm.plan import SplitPlan, Tuning, estimate
+from reconcile.algorithm.plan import SplitPlan, Tuning
 from reconcile.algorithm.questions import Questions
 from reconcile.codec import Payload, Ranges, encode
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, total
-from reconcile.limits import SessionLimits
+from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
 
 FORCED_PARTS = 16
@@ -69,6 +69,11 @@ class Rules:
     tuning: Tuning
     ordinal: int
     large: bool | None
+
+    def plan(self, held: int, sizes: Ints, differs: Bools) -> SplitPlan:
+        """Return the plan by the number of IDs asked about, and by ranges that were compared."""
+        large = held >= self.tuning.large_count if self.large is None else self.large
+        return SplitPlan.of(self.tuning, self.ordinal, large, sizes, differs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,30 @@ class _Draft:
     decided: Bools
     named: SyncIds
     settled: Ints
+
+
+def wanted_parts(
+    plan: SplitPlan, sizes: Ints, probed: Bools, hollow: Bools, limits: CodecLimits
+) -> Ints:
+    """Choose into how many parts to split ranges that differ; 0: send the items.
+
+    ``hollow``: where the peer has no ID, because its fingerprint is zero.
+    """
+    parts = plan.parts(sizes, probed)
+    parts[(sizes <= 1) | hollow] = 0
+    parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
+    return parts
+
+
+def limited_parts(parts: Ints, sizes: Ints, limits: CodecLimits) -> Ints:
+    """Limit parts to what a payload may have; 1: leave the range for later."""
+    parts = np.minimum(parts, max(2, limits.max_ranges // 4))
+    if total(sizes) > limits.max_elements or total(parts) > limits.max_ranges // 2:
+        over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
+        over |= np.cumsum(parts) > limits.max_ranges // 2
+        over[0] = False
+        parts[over] = 1
+    return parts
 
 
 class Turn:
@@ -203,13 +232,8 @@ class Turn:
         if not len(self._open):
             return
         self._filled = rows_differ(asked.ranges.fingerprints, 0)
-        known = None
-        if rules.ordinal > 2 and asked.known.any():
-            known = estimate(measured.counts[asked.known], self._differs[asked.known])
-        large = rules.large
-        if large is None:
-            large = total(measured.counts) >= rules.tuning.large_count
-        self._plan = SplitPlan(rules.tuning, rules.ordinal, large, known)
+        compared = measured.counts[asked.known], self._differs[asked.known]
+        self._plan = rules.plan(total(measured.counts), *compared)
 
     def _is_too_large(self) -> bool:
         """Return True if the first question is a set with more own IDs than can be read."""
@@ -286,23 +310,12 @@ class Turn:
         """Choose into how many parts to split questions; 0: send the items, 1: leave for later."""
         asked, limits = self._asked, self._rules.limits.payload
         sizes = self._measured.counts.take(rows)
-        parts = self._plan.parts(sizes, self._probed.take(rows))
-        parts[sizes <= 1] = 0
-        # The peer has no ID where its fingerprint is zero.
-        parts[(asked.known & ~self._filled)[rows]] = 0
-        items = total(sizes)
-        if items > limits.max_elements:
-            parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
+        hollow = (asked.known & ~self._filled)[rows]
+        parts = wanted_parts(self._plan, sizes, self._probed.take(rows), hollow, limits)
         parts[asked.is_set.take(rows)] = 1
         if forced and len(rows) and rows[0] == self._open[0]:
             parts[0] = forced
-        parts = np.minimum(parts, max(2, limits.max_ranges // 4))
-        if items > limits.max_elements or total(parts) > limits.max_ranges // 2:
-            over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
-            over |= np.cumsum(parts) > limits.max_ranges // 2
-            over[0] = False
-            parts[over] = 1
-        return parts
+        return limited_parts(parts, sizes, limits)
 
     def _items(self, rows: Ints) -> Loading[Ranges]:
         """Return the sets of all IDs in some questions."""

@@ -355,14 +355,9 @@ static bool put_answer(reply_t *reply, const question_t *asked, gauges_t *gauges
 }
 
 /* Write the answer behind the head; false: Python must do it. */
-static bool put_all(reply_t *reply, const plan_t *plan, const uint8_t *head, size_t size)
+static bool put_all(reply_t *reply, int64_t wanted, const uint8_t *head, size_t size)
 {
-    gauges_t gauges = {0, 0};
-    if (reply->differing) {
-        if (!probe_all(reply, plan) || !choose_all(reply, plan))
-            return false;
-        gauges = gauges_of(reply, plan->numbers[N_GAUGES]);
-    }
+    gauges_t gauges = gauges_of(reply, wanted);
     if (!reserve(&reply->out, size))
         return false;
     memcpy(reply->out.at, head, size);
@@ -402,21 +397,30 @@ static PyObject *said(const reply_t *reply)
 /* The answer, None if Python must find it, or NULL with an exception. */
 static PyObject *answered(reply_t *reply, PyObject *planner, const uint8_t *head, size_t size)
 {
-    plan_t plan = {.from = {.count = 0}};
+    int64_t gauges = 0;
     PyThreadState *state = let_go(reply->end - head);
     bool usual = read_questions(reply) && measure(reply);
     take_back(state);
     if (!usual)
         Py_RETURN_NONE;
-    if (reply->differing && make_plan(reply, planner, &plan) < 0)
-        return NULL;
+    if (reply->differing) {
+        if (plan_search(reply, planner) < 0)
+            return NULL;
+        state = let_go(reply->held * HASH_BYTES);
+        usual = probe_all(reply);
+        take_back(state);
+        if (!usual)
+            Py_RETURN_NONE;
+        gauges = plan_parts(reply, planner);
+        if (gauges < 0)
+            return NULL;
+    }
     if (reply->open) {
         /* What is read is about what is held in the open ranges. */
         state = let_go(reply->held * HASH_BYTES);
-        usual = put_all(reply, &plan, head, size);
+        usual = put_all(reply, gauges, head, size);
         take_back(state);
     }
-    release(&plan.from);
     if (!usual)
         Py_RETURN_NONE;
     return said(reply);
@@ -436,8 +440,8 @@ static void free_all(reply_t *reply)
  *
  * Ranges begin at `at`; what is before is the head of the answer, too. Numbers: the most ranges,
  * items and bytes of a payload, how many differences may still be found, the times of the
- * territory's bounds, and the time from which on the index has everything. The planner is given
- * how many IDs are held in the ranges, and a sample, and returns columns: see `make_plan`.
+ * territory's bounds, and the time from which on the index has everything. The planner is asked
+ * twice, if fingerprints differ: see `plan_search` and `plan_parts`.
  */
 PyObject *kernel_reply(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

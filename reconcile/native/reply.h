@@ -80,15 +80,6 @@ static inline question_t *question(const reply_t *reply, Py_ssize_t number)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-enum { P_NUMBERS, P_DENSITY, P_SIZES, P_RATES, P_PROBE, P_AFTER, P_UNPROBED, P_LATE, P_COLUMNS };
-enum { N_KNOWN, N_WANTED, N_MIN_PARTS, N_LARGEST_LATE, N_GAUGES, N_COUNT };
-
-typedef struct {
-    columns from;
-    int64_t numbers[N_COUNT];
-    double density;
-} plan_t;
-
 static inline bool is_unsettled(const question_t *asked)
 {
     return asked->differs && asked->named < 0;
@@ -97,10 +88,10 @@ static inline bool is_unsettled(const question_t *asked)
 /* False: Python must do it. */
 bool read_questions(reply_t *reply);
 bool measure(reply_t *reply);
-bool probe_all(reply_t *reply, const plan_t *plan);
-bool choose_all(reply_t *reply, const plan_t *plan);
+bool probe_all(reply_t *reply);
 
-/* 0, or -1 with an exception. */
-int make_plan(const reply_t *reply, PyObject *planner, plan_t *plan);
+/* What Python decides; -1 with an exception. */
+int plan_search(const reply_t *reply, PyObject *planner);
+int64_t plan_parts(const reply_t *reply, PyObject *planner);
 
 #endif

@@ -111,9 +111,6 @@ def test_an_index_does_not_answer_for_what_it_lacks() -> None:
         assert whole[1][0].to_receive == plain[1][0].to_receive
 
 
-Plan = tuple[kernel.Column, ...]
-
-
 def test_a_planner_that_gives_something_else_is_refused() -> None:
     if kernel.compiled is None:
         return
@@ -123,19 +120,22 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
     assert sent is not None
     payload = sent.payload
     numbers = np.array([10**6, 10**6, 10**6, 10**6, 0, 2**63 - 1, 0])
-    short = tuple(np.zeros(n, np.int64) for n in (5, 1, 0, 0, 2, 1, 1, 1))
 
-    def asked(plan: Plan | None) -> object:
-        def planned(_stored: int, _sample: bytes) -> Plan:
-            if plan is None:
-                raise KeyError("no plan")
-            return plan
+    class Planner:
+        def __init__(self, searched: object, parts: object) -> None:
+            self.answers = {"search": searched, "parts": parts}
 
-        return own.reply(view.handle, payload, HEAD, numbers, planned)
+        def search(self, *_: object) -> object:
+            return self.answers["search"]
 
-    plans: list[Plan] = [(), (numbers,) * 8, short]
-    for plan in plans:
-        with pytest.raises(ValueError, match=r"fit|whole rows"):
-            asked(plan)
-    with pytest.raises(KeyError):
-        asked(None)
+        def parts(self, *_: object) -> object:
+            return self.answers["parts"]
+
+    whole = np.zeros(2, np.int64).tobytes()
+    answers = [(None, whole), (b"", whole), (b"\0", None), (b"\0", whole[1:])]
+    answers += [(b"\0", np.array(pair).tobytes()) for pair in ((-1, 0), (0, -1))]
+    for searched, parts in answers:
+        with pytest.raises(ValueError, match="fit"):
+            own.reply(view.handle, payload, HEAD, numbers, Planner(searched, parts))
+    with pytest.raises(AttributeError):
+        own.reply(view.handle, payload, HEAD, numbers, None)

@@ -23,7 +23,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 29
+VERSION: Final = 30
 """The version of the kernel's source. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]

@@ -58,17 +58,17 @@ class _Planner:
         self._rules = rules
         self._plan: SplitPlan
 
-    def search(self, held: int, packed: bytes, flags: bytes) -> bytes:
+    def search(self, stored: int, packed: bytes, flags: bytes) -> bytes:
         """Return the ranges to search for one ID that may be all of a difference: a byte each.
 
         Args:
-            held: the number of own IDs in all of them.
+            stored: the number of own IDs in all of them.
             packed: the number in each.
             flags: of each: 1, the fingerprint is of all of it; 2, it differs; 4, it is not zero.
         """
         self._sizes, bits = np.frombuffer(packed, np.int64), np.frombuffer(flags, np.uint8)
         known, differs, filled = ((bits & bit).astype(np.bool_) for bit in (1, 2, 4))
-        self._plan = self._rules.plan(held, self._sizes[known], differs[known])
+        self._plan = self._rules.plan(stored, self._sizes[known], differs[known])
         self._hollow = known & ~filled
         self._probed = known & differs & filled
         counts = self._sizes[self._probed]

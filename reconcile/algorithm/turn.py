@@ -70,9 +70,9 @@ class Rules:
     ordinal: int
     large: bool | None
 
-    def plan(self, held: int, sizes: Ints, differs: Bools) -> SplitPlan:
+    def plan(self, stored: int, sizes: Ints, differs: Bools) -> SplitPlan:
         """Return the plan by the number of IDs asked about, and by ranges that were compared."""
-        large = held >= self.tuning.large_count if self.large is None else self.large
+        large = stored >= self.tuning.large_count if self.large is None else self.large
         return SplitPlan.of(self.tuning, self.ordinal, large, sizes, differs)
 
 

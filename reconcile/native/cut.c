@@ -140,8 +140,6 @@ static bool read_bounds(reader_t *from, Py_ssize_t most, bounds_t *bounds)
         return false;
     bounds->exponent = *from->at++;
     int64_t largest = MAX_TIME >> bounds->exponent;
-    if (largest > INT64_C(1) << 62)
-        largest = INT64_C(1) << 62;
     if (!read_varint(from, &count) || count > most)
         return false;
     for (; bounds->count < count; bounds->count++) {

@@ -6,6 +6,7 @@ Without a kernel every payload is answered by a turn, and both sides of a compar
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -120,22 +121,12 @@ def test_a_planner_that_gives_something_else_is_refused() -> None:
     assert sent is not None
     payload = sent.payload
     numbers = np.array([10**6, 10**6, 10**6, 10**6, 0, 2**63 - 1, 0])
-
-    class Planner:
-        def __init__(self, searched: object, parts: object) -> None:
-            self.answers = {"search": searched, "parts": parts}
-
-        def search(self, *_: object) -> object:
-            return self.answers["search"]
-
-        def parts(self, *_: object) -> object:
-            return self.answers["parts"]
-
     whole = np.zeros(2, np.int64).tobytes()
     answers = [(None, whole), (b"", whole), (b"\0", None), (b"\0", whole[1:])]
     answers += [(b"\0", np.array(pair).tobytes()) for pair in ((-1, 0), (0, -1))]
     for searched, parts in answers:
+        planner = Mock(search=Mock(return_value=searched), parts=Mock(return_value=parts))
         with pytest.raises(ValueError, match="fit"):
-            own.reply(view.handle, payload, HEAD, numbers, Planner(searched, parts))
+            own.reply(view.handle, payload, HEAD, numbers, planner)
     with pytest.raises(AttributeError):
         own.reply(view.handle, payload, HEAD, numbers, None)

@@ -26,6 +26,7 @@ from storenode.cli.errors import FAILED, OK, CliError
 
 if TYPE_CHECKING:
     from store.gateway.config import GatewayConfig
+    from store.runtime.node import NodeRuntime
 
 _COLLECT_AFTER = 10_000
 """New objects between two looks for cycles. A hundred calls at once have so many without one."""
@@ -33,7 +34,6 @@ _COLLECT_AFTER = 10_000
 _Config = TypeVar("_Config", NodeConfig, "GatewayConfig")
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _LISTEN = "127.0.0.1:7420"
-"""The address that client commands call by default."""
 
 
 @click.command(cls=RunCommand)
@@ -90,7 +90,8 @@ def check_config(**options: Any) -> int:  # noqa: ANN401 - the options, by name
 
 
 async def _serve(config: NodeConfig) -> None:
-    # Imported here, so that `--help` needs no server.
+    # Before the imports, which `--help` does without: a signal meanwhile is handled after them.
+    _handle_signals(lambda: node)
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
     embedded = EmbeddedHost(config) if config.database_url is None else None
@@ -102,7 +103,6 @@ async def _serve(config: NodeConfig) -> None:
     gc.set_threshold(_COLLECT_AFTER, 20, 20)
     gc.enable()
     node = NodeRuntime(config, importlib.metadata.version("storenode"), announce, embedded)
-    _handle_signals(node.stop, node.reload)
     try:
         await node.run()
     except NodeFailedError as error:
@@ -122,7 +122,7 @@ def announce(line: str) -> None:
         )
 
 
-def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
+def _handle_signals(node: Callable[[], NodeRuntime]) -> None:
     """Stop the node at the first signal, and exit at once at the second."""
     loop = asyncio.get_running_loop()
 
@@ -130,8 +130,8 @@ def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Non
         for number in _ENDING:
             # An embedded Postgres notices the end of its parent and shuts down by itself.
             loop.add_signal_handler(number, os._exit, FAILED)
-        stop()
+        node().stop()
 
     for number in _ENDING:
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, lambda: node().reload())

@@ -141,6 +141,7 @@ class MetricsListener:
             OSError: The address cannot be bound.
         """
         bound: Future[int] = Future()
+        bound.set_running_or_notify_cancel()  # the thread sets it also where this is cancelled
         self._node = asyncio.get_running_loop()
         self._thread = Thread(
             target=lambda: asyncio.run(self._listen(host, port, bound)), name="probes", daemon=True
@@ -234,9 +235,7 @@ class MetricsListener:
             answer = _NOT_ALLOWED
         if answer is None and limit is not None and limit.locked():
             answer = _TOO_MANY
-        if answer is not None:
-            limit = None
-        async with limit or contextlib.nullcontext():
+        async with limit if limit and not answer else contextlib.nullcontext():
             answer = answer or await self._answer(path)
             await _send(writer, answer, with_body=method != "HEAD")
 

@@ -57,9 +57,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     made = {name: tmp_path / f"{name}.txt" for name in texts}
-    for name in ("storenode.lock", "postgres.json"):
-        (tmp_path / f"data-{name}" / name).mkdir(parents=True)
-        made[name.replace(".", "_")] = tmp_path / f"data-{name}"
+    made["locked"] = tmp_path / "locked"
+    (tmp_path / "locked" / "storenode.lock").mkdir(parents=True)
     pairs = {"cert": cert, "key": key, "ca": one.ca, "cert2": other_cert, "key2": other_key}
     pairs |= {"ip": ip, "ip_key": ip_key}
     return {**made, **pairs}
@@ -96,8 +95,7 @@ BAD = {
         "--database-url cannot be read",
     ),
     "half a database URL": ("--database-url u:hunter2@h", "--database-url cannot be read"),
-    "a lock that is a directory": ("--data-dir {storenode_lock}", "lock cannot be used (Is a dir"),
-    "a password that is a directory": ("--data-dir {postgres_json}", "not readable for this user"),
+    "a lock that is a directory": ("--data-dir {locked}", "lock cannot be used (Is a dir"),
     "a directory that is a file": ("--data-dir {empty}", "cannot be used"),
 }
 

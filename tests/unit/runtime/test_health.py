@@ -86,13 +86,6 @@ async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
     assert await waiting == now + 1
 
 
-async def test_gauges_are_renewed_before_problems_are_evaluated() -> None:
-    metrics = Metrics("test")
-    metrics.database_up.set(1)
-    health = NodeHealth(metrics, lambda: metrics.token_file_broken.set(1))
-    assert [each.page for each in health.look().problems] == ["token-file-broken"]
-
-
 async def test_a_status_reports_the_health_of_its_revision() -> None:
     """Check what a watcher needs that waits for the revision after this one."""
     health = NodeHealth(Metrics("test"))

@@ -119,10 +119,9 @@ class StatementBuffer:
         if not statements:
             return
         store = self._stores[store_id] = self._stores.get(store_id) or _Buffered()
-        waiting = store.waiting
-        if waiting and not (
-            statements[0].start_ns <= waiting[-1].end_ns
-            and waiting[0].start_ns <= statements[-1].end_ns
+        while store.waiting and not (
+            statements[0].start_ns <= store.waiting[-1].end_ns
+            and store.waiting[0].start_ns <= statements[-1].end_ns
         ):
             # What is written together has no gaps.
             await self._write(store_id, store)
@@ -149,6 +148,7 @@ class StatementBuffer:
                 await self._write(store_id, store)
 
     async def _write(self, store_id: str, store: _Buffered) -> None:
-        if store.waiting:
-            await self._statements.note(store_id, store.waiting, store.noted_ns)
-            store.waiting, store.written_ns, store.is_changed = (), store.noted_ns, False
+        if waiting := store.waiting:
+            await self._statements.note(store_id, waiting, store.noted_ns)
+            if store.waiting is waiting:  # no other session has noted some meanwhile
+                store.waiting, store.written_ns, store.is_changed = (), store.noted_ns, False

@@ -25,7 +25,7 @@ from reconcile.index import IndexView, MemoryView
 from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role
-from reconcile.view import Loaded, Measured, Needs, Spans
+from reconcile.view import Loaded, Needs
 from sim.messages import CANDIDATES, forged_halves
 from store.domain.hub import START
 from store.domain.partitioning import HOUR_NS
@@ -73,10 +73,6 @@ class SideView:
     async def load(self, needs: Needs) -> Loaded:
         """Fail: nothing is needed."""
         raise AssertionError(needs)
-
-    async def measure(self, spans: Spans) -> Measured:
-        """Return counts and fingerprints of spans."""
-        return self._view.measure(spans)
 
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of ranges of time."""

@@ -125,7 +125,8 @@ def some_ids(
     rng: random.Random, count: int, moments: int, start: int = 1_700_000_000_000_000_000
 ) -> list[SyncId]:
     """Return IDs at some different times; few times make many ties, and very many hardly any."""
-    times = [start + rng.randrange(3_600_000_000_000) for _ in range(min(moments, 64 * count))]
+    hour = range(start, start + 3_600_000_000_000)
+    times = hour if moments > 64 * count else [rng.choice(hour) for _ in range(moments)]
     return [(rng.choice(times), rng.randbytes(32)) for _ in range(count)]
 
 

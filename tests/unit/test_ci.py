@@ -22,8 +22,6 @@ from tools import audit_dependencies
 from tools.audit_dependencies import CLEAN, LOCK, UNKNOWN, VULNERABLE, audit, judge, pinned
 from tools.release import present
 
-# Workflows and forms of the hosting service
-
 WORKFLOWS = ROOT / ".github" / "workflows"
 
 

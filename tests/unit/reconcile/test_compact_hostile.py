@@ -52,7 +52,7 @@ def views_of(first: list[SyncId], second: list[SyncId]) -> tuple[IndexView, Inde
     return IndexView.of(SyncIds.of(first)), IndexView.of(SyncIds.of(second))
 
 
-VIEWS = views_of(*sets_of(1, 4_000, 60, 50, 10**6))
+VIEWS = views_of(*sets_of(2, 4_000, 60, 50, 10**6))
 
 
 def cut(count: int, regions: int, print_bytes: int) -> bytes:

@@ -77,7 +77,7 @@ class Pipe:
         self._error: CallClosedError | None = None
         self._last: Ended | None = None
         self._ignored = False
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = lambda: None
 
     def send(self, frame: object) -> Promise[None]:
         """Send a frame; the promise is kept when there is room for another."""
@@ -337,7 +337,3 @@ class Call:
         if not self.over:
             self.over = True
             self._network.forget(self)
-
-
-def _nothing() -> None:
-    """Ignore the end of a pipe."""

@@ -36,6 +36,7 @@ from store.domain.view import Span
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import CONTENT_DIGEST_BYTES
@@ -75,11 +76,11 @@ class UnreadRow:
         """True if it waits for nothing."""
         return len(self.stores) >= self.needed
 
-    def event(self, digest: bytes, now_ns: int) -> UnreadEvent:
+    def event(self, digest: bytes, content: bytes, now_ns: int) -> UnreadEvent:
         """Return the event as a node reads it."""
         age_ns = now_ns - self.began_ns
         stores = tuple(self.stores)
-        return UnreadEvent(digest, b"", self.needed, stores, age_ns, self.expired)
+        return UnreadEvent(digest, content, self.needed, stores, age_ns, self.expired)
 
 
 class Database:
@@ -95,7 +96,7 @@ class Database:
         commits: in their order; without the oldest ones, of which nothing is held.
         horizon_ns: everything older was dropped.
         available: False while it is away.
-        outages: how often it went away, which breaks all connections.
+        outages: how often it went away, which breaks all connections; ``losses``: and lost commits.
         stated: by store ID, what sessions have found out about other stores.
         followers: are woken by every commit, and when their connections break.
         log: hashes in the order of their commits; ``graph``: the events among them.
@@ -121,6 +122,7 @@ class Database:
         self.last_online_ns = 0
         self.available = True
         self.outages = 0
+        self.losses = 0
         self.stated: dict[str, list[Statement]] = {}
         self.followers: dict[object, Callable[[], None]] = {}
         self.log: list[bytes] = []
@@ -143,7 +145,7 @@ class Database:
         batch: RecordBatch,
         source: Source = Source.TRANSFER,
         asked: int = 0,
-    ) -> Promise[list[bool]]:
+    ) -> Promise[StoreResult]:
         """Store a batch; the promise is kept after the commit, per message True if it is new.
 
         It fails with `DatabaseUnavailableError` if the outcome is unknown. ``asked``: so many
@@ -163,6 +165,10 @@ class Database:
         return digest in self.stored or (
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
+
+    def holds(self, digest: bytes, content: bytes) -> bool:
+        """Return True if a message with this hash and this content digest is stored."""
+        return digest in self.stored and self.digests[digest] == content
 
     def stored_at(self, ids: Iterable[SyncId]) -> Iterator[Row | None]:
         """Yield what is stored at each position."""
@@ -216,20 +222,28 @@ class Database:
         self._later(act, portions)
         return done
 
-    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
-        """Commit a batch now."""
+    def add(self, batch: RecordBatch, clock_ns: int) -> StoreResult:
+        """Commit a batch now; of two messages with one hash the first is kept."""
         self._judge.committed(self, batch)
-        new = self._new(batch)
+        given = zip(batch.hashes, batch.content_digests, strict=True)
+        here = {at: each for at, each in enumerate(given) if each[0] in self.stored}
+        conflicts = {
+            at: self.digests[each[0]] for at, each in here.items() if not self.holds(*each)
+        }
+        new = StoreResult((at not in here for at in range(len(batch))), conflicts)
         ids = [(batch.timestamps[at], batch.hashes[at]) for at, is_new in enumerate(new) if is_new]
         for at, is_new in enumerate(new):
             if is_new:
                 self.stored[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
                 self.digests[batch.hashes[at]] = batch.content_digests[at]
                 self.log.append(batch.hashes[at])
-        self.graph.update((event.id, event) for event in graph_events(batch))
+        events = graph_events(batch)
+        self.graph |= {each.id: each for each in events if self.holds(each.id, each.content_digest)}
         for each in ids:
             insort(self.ids, each)
         for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
+            if at in new.conflicts:
+                continue
             claim = claim_of(claimed, batch.timestamps[at], batch.hashes[at])
             claims = self.claims.setdefault(claim[0], [])
             if claim not in claims:
@@ -269,7 +283,8 @@ class Database:
         if place == START:
             return True
         first = self.commits[0].place[0] if self.commits else 0
-        return place[0] < first or any(place == commit.place for commit in self.commits)
+        at = bisect_left(self.commits, place[0], key=lambda commit: commit.place[0])
+        return place[0] < first or place in [each.place for each in self.commits[at : at + 1]]
 
     def commits_after(self, place: Place) -> list[CommitRow]:
         """Return some commits after a position, in their order."""
@@ -280,7 +295,7 @@ class Database:
         """Return what some commits have added and is held, with content digests."""
         added = [each for commit in commits for each in self._added.get(commit.batch, ())]
         added_ids = SyncIds.of(each for each in added if each[1] in self.stored)
-        return Snapshot((), self._lengths_ns, digests=self.digests).contents(added_ids)
+        return Snapshot((), self._lengths_ns, self.digests).contents(added_ids)
 
     def go_away(self) -> None:
         """Fail all calls until `come_back`; every connection breaks."""
@@ -291,6 +306,7 @@ class Database:
     def come_back(self, without: int = 0) -> None:
         """Serve again, maybe as a standby that has not received the newest commits."""
         self.available = True
+        self.losses += without > 0
         for commit in self.commits[len(self.commits) - without :] if without else ():
             for each in self._added.pop(commit.batch):
                 if self.stored.pop(each[1], None) is not None:
@@ -303,9 +319,6 @@ class Database:
         for wake in list(self.followers.values()):
             wake()
 
-    def _new(self, batch: RecordBatch) -> list[bool]:
-        return [digest not in self.stored for digest in batch.hashes]
-
     def note_online(self, online_ns: int, clock_ns: int) -> None:
         """Keep the later time, unless that is ahead of the clock of the node that reports it."""
         if online_ns and not online_ns <= self.last_online_ns <= clock_ns:
@@ -313,7 +326,7 @@ class Database:
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the stored messages."""
-        return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns, self.digests)
+        return Snapshot(self.ids, self._lengths_ns, self.digests, self.place, self.horizon_ns)
 
     def added_by_others(self, client: Process, within_ns: int) -> set[SyncId]:
         """Return what other clients have committed in the last time."""
@@ -335,12 +348,15 @@ class Database:
         assert all(self.stored[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
 
-    def _write(self, client: Process, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
+    def _write(
+        self, client: Process, batch: RecordBatch, source: Source, asked: int
+    ) -> StoreResult:
         new = self.add(batch, self._timeline.now_ns)
         ids = zip(batch.timestamps, batch.hashes, strict=True)
         self._newest.append((self._timeline.now_ns, client, list(ids)))
-        for digest, is_new in zip(batch.hashes, new, strict=True):
-            self._need(digest, asked, is_new=is_new)
+        for at, (digest, is_new) in enumerate(zip(batch.hashes, new, strict=True)):
+            if at not in new.conflicts:
+                self._need(digest, asked, is_new=is_new)
         unread = self.unread
         needed = {digest: unread[digest].needed for digest in batch.hashes if digest in unread}
         if client.alive and any(new):
@@ -390,11 +406,11 @@ class Snapshot:
         self,
         ids: Sequence[SyncId],
         lengths_ns: Sequence[int],
+        digests: Mapping[bytes, bytes],
         place: Place = START,
         horizon_ns: int = 0,
-        digests: Mapping[bytes, bytes] | None = None,
     ) -> None:
-        """Copy IDs; ``digests`` are the content digests by hash, None: zeros."""
+        """Copy IDs; ``digests`` are the content digests by hash."""
         self.ids = list(ids)
         self.place = place
         self.horizon_ns = horizon_ns
@@ -419,8 +435,6 @@ class Snapshot:
 
     def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs with their content digests."""
-        if self._digests is None:
-            return ids
         joined = b"".join(self._digests[digest.tobytes()] for digest in ids.hashes)
         digests = np.frombuffer(joined, np.uint8).reshape(-1, CONTENT_DIGEST_BYTES)
         return SyncIds(ids.timestamps, ids.hashes, digests)

@@ -130,9 +130,13 @@ class FaultInjector:
     async def _partition(self) -> None:
         world = self._world
         names = [each.name for each in (*world.nodes, *world.clients, *world.members)]
-        world.cut_off(names, min(len(names) - 1, _MOST_CUT_OFF))
+        most = min(len(names) - 1, _MOST_CUT_OFF)
+        here = dict.fromkeys(self._rng.sample(names, self._rng.randint(1, most)))
+        world.trace.note("net", f"cuts off {sorted(here)}")
+        world.network.cut((one, other) for one in here for other in names if other not in here)
         await asyncio.sleep(self._rng.uniform(0, 1) ** 2 * 15)
-        world.make_whole()
+        world.trace.note("net", "is whole again")
+        world.network.heal()
 
     async def _outage(self) -> None:
         database = self._rng.choice(self._world.databases)

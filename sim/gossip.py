@@ -30,6 +30,7 @@ from store.gossip.driver.streams import (
 )
 from store.gossip.events import Bodies, Count, FrameIn, GossipCounter, listed
 from store.gossip.machine import Gossip
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessageError
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
@@ -219,27 +220,28 @@ class Gossiping:
         # The streams that peers began end by themselves.
         await asyncio.sleep(0.001)
 
-    async def store(self, process: Process, batch: RecordBatch) -> None:
+    async def store(self, process: Process, batch: RecordBatch) -> StoreResult:
         """Make what was accepted durable; who wants confirmations waits for them."""
         world, hashes = self._world, batch.hashes
-        asked, timeout_s = (
-            world.rng.choice(world.gossip.min_confirms),
-            world.rng.choice(_TIMEOUTS_S),
-        )
+        asked = world.rng.choice(world.gossip.min_confirms)
+        timeout_s = world.rng.choice(_TIMEOUTS_S)
         if hashes and hashes[0] in world.gossip_checker.in_peace:
             asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
         stored = await self._store.store(batch, Source.CLIENT, asked)
         if asked and hashes and process.alive:
             process.begin_task(_CALL, self._confirm(batch, stored, asked, timeout_s))
+        return stored
 
     async def _confirm(
-        self, batch: RecordBatch, stored: Sequence[bool], asked: int, timeout_s: float
+        self, batch: RecordBatch, stored: StoreResult, asked: int, timeout_s: float
     ) -> None:
+        places = [at for at in range(len(batch)) if at not in stored.conflicts]
+        batch, new = batch.select(places), [stored[at] for at in places]
         hashes = batch.hashes
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         found = await self.driver.waits.confirmed(
-            hashes, batch.content_digests, stored, asked, timeout_s
+            hashes, batch.content_digests, new, asked, timeout_s
         )
         late_s = loop.time() - began_s - timeout_s
         self._world.gossip_checker.confirmed(self._owner, hashes, found, asked, late_s)

@@ -1,8 +1,8 @@
 """A checker of rules that a run with gossip must keep besides those of `sim.judge`.
 
-1. A confirmation that is noted, or reported to a publisher, is of a store that holds the message;
-   no node confirms its own messages, and a liar counts once in the life of a node, in however many
-   names it comes. A publisher is answered in time.
+1. A confirmation that is noted, or reported to a publisher, is of a store that holds the message,
+   and not another one with its hash; no node confirms its own messages, and a liar counts once in
+   the life of a node, in however many names it comes. A publisher is answered in time.
 2. No honest node cuts another one off, and no driver or machine fails.
 3. What a node keeps in memory is bounded, and nothing is tried again without a pause.
 4. Nothing is left of a driver that was stopped.
@@ -65,7 +65,8 @@ class GossipChecker:
     def sends(self, node: Node, frame: RawGossipFrame) -> None:
         """Check a frame that a node sends."""
         if frame.WhichOneof("kind") in ("inv", "sync_leaves"):
-            self.acknowledge(node.database, listed(frame).ids)
+            inventory = listed(frame)
+            self.acknowledge(node.database, inventory.ids, inventory.content_digests)
 
     # Confirmations (rule 1)
 
@@ -84,7 +85,7 @@ class GossipChecker:
         stores = [each for each in self._world.databases if each.store_id == store_id]
         if not stores:
             self.fail(f"{node.name} counts a confirmation of {store_id}, which is no store")
-        self.acknowledge(stores[0], [digest])
+        self.acknowledge(stores[0], [digest], [node.database.digests[digest]])
 
     def confirmed(
         self,
@@ -163,13 +164,16 @@ class GossipChecker:
         for store in self._world.databases:
             neighbours = self._neighbours(store)
             for digest, row in store.unread.items():
-                holding = sum(digest in other.stored for other in neighbours)
+                content = store.digests[digest]
+                holding = sum(other.holds(digest, content) for other in neighbours)
                 if len(row.stores) < row.needed <= holding:
                     return f"{store.store_id} has {_name(digest)} unread"
         return ""
 
     def _holding(self, digest: bytes, beside: Database) -> int:
-        return sum(digest in store.stored for store in self._world.databases if store is not beside)
+        content, stores = beside.digests[digest], self._world.databases
+        others = (each for each in stores if each is not beside and each.had(digest))
+        return sum(each.digests.get(digest) == content for each in others)
 
     def _neighbours(self, store: Database) -> dict[Database, None]:
         own = [node for node in self._world.nodes if node.database is store]

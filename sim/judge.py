@@ -1,6 +1,7 @@
 """The judge of a run, with the rules that hold whatever happens.
 
-1. Nothing is invented: what any store commits is what a client made, byte for byte.
+1. Nothing is invented: what any store commits is what a client made, byte for byte. Of two messages
+   with one hash a store keeps the first, and a node reports no other one as stored.
 2. Nothing acknowledged is lost: after a node reported "stored" to a client or to a peer, the store
 holds the message until its horizon passes it.
 3. A view shows everything that was durable when it was asked for, and nothing that never was.
@@ -39,10 +40,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.limits import NS_PER_S
-from sim.messages import Message
+from sim.messages import Message, twin_of
 from store.domain.coverage import Statement
 from store.domain.ports import HistoryEntry
 from store.domain.view import Span
+from store.messages.conflicts import is_other_content
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from store.sync.fetch import FetchDone
@@ -99,7 +101,7 @@ class Judge:
     ``fail_run`` ends the run at once with an error.
 
     Attributes:
-        made: all messages that clients made, by hash.
+        made: all messages that clients made, by hash; ``twins``: others that have their hashes.
         acknowledged: hash -> the stores that said that they hold it.
         lost: what some database has lost.
         lies: how often a node has lied about what it holds.
@@ -109,6 +111,7 @@ class Judge:
     def __init__(self, fail_run: Callable[[ViolationError], None]) -> None:
         self._fail_run = fail_run
         self.made: dict[bytes, Message] = {}
+        self.twins: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
         self.lost: set[bytes] = set()
         self.lies: Counter[str] = Counter()
@@ -147,24 +150,35 @@ class Judge:
     # Messages
 
     def make(self, message: Message) -> None:
-        """Note a message of a client."""
-        self.made[message.digest] = message
+        """Note a message of a client, unless it is one's twin."""
+        self.made.setdefault(message.digest, message)
+
+    def twin(self, message: Message) -> Message:
+        """Return the other message that has the hash of one of a client."""
+        return self.twins.setdefault(message.digest, twin_of(message))
 
     def committed(self, database: Database, batch: RecordBatch) -> None:
         """Check a batch that is about to be durable (rule 1)."""
         batch.check()
         for index, digest in enumerate(batch.hashes):
-            message = self.made.get(digest)
+            known = (self.made.get(digest), self.twins.get(digest))
+            encoded = transferred(batch.frame(index))
+            message = next((each for each in known if each and each.encoded == encoded), None)
             self.demand(
                 message is not None
                 and not message.ephemeral
-                and message.timestamp_ns == batch.timestamps[index]
-                and message.encoded == transferred(batch.frame(index)),
+                and message.timestamp_ns == batch.timestamps[index],
                 f"{database.store_id} stores {digest.hex()[:12]}, which was never published so",
             )
 
-    def acknowledge(self, database: Database, digests: Iterable[bytes]) -> None:
-        """Note that a node reports messages as stored (rule 2)."""
+    def acknowledge(
+        self, database: Database, digests: Sequence[bytes], contents: Sequence[bytes] = ()
+    ) -> None:
+        """Note that a node reports messages as stored, with their content digests (rules 1, 2)."""
+        for digest, content in zip(digests, contents, strict=bool(contents)):
+            stored = database.digests[digest] if digest in database.stored else b""
+            is_other = is_other_content(stored, content)
+            self.demand(not is_other, f"{database.store_id} calls other content stored")
         for digest in digests:
             self._demand_stored(database, digest)
             stores = self.acknowledged.setdefault(digest, [])

@@ -139,7 +139,7 @@ class Forger(Host):
         off_ms = int(rng.uniform(-_MOST_OFF_MS, _MOST_OFF_MS))
         false = replace(
             genuine,
-            content=b"forged %d" % world.next_number(),
+            content=b"forged %d" % next(world.numbers),
             sender_id=rng.choice((genuine.sender_id, self.name)),
             lamport=(genuine.lamport or 0) + rng.choice((0, off_ms)),
             history=rng.choice((genuine.history, genuine.history[:1], ())),

@@ -1,4 +1,4 @@
-"""Messages as clients make them, sets that have one XOR, and claims as a database returns them."""
+"""Messages as clients make them, pairs that have one hash, sets that have one XOR, and claims."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from store.domain.claims import Claim
+from store.messages.transfer import decode_message
 from storenode.message.hashing import message_hash
 from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata, sds_key
@@ -36,17 +37,37 @@ class Message:
 
 
 def message_of(
-    pubsub: str, content: str, payload: bytes, timestamp_ns: int, *, ephemeral: bool = False
+    pubsub: str,
+    content: str,
+    payload: bytes,
+    timestamp_ns: int,
+    *,
+    meta: bytes = b"",
+    ephemeral: bool = False,
 ) -> Message:
     """Return a message with these fields in canonical order (14/WAKU2-MESSAGE, "Wire format")."""
     body = delimited(b"\x0a", payload) if payload else b""
     body += delimited(b"\x12", content.encode())
     body += b"\x50" + varint(2 * timestamp_ns)
+    body += delimited(b"\x5a", meta) if meta else b""
     if ephemeral:
         body += _EPHEMERAL
     encoded = delimited(b"\x0a", body) + delimited(b"\x12", pubsub.encode())
-    digest = message_hash(pubsub, payload, content, b"", timestamp_ns)
+    digest = message_hash(pubsub, payload, content, meta, timestamp_ns)
     return Message(timestamp_ns, digest, encoded, len(body), ephemeral)
+
+
+def twin_of(message: Message) -> Message:
+    """Return another message with the same hash: its content topic ends where the meta begins."""
+    fields = decode_message(message.encoded)
+    return message_of(
+        fields.pubsub_topic,
+        fields.content_topic[:-1],
+        fields.payload,
+        message.timestamp_ns,
+        meta=fields.content_topic[-1:].encode(),
+        ephemeral=message.ephemeral,
+    )
 
 
 def forged_halves(hashes: Sequence[bytes]) -> tuple[list[int], list[int]]:

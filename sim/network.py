@@ -62,9 +62,9 @@ class Network:
         self._hosts: dict[str, Host] = {}
         self._cut: set[frozenset[str]] = set()
 
-    def add(self, host: Host) -> None:
-        """Connect a host."""
-        self._hosts[host.name] = host
+    def add(self, *hosts: Host) -> None:
+        """Connect hosts."""
+        self._hosts |= {host.name: host for host in hosts}
 
     # Calls
 
@@ -172,7 +172,7 @@ class Network:
 
     def delay_ns(self, sender: str, receiver: str) -> int:
         """Draw a delay; every pair of hosts has its own distance."""
-        longest_ns = self.distance_ns * (1 + (hash_of(sender, receiver) % 4))
+        longest_ns = self.distance_ns * (1 + sum((sender + receiver).encode()) % 4)
         stalls = happens(self._rng, self.faults.stalls)
         stall_ns = int(_STALL_NS * self._rng.random()) if stalls else 0
         return _SHORTEST_DELAY_NS + int(longest_ns * self._rng.random() ** 2) + stall_ns
@@ -197,8 +197,3 @@ class Network:
                 ends[host] = ends.get(host, 0) + 1
         for host, count in ends.items():
             assert count <= MAX_CALLS_PER_NODE, f"{host} has {count} calls"
-
-
-def hash_of(one: str, other: str) -> int:
-    """Return a number that depends on two names only."""
-    return sum((one + other).encode())

@@ -29,6 +29,7 @@ from store.domain.retention import (
     RetentionPolicy,
     plan_prune,
 )
+from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.sync.index.hot import HotIndex
 from storenode.message.rules import Policy
@@ -61,7 +62,9 @@ class Node(Host):
         self.number = number
         self.name = f"n{number}"
         self.database = database
-        self.clock = Clock(world.timeline, world.drift_ppm())
+        self.retention_ns = scenario.retention_ns[scenario.stores[number]]
+        most = scenario.faults.drift_ppm
+        self.clock = Clock(world.timeline, world.rng.randint(-most, most) if most else 0)
         self.who = Identity(f"node-{number}", database.store_id)
         self.peers = tuple(_address(world, peer) for peer in scenario.peers[number])
         self.process: Process | None = None
@@ -72,11 +75,6 @@ class Node(Host):
     def identity(self) -> Identity | None:
         """The identity that answers; None while the node is off."""
         return None if self.process is None else self.who
-
-    @property
-    def retention_ns(self) -> int | None:
-        """The time for which its store keeps messages."""
-        return self.world.scenario.retention_ns[self.world.scenario.stores[self.number]]
 
     def policy(self) -> Policy:
         """Return the rules for messages of clients, now."""
@@ -108,16 +106,15 @@ class Node(Host):
             self.peering.start()
         process.begin_task(FEED, SimFeed(process, listeners).run())
 
-    async def store(self, process: Process, batch: RecordBatch) -> None:
+    async def store(self, process: Process, batch: RecordBatch) -> StoreResult:
         """Store what a client of a life publishes.
 
         Raises:
             DatabaseUnavailableError: it is stored or not.
         """
         if self.world.scenario.gossip is not None:
-            await self.gossiping.store(process, batch)
-        else:
-            await self._store.store(batch, Source.CLIENT)
+            return await self.gossiping.store(process, batch)
+        return await self._store.store(batch, Source.CLIENT)
 
     async def stop_gossip(self) -> None:
         """Shut down as a node does; nothing may be left of it."""

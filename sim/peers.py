@@ -63,7 +63,7 @@ def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as it
 
 
 class JudgedExchange(shipped.Exchange):
-    """The shipped exchange; the judge checks what it finds, and how sessions end."""
+    """The shipped exchange and its observer; the judge checks results, and how sessions end."""
 
     reconciliation = staticmethod(judged)
 
@@ -84,7 +84,7 @@ class JudgedExchange(shipped.Exchange):
                 reads=store,
                 writer=store,
                 policy=process.policy,
-                observer=SimObserver(),
+                observer=self,
                 environment=process.world_env,
                 limits=scenario.limits,
                 transfer_limits=scenario.transfer,
@@ -124,9 +124,14 @@ class JudgedExchange(shipped.Exchange):
         transfer._go_on = checked  # type: ignore[method-assign]
         return transfer
 
-    def ended(self, report: SessionReport) -> None:
+    def session_began(self, peer: PeerAddress) -> None:
+        """Note nothing of a session that begins."""
+
+    def session_progressed(self, report: SessionReport) -> None:
+        """Note nothing of a transfer."""
+
+    def session_ended(self, report: SessionReport) -> None:
         """Note that a session ended."""
-        super().ended(report)
         process = self.process
         name = self._names.pop(asyncio.current_task(), "")
         process.note(f"{report.role} session with {report.node_id}: {described(report)}")
@@ -140,7 +145,7 @@ class JudgedExchange(shipped.Exchange):
             self._statements.ended(name)
             if report.in_sync:
                 process.judge.in_sync(name, report.refused_by_policy)
-            process.node.world.ended(report)
+            process.node.world.counts.update(("sessions", f"sessions {report.ending}"))
 
     def stop(self, session: PeerSession) -> None:
         """End the driver of a session that gave way to a new one."""
@@ -156,17 +161,16 @@ class JudgedExchange(shipped.Exchange):
         """Let a session wait for its transfer, for a silence at most."""
         super().keep(session)
         delay_ns = self.work.transfer_limits.silence_ns + _TIMER_NS
-        self.process.timeline.after(delay_ns, partial(self._demand_claimed, session))
+        self.process.timeline.after(
+            delay_ns, partial(self._demand_claimed, session, session.since_ns)
+        )
 
-    def _demand_claimed(self, session: PeerSession) -> None:
-        waits = session.state is SessionState.WAITING and not self.process.life.ended
-        is_kept = any(each is session for each in self.sessions)
-        assert not (waits and is_kept), "a session waits too long for its transfer"
-
-    def _forget(self, session: PeerSession, reason: str) -> None:
-        if "did not transfer" in reason:
-            self.process.mark(Mark.EXPIRED)
-        super()._forget(session, reason)
+    def _demand_claimed(self, session: PeerSession, since_ns: int) -> None:
+        if session.since_ns == since_ns and not self.process.life.ended:
+            is_over = session.state is SessionState.ENDED
+            assert is_over, "a session waits too long for its transfer"
+            if session.stopped is Fault.NONE:
+                self.process.mark(Mark.EXPIRED)
 
     def check(self) -> None:
         """Verify the registry, the memory, and that nothing is kept of what is over."""
@@ -189,19 +193,6 @@ class JudgedExchange(shipped.Exchange):
         labels = self.memory.known(node_id, Whose.OURS, now_ns)
         too_new = [digest for digest, label in labels.items() if label == Reason.TOO_NEW]
         process.judge.remembered(process.name, now_ns, too_new)
-
-
-class SimObserver:
-    """An observer of sessions that notes nothing: `JudgedExchange.ended` notifies the judge."""
-
-    def session_began(self, peer: PeerAddress) -> None:
-        """Note nothing of a session that begins."""
-
-    def session_progressed(self, report: SessionReport) -> None:
-        """Note nothing of a transfer."""
-
-    def session_ended(self, report: SessionReport) -> None:
-        """Note nothing of a session that has ended."""
 
 
 class SimCaller(SimConnector):

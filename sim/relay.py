@@ -332,7 +332,7 @@ class Liar:
             return
         world = self._world
         pause_ns = NS_PER_S if self.trick in (Trick.ANNOUNCE, Trick.REFUSE) else _LIE_NS
-        if not world.is_linked(self.name, victim):
+        if victim not in world.victims_of(self.name):
             if self.trick is Trick.CHURN:
                 self._lives += 1
                 self.name = f"x{self._number}.{self._lives}"
@@ -469,10 +469,6 @@ class RelayWorld(Stage):
         return 0
 
     # Links
-
-    def is_linked(self, one: str, two: str) -> bool:
-        """Return True if one has connected to the other."""
-        return (one, two) in self._links
 
     def victims_of(self, liar: str) -> list[str]:
         """Return the routers that a liar is connected to."""

@@ -280,13 +280,13 @@ def drawn(rng: Random, nodes: int | None = None) -> Scenario:
 def draw_with_gossip(rng: Random, nodes: int | None = None, *, beside: bool) -> Scenario:
     """Draw a scenario in which nodes gossip; ``beside``: they reconcile too.
 
-    Every message is for every store: runs without gossip have policy and retention.
+    Every message is for every store, but for retention where nodes reconcile too.
     """
     base = drawn(rng, nodes)
     tricks = _tricks(rng)
     base = replace(
         base,
-        retention_ns=(None,) * len(base.retention_ns),
+        retention_ns=base.retention_ns if beside else (None,) * len(base.retention_ns),
         history=min(base.history, _GOSSIP_HISTORY) if beside else 0,
         large_share=0.0,
         sds_share=rng.choice((0.0, 0.5, 1.0)),
@@ -295,7 +295,7 @@ def draw_with_gossip(rng: Random, nodes: int | None = None, *, beside: bool) -> 
         faults=_gossip_faults(rng, base.faults),
     )
     if not beside:
-        base = replace(base, ask_every_ns=0, offset_ns=0, faults=without_clock_faults(base.faults))
+        base = replace(base, ask_every_ns=0, offset_ns=0, faults=_repairable(base.faults))
     gossip = _gossip(rng, base.stores, tricks, beside=beside)
     faults = replace(
         base.faults,
@@ -312,14 +312,12 @@ def _gossip_faults(rng: Random, faults: Faults) -> Faults:
     """Draw faults in which publishers are answered and the store fails often: streams last."""
     outages_ns = rng.choice((0, 0, 6, 15)) * NS_PER_S
     busy = rng.choice((0.0, 0.0, 0.05, 0.2))
-    return replace(
-        faults, lost=0.0, twice=0.0, commits_lost=0.0, busy=busy, outage_every_ns=outages_ns
-    )
+    return replace(faults, lost=0.0, twice=0.0, busy=busy, outage_every_ns=outages_ns)
 
 
-def without_clock_faults(faults: Faults) -> Faults:
-    """Return the faults that gossip alone can repair: it announces a refused message only once."""
-    return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
+def _repairable(faults: Faults) -> Faults:
+    """Return the faults that gossip alone can repair: it announces a message only once."""
+    return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0, commits_lost=0.0)
 
 
 def _stores(rng: Random, nodes: int) -> tuple[int, ...]:

@@ -101,15 +101,13 @@ class Service:
         admission.admit(messages)
         published = admission.admitted
         if len(published.batch):
-            await process.node.store(process, published.batch)
+            published.refuse_conflicts(await process.node.store(process, published.batch))
         verdicts = tuple(published.verdicts)
-        stored = [
-            digest
-            for digest, verdict in zip(published.hashes, verdicts, strict=True)
-            if verdict in _STORED
-        ]
+        contents = [*published.batch.content_digests, b""]  # the last one where there is no place
+        given = zip(published.hashes, published.positions, verdicts, strict=True)
+        stored = {digest: contents[at] for digest, at, verdict in given if verdict in _STORED}
         process.note(f"acknowledges {len(stored)} of {len(verdicts)} to {sender}")
-        process.judge.acknowledge(process.database, stored)
+        process.judge.acknowledge(process.database, [*stored], [*stored.values()])
         return verdicts
 
     async def _publish(self, stream: EndStream) -> None:
@@ -121,28 +119,28 @@ class Service:
 
     async def _follow(self, stream: EndStream) -> None:
         log, woken = self._database.log, asyncio.Event()
-        place = self._place(await self._request(stream, FOLLOW))
+        cursor: bytes = await self._request(stream, FOLLOW)
+        feed, _, at = (cursor or b"%s:%d" % (self._feed, len(log))).rpartition(b":")
+        place = int(at)
         self._database.followers[stream] = woken.set
         try:
             while True:
                 woken.clear()
+                if feed != self._feed:
+                    raise CursorOutOfRangeError("the cursor's commit is lost, or another store's")
                 hashes = log[place : place + self._limits.page_messages]
                 place += len(hashes)
-                cursor = f"{self._process.name}:{place}".encode()
                 is_live = place == len(log)
-                await stream.write(FeedHashes(hashes, cursor, is_live))
+                await stream.write(FeedHashes(hashes, b"%s:%d" % (feed, place), is_live))
                 if is_live and place == len(log):
                     await woken.wait()
         finally:
             del self._database.followers[stream]
 
-    def _place(self, cursor: bytes) -> int:
-        if not cursor:
-            return len(self._database.log)
-        name, place = cursor.decode().split(":")
-        if name != self._process.name:
-            raise CursorOutOfRangeError("the cursor is another store's")
-        return int(place)
+    @property
+    def _feed(self) -> bytes:
+        """The name of the commits that a cursor continues; a loss of commits ends it."""
+        return f"{self._process.name}-{self._database.losses}".encode()
 
     # Reads
 

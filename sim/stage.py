@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from sim.bridge import TimelineLoop
 from sim.judge import ViolationError
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
-from sim.network import Host, Network
+from sim.network import Network
 from sim.rng import Random
 from sim.timeline import Timeline, Trace
 
 _T = TypeVar("_T")
-
-LOOK_EVERY_NS: Final = 500 * NS_PER_MS
-"""The time between two looks at what is unsettled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,6 @@ class Summary:
 
     digest: str
     events: int
-    virtual_ns: int
     settling_ns: int
     counts: Mapping[str, float]
 
@@ -46,12 +42,14 @@ class Stage(ABC):
         scenario: its parameters.
         max_events: of a run; more means that something goes round in circles.
         check_every: after so many events everything is looked at.
+        look_every_ns: the time between two looks at what is unsettled.
         counts: how often something happened.
     """
 
     scenario: object
     max_events: int
     check_every: int
+    look_every_ns = 500 * NS_PER_MS
 
     def __init__(
         self, rng: Random, network_delay_ns: int, sink: Callable[[str], None] | None
@@ -77,7 +75,6 @@ class Stage(ABC):
         return Summary(
             digest=self.trace.digest,
             events=self.timeline.events,
-            virtual_ns=self.timeline.now_ns - START_NS,
             settling_ns=settling_ns,
             counts=dict(sorted(self.counts.items())),
         )
@@ -88,11 +85,6 @@ class Stage(ABC):
 
     def look_around(self) -> None:  # noqa: B027 - there may be nothing to verify
         """Verify what must hold at any moment."""
-
-    def connect(self, hosts: Iterable[Host]) -> None:
-        """Connect hosts to the network."""
-        for host in hosts:
-            self.network.add(host)
 
     # Time
 
@@ -130,7 +122,7 @@ class Stage(ABC):
         while reason := unsettled():
             if self.timeline.now_ns > deadline_ns:
                 raise ViolationError(f"{sentence}: {reason}")
-            self.pass_for(LOOK_EVERY_NS)
+            self.pass_for(self.look_every_ns)
 
     def wait_for(self, task: asyncio.Task[_T]) -> _T:
         """Run events until a task has ended, and return its result."""
@@ -143,19 +135,3 @@ class Stage(ABC):
         while True:
             await asyncio.sleep(self.rng.uniform(0, 2) * every_ns / NS_PER_S)
             await act()
-
-    # Partitions
-
-    def cut_off(self, names: list[str], most: int) -> None:
-        """Let nothing through between some hosts and all others."""
-        here = set(self.rng.sample(names, self.rng.randint(1, most)))
-        pairs = [
-            (one, other) for one in names for other in names if one in here and other not in here
-        ]
-        self.trace.note("net", f"cuts off {sorted(here)}")
-        self.network.cut(pairs)
-
-    def make_whole(self) -> None:
-        """Let everything through again."""
-        self.trace.note("net", "is whole again")
-        self.network.heal()

@@ -104,10 +104,10 @@ class SimStore(_Port):
         self.database.admit_write()
         if not len(batch):
             return StoreResult()
-        new: list[bool] = await self._call(
-            lambda: self.database.write(self.process, batch, source, min_confirms), ""
+        database = self.database
+        return await self._call(
+            lambda: database.write(self.process, batch, source, min_confirms), ""
         )
-        return StoreResult(new)
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Return encoded messages of the first IDs, as many as fit, at least one."""
@@ -160,8 +160,9 @@ class SimMessages(_Port):
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
         def read() -> Committed:
             ids = [digest for digest in find() if digest in self.database.stored]
-            graph = self.database.graph
-            return Committed(ids, [graph[each] for each in ids if each in graph])
+            graph, digests = self.database.graph, self.database.digests
+            events = [graph[each] for each in ids if each in graph]
+            return Committed(ids, events, content_digests=[digests[each] for each in ids])
 
         return await self.look(read, name)
 
@@ -219,8 +220,9 @@ class SimUnread(_Port):
 
     async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
         def read() -> list[UnreadEvent]:
-            now_ns = self.process.timeline.now_ns
-            return [self.database.unread[each].event(each, now_ns) for each in find()]
+            now_ns, digests = self.process.timeline.now_ns, self.database.digests
+            rows = self.database.unread
+            return [rows[each].event(each, digests[each], now_ns) for each in find()]
 
         return await self.look(read, name)
 

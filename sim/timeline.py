@@ -116,7 +116,6 @@ class Trace:
 
     def __init__(self, timeline: Timeline, sink: Callable[[str], None] | None = None) -> None:
         self.tail: deque[str] = deque(maxlen=TRACE_TAIL_LINES)
-        self.lines = 0
         self._timeline = timeline
         self._began_ns = timeline.now_ns
         self._sink = sink
@@ -128,7 +127,6 @@ class Trace:
         line = f"{elapsed_ns // NS_PER_MS / 1000:10.3f}  {who:<6} {what}"
         self._hash.update(b"%d %s\n" % (elapsed_ns, line.encode()))
         self.tail.append(line)
-        self.lines += 1
         if self._sink is not None:
             self._sink(line)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Final
 
-from reconcile.ids import SyncId, SyncIds
-from reconcile.session import Result
+from reconcile.ids import SyncIds
 from sim.coverage import ask_coverage, read_coverage
 from sim.database import Database
 from sim.faults import FaultInjector
@@ -41,7 +41,7 @@ from sim.node import Node
 from sim.peers import described
 from sim.rng import Random, happens
 from sim.scenario import HOUR_NS, Faults, GossipScenario, GroupScenario, Scenario
-from sim.stage import LOOK_EVERY_NS, Stage
+from sim.stage import Stage
 from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source
 from store.sync.session.report import SessionReport, SyncEnding
@@ -63,10 +63,11 @@ _GOSSIP_KEEPALIVE_NS: Final = 15 * NS_PER_S
 _REST_NS: Final = 75 * NS_PER_S
 """A pause after which every dead stream has been replaced."""
 
-_KNOWN: Final = 0.05
-"""Share of the messages of clients that were published before."""
+_KNOWN: Final = 0.1
+"""Share of the messages of clients that were published before, or have the hash of one that was."""
 
-_PATIENCE_ROUNDS: Final = 40
+_NEWEST: Final = 3
+_PATIENCE_ROUNDS: Final = 15
 """The number of rounds of participants' timers that may pass until their logs are equal."""
 
 _LARGEST_MESSAGE_BYTES: Final = 100_000
@@ -110,11 +111,11 @@ class World(Stage):
             for number, store in enumerate(scenario.stores)
         ]
         self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
-        self.connect([*self.nodes, *self.clients])
+        self.network.add(*self.nodes, *self.clients)
         self.channel = Channel(self)
         tricks = () if scenario.gossip is None else scenario.gossip.tricks
         self.liars = [Liar(self, number, trick) for number, trick in enumerate(tricks)]
-        self.connect(self.liars)
+        self.network.add(*self.liars)
         self.sent: dict[bytes, Fetched] = {}
         self.members: list[Member] = []
         if scenario.group is not None:
@@ -122,12 +123,12 @@ class World(Stage):
             self.group_judge = GroupJudge(self.judge, shape, lambda: self.timeline.now_ns)
             self.members = [Member(self, number) for number in range(len(scenario.group.joins_ns))]
         self.forger = Forger(self)
-        self.connect([self.forger, *self.members])
+        self.network.add(self.forger, *self.members)
         self.clocked: Sequence[Node | Member] = self.members or self.nodes
         self.over = False
         self._closing = False
         self._turn = 0
-        self._number = 0
+        self.numbers = count(1)
         self._actors: list[asyncio.Task[None]] = []
         self._lying: list[asyncio.Task[None]] = []
 
@@ -194,16 +195,6 @@ class World(Stage):
         """The faults of this moment."""
         return self.scenario.faults if self.faulty else Faults()
 
-    def next_number(self) -> int:
-        """Return a new number."""
-        self._number += 1
-        return self._number
-
-    def drift_ppm(self) -> int:
-        """Draw the drift of a node's steady clock."""
-        most = self.scenario.faults.drift_ppm
-        return self.rng.randint(-most, most) if most else 0
-
     @property
     def message_limit_bytes(self) -> int:
         """The largest message of nodes that accept small messages only."""
@@ -219,7 +210,11 @@ class World(Stage):
         """Build a message, perhaps of SDS; some are too large for some nodes."""
         is_known = self.scenario.gossip is not None and self.faulty and self.judge.made
         if is_known and happens(self.rng, _KNOWN):
-            return self.rng.choice(list(self.judge.made.values()))
+            known = list(self.judge.made.values())
+            if self.scenario.reconciles or happens(self.rng, 0.5):
+                return self.rng.choice(known)
+            # Both are new, so that some stores receive the one first, and some the other.
+            return self.judge.twin(self.rng.choice(known[-_NEWEST:]))
         rng, size = self.rng, self.scenario.message_bytes
         large = rng.random() < self.scenario.large_share
         payload = text + bytes(2 * self.message_limit_bytes if large else rng.randint(0, size))
@@ -269,11 +264,6 @@ class World(Stage):
             for member in self.members:
                 if member.name != sender:
                     self.network.post(sender, member.name, message)
-
-    def ended(self, report: SessionReport) -> None:
-        """Count a session that ended, at its initiator."""
-        self.counts["sessions"] += 1
-        self.counts[f"sessions {report.ending}"] += 1
 
     # The phases
 
@@ -442,7 +432,7 @@ class World(Stage):
             self.judge.make(message)
             self.gossip_checker.in_peace[message.digest] = not self.reached(node)
             node.take(node.name, [message.encoded])
-        self.pass_for(int(SPREAD_S * NS_PER_S) + LOOK_EVERY_NS)
+        self.pass_for(int(SPREAD_S * NS_PER_S) + self.look_every_ns)
         if unanswered := self.gossip_checker.unanswered():
             raise ViolationError(f"{unanswered} publishers are not answered in peace")
         self._wait_until_equal(int(SPREAD_S * NS_PER_S))
@@ -479,14 +469,14 @@ class World(Stage):
 
     def _missing(self, one: Node, other: Node) -> int:
         """Count the messages of a node that another lacks and should store."""
+        lacking = one.database.stored.keys() - other.database.stored.keys()
+        if not self.scenario.all_summed:
+            lacking -= self.judge.forged
         horizon_ns = max(node.policy().horizon_ns or 0 for node in (one, other))
-        limit = self.message_limit(other.number)
+        limit, made = self.message_limit(other.number), self.judge.made
+        messages = (made[digest] for digest in lacking)
         return sum(
-            timestamp >= horizon_ns
-            and digest not in other.database.stored
-            and (self.scenario.all_summed or digest not in self.judge.forged)
-            and self.judge.made[digest].size_bytes <= limit
-            for timestamp, digest in one.database.ids
+            each.timestamp_ns >= horizon_ns and each.size_bytes <= limit for each in messages
         )
 
     def _close(self) -> None:
@@ -504,7 +494,7 @@ class World(Stage):
                     *self._too_large(result.to_send, peer.host),
                     *self._too_large(result.to_receive, node.name),
                 ]
-                found = {digest for _, digest in _found(result)}
+                found = {each[1] for each in (*result.to_send, *result.to_receive)}
                 forged = len((found & self.judge.forged) - set(refused))
                 assert report.differences == len(refused) + forged, what
                 assert not (forged and self.scenario.all_summed), what
@@ -544,10 +534,6 @@ class World(Stage):
             # Of messages, those of the channel.
             counted |= self.group_judge.count([member.view for member in self.members])
         self.counts.update(counted)
-
-
-def _found(result: Result) -> list[SyncId]:
-    return [*result.to_send, *result.to_receive]
 
 
 def _restore(database: Database, messages: list[Message]) -> None:

@@ -28,7 +28,7 @@ from sim.network import Network
 from sim.node import Node
 from sim.process import Process
 from sim.rng import Random
-from sim.scenario import DAY_NS, HOUR_NS, Faults, Scenario, drawn
+from sim.scenario import DAY_NS, HOUR_NS, MINUTE_NS, Faults, Scenario, drawn
 from sim.timeline import Timeline
 from sim.world import World
 from store.sync.limits import IndexLimits, TransferLimits
@@ -60,6 +60,7 @@ class YearWorld(World):
 
     max_events = 50_000_000
     check_every = 4_096
+    look_every_ns = 10 * MINUTE_NS
 
     def __init__(
         self, rng: Random, days: int = YEAR_DAYS, sink: Callable[[str], None] | None = None
@@ -135,7 +136,7 @@ class YearWorld(World):
         node.boot()
         self._wait_until_equal()
         self.clients = [Client(self, f"later{each}") for each in range(len(self.clients))]
-        self.connect(self.clients)
+        self.network.add(*self.clients)
         self.begin_clients()
 
     def _quiet(self) -> None:

@@ -83,6 +83,9 @@ _EXACT: Final = 1e-4
 _PROMPT_NS: Final = 1 * NS_PER_S
 _LATEST_TICK_NS: Final = 20 * NS_PER_S
 
+_Given = tuple[int, str, bytes]
+"""The timestamp, the ID and the hint of a message that a store hands out."""
+
 
 @dataclass(slots=True)
 class Wrong:
@@ -142,8 +145,8 @@ class View:
         self.promised: set[str] = set()
         self.left: set[str] = set()
         self.shown_keys: list[Key] = []
-        self.handed: dict[bytes, list[tuple[int, str]]] = {}
-        self.scanned: list[tuple[int, str]] = []
+        self.handed: dict[bytes, list[_Given]] = {}
+        self.scanned: list[_Given] = []
         self.scanned_after = 0
         self.searched: list[int] = []
         self.filters: dict[str, SdsMessage] = {}
@@ -256,7 +259,8 @@ class GroupJudge:
                 self._passed(view, disk, row["cursor"], gap_ns)
         before = [each for each in view.scanned if gap_ns is None or each[0] < gap_ns]
         if before and batch.number > view.scanned_after:
-            lacking = {name for _, name in before} - disk.log.keys() - self._waiting(disk)
+            there = {name for _, name, hint in before if hint not in self._judge.lost}
+            lacking = there - disk.log.keys() - self._waiting(disk)
             self._demand(not lacking, f"{view.name} closes a gap and lacks {len(lacking)} messages")
             view.scanned = [each for each in view.scanned if each not in before]
         for row in batch.rows["outbox"].values():
@@ -269,7 +273,7 @@ class GroupJudge:
             messages = view.handed.pop(known)
             lacking = [
                 name
-                for time_ns, name in messages
+                for time_ns, name, _ in messages
                 if name not in saved and (gap_ns is None or time_ns < gap_ns)
             ]
             self._demand(
@@ -342,9 +346,9 @@ class GroupJudge:
         most = _MOST_SCANS if what == SCAN else _MOST_TRIES
         self._judge.tried(view, f"{view.name} tries {what}", self._now_ns(), (most, 1))
 
-    def _content(self, messages: Iterable[Fetched]) -> list[tuple[int, str]]:
-        read = [(each.timestamp_ns, self.read(each.payload)) for each in messages]
-        return [(time_ns, message.message_id) for time_ns, message in read if message.content]
+    def _content(self, messages: Iterable[Fetched]) -> list[_Given]:
+        read = [(each, self.read(each.payload)) for each in messages]
+        return [(each.timestamp_ns, it.message_id, each.hint) for each, it in read if it.content]
 
     def _waiting(self, disk: Disk) -> set[str]:
         rows = disk.tables["waiting"].values()

@@ -207,7 +207,7 @@ class GroupLink(Link):
             async for page in pages:
                 if page and self._world.network.breaks_now():
                     raise TransportError("The radio fails.")
-                yield FeedPage(page, b"%d" % self._world.next_number(), live=True)
+                yield FeedPage(page, b"%d" % next(self._world.numbers), live=True)
 
 
 async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a page of any call

@@ -58,6 +58,9 @@ def drawn_group(rng: Random, size: int | None = None, *, with_store: bool) -> Sc
     network_delay_ms = rng.choice((10, 50, 300) if small else (50,))
     disk_delay_ms = rng.choice((1, 20))
     repair = not stores or happens(rng, 0.3)
+    if stores and repair:
+        # Without the others, who joins late would never get what the stores have lost.
+        faults = replace(faults, commits_lost=0.5)
     config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)
     group = GroupScenario(
         follow=follow,

@@ -28,9 +28,9 @@ import numpy as np
 
 from reconcile import kernel
 from reconcile.algorithm import direct
-from reconcile.algorithm.plan import Tuning
+from reconcile.algorithm.plan import Rules, Tuning
 from reconcile.algorithm.questions import asked_about, questions
-from reconcile.algorithm.turn import Reply, Rules, Turn
+from reconcile.algorithm.turn import Reply, Turn
 from reconcile.codec import Payload, RangeKind, Ranges, bridge, decode, encode, encode_head
 from reconcile.errors import SessionLimitError
 from reconcile.ids import HASH_WORDS, LOWEST, SyncId, SyncIds, ordered

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.algorithm.plan import SplitPlan
+from reconcile.algorithm.plan import Rules, SplitPlan, limited_parts, wanted_parts
 from reconcile.algorithm.questions import Territory
-from reconcile.algorithm.turn import Reply, Rules, limited_parts, wanted_parts
+from reconcile.algorithm.turn import Reply
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncIds
 from storenode.message.limits import HASH_BYTES
 
@@ -68,7 +68,7 @@ class _Planner:
         """
         self._sizes, bits = np.frombuffer(packed, np.int64), np.frombuffer(flags, np.uint8)
         known, differs, filled = ((bits & bit).astype(np.bool_) for bit in (1, 2, 4))
-        self._plan = self._rules.plan(stored, self._sizes[known], differs[known])
+        self._plan = SplitPlan.of(self._rules, stored, self._sizes[known], differs[known])
         self._hollow = known & ~filled
         self._probed = known & differs & filled
         counts = self._sizes[self._probed]

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import Ints
+from reconcile.ids import Bools, Ints, total
+from reconcile.limits import CodecLimits, SessionLimits
 
 Floats = NDArray[np.float64]
 
@@ -41,6 +42,9 @@ SATURATED = 0.95
 
 MAX_PARTS = 256
 """Parts of one range in one message."""
+
+FORCED_PARTS = 16
+"""Parts of a question that must be split because it is too large for one answer; then two."""
 
 MOST_DEPTH = 5
 """Messages with fingerprints that are planned for; in more of them a choice would be the same."""
@@ -89,6 +93,29 @@ class Tuning:
     min_parts: int = 64
     largest_late_set: int = 4_096
     gauges: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The rules of a turn.
+
+    Attributes:
+        cluster: sent with every payload.
+        shards: likewise.
+        limits: of the session.
+        differences_left: how many more differences the session may find.
+        tuning: the parameters.
+        ordinal: of the message that will carry the answer, the initiator's first being 1.
+        large: whether the window is large; None: to be found out in this turn.
+    """
+
+    cluster: int
+    shards: tuple[int, ...]
+    limits: SessionLimits
+    differences_left: int
+    tuning: Tuning
+    ordinal: int
+    large: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +261,11 @@ class SplitPlan:
         return self.tuning.large_first_parts if self.large else self.tuning.first_parts
 
     @classmethod
-    def of(
-        cls, tuning: Tuning, ordinal: int, large: bool, sizes: Ints, differs: NDArray[np.bool_]
-    ) -> SplitPlan:
-        """Return the plan by ranges whose fingerprints were compared: their sizes, which differ."""
+    def of(cls, rules: Rules, stored: int, sizes: Ints, differs: Bools) -> SplitPlan:
+        """Return the plan by the number of IDs asked about, and by ranges that were compared."""
+        tuning, ordinal, large = rules.tuning, rules.ordinal, rules.large
+        if large is None:
+            large = stored >= tuning.large_count
         known = estimate(sizes, differs) if ordinal > 2 and len(sizes) else None
         return cls(tuning, ordinal, large, known)
 
@@ -274,3 +302,27 @@ class SplitPlan:
         if not worth.all():
             worth |= np.cumsum(sizes) <= PROBE_FREELY
         return worth
+
+
+def wanted_parts(
+    plan: SplitPlan, sizes: Ints, probed: Bools, hollow: Bools, limits: CodecLimits
+) -> Ints:
+    """Choose into how many parts to split ranges that differ; 0: send the items.
+
+    ``hollow``: where the peer has no ID, because its fingerprint is zero.
+    """
+    parts = plan.parts(sizes, probed)
+    parts[(sizes <= 1) | hollow] = 0
+    parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
+    return parts
+
+
+def limited_parts(parts: Ints, sizes: Ints, limits: CodecLimits) -> Ints:
+    """Limit parts to what a payload may have; 1: leave the range for later."""
+    parts = np.minimum(parts, max(2, limits.max_ranges // 4))
+    if total(sizes) > limits.max_elements or total(parts) > limits.max_ranges // 2:
+        over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
+        over |= np.cumsum(parts) > limits.max_ranges // 2
+        over[0] = False
+        parts[over] = 1
+    return parts

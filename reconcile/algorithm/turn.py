@@ -30,50 +30,18 @@ from reconcile.algorithm.differences import (
     show_deduced,
     with_stop,
 )
-from reconcile.algorithm.plan import SplitPlan, Tuning
+from reconcile.algorithm.plan import FORCED_PARTS, Rules, SplitPlan, limited_parts, wanted_parts
 from reconcile.algorithm.questions import Questions
 from reconcile.codec import Payload, Ranges, encode
 from reconcile.errors import PayloadLimitError
 from reconcile.ids import Bools, Ints, SyncId, SyncIds, rank, rows_differ, total
-from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.view import Items, Loading, Measured, SpanParts, Spans, View, no_fingerprints
-
-FORCED_PARTS = 16
-"""Parts of a question that must be split because it is too large for one answer; then two."""
 
 MAX_TRIES = 12
 """The number of times that a first question is cut before it is given up as too large."""
 
 ROOM_SHARE = 0.5
 """An answer's share of the limits on ranges and bytes: the next one needs room to split."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The rules of a turn.
-
-    Attributes:
-        cluster: sent with every payload.
-        shards: likewise.
-        limits: of the session.
-        differences_left: how many more differences the session may find.
-        tuning: the parameters.
-        ordinal: of the message that will carry the answer, the initiator's first being 1.
-        large: whether the window is large; None: to be found out in this turn.
-    """
-
-    cluster: int
-    shards: tuple[int, ...]
-    limits: SessionLimits
-    differences_left: int
-    tuning: Tuning
-    ordinal: int
-    large: bool | None
-
-    def plan(self, stored: int, sizes: Ints, differs: Bools) -> SplitPlan:
-        """Return the plan by the number of IDs asked about, and by ranges that were compared."""
-        large = stored >= self.tuning.large_count if self.large is None else self.large
-        return SplitPlan.of(self.tuning, self.ordinal, large, sizes, differs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,30 +100,6 @@ class _Draft:
     decided: Bools
     named: SyncIds
     settled: Ints
-
-
-def wanted_parts(
-    plan: SplitPlan, sizes: Ints, probed: Bools, hollow: Bools, limits: CodecLimits
-) -> Ints:
-    """Choose into how many parts to split ranges that differ; 0: send the items.
-
-    ``hollow``: where the peer has no ID, because its fingerprint is zero.
-    """
-    parts = plan.parts(sizes, probed)
-    parts[(sizes <= 1) | hollow] = 0
-    parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
-    return parts
-
-
-def limited_parts(parts: Ints, sizes: Ints, limits: CodecLimits) -> Ints:
-    """Limit parts to what a payload may have; 1: leave the range for later."""
-    parts = np.minimum(parts, max(2, limits.max_ranges // 4))
-    if total(sizes) > limits.max_elements or total(parts) > limits.max_ranges // 2:
-        over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
-        over |= np.cumsum(parts) > limits.max_ranges // 2
-        over[0] = False
-        parts[over] = 1
-    return parts
 
 
 class Turn:
@@ -233,7 +177,7 @@ class Turn:
             return
         self._filled = rows_differ(asked.ranges.fingerprints, 0)
         compared = measured.counts[asked.known], self._differs[asked.known]
-        self._plan = rules.plan(total(measured.counts), *compared)
+        self._plan = SplitPlan.of(rules, total(measured.counts), *compared)
 
     def _is_too_large(self) -> bool:
         """Return True if the first question is a set with more own IDs than can be read."""

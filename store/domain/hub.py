@@ -107,14 +107,8 @@ class _QueuedBytes:
 
     size_bytes: int = 0
 
-    def add(self, delivery: Delivery) -> None:
-        """Count one more queue with this delivery."""
-        if not delivery.waits_for:
-            self.size_bytes += len(delivery.frames)
-        delivery.waits_for += 1
-
     def drop(self, delivery: Delivery) -> None:
-        """Count one queue less."""
+        """Count one queue less that has this delivery."""
         delivery.waits_for -= 1
         if not delivery.waits_for:
             self.size_bytes -= len(delivery.frames)
@@ -142,7 +136,9 @@ class Subscriber:
             self.cut_off()
         else:
             self.queue.append(delivery)
-            self.everything.add(delivery)
+            if not delivery.waits_for:
+                self.everything.size_bytes += len(delivery.frames)
+            delivery.waits_for += 1
             self.wake()
 
     def cut_off(self) -> None:

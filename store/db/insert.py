@@ -349,7 +349,6 @@ HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 
 _BLOCK_ROWS: Final = 500
-_LENGTH: Final = struct.Struct(">i")
 _BEGIN: Final = struct.Struct(">hiqi32si16siqi16si")
 """A row of ``messages`` up to the length of its head: the number of columns, then each value after
 its length."""
@@ -371,7 +370,7 @@ def in_order(batch: RecordBatch, batch_ids: Sequence[int]) -> tuple[RecordBatch,
 
 def message_blocks(rows: RecordBatch, batch_ids: Sequence[int]) -> Iterator[bytes]:
     """Lay out rows of ``messages``, without header and trailer."""
-    begin, length = _BEGIN.pack, _LENGTH.pack
+    begin, length = _BEGIN.pack, struct.Struct(">i").pack
     columns = zip(
         *(rows.timestamps, rows.hashes, rows.topic_keys, batch_ids, rows.content_digests),
         *(rows.heads, rows.payloads, rows.tails),

@@ -9,6 +9,7 @@ of it is tried again by `Database.read`, or by the writer, which can tell whethe
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -368,7 +369,7 @@ class Database:
         # A caller that was cancelled may have left a statement under way, or a transaction.
         is_idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
         if connection.broken:
-            await self._close_idle(self._made[connection][0])
+            await self._close_ended()
         if self._is_closed or is_old or not is_idle or not self._admits(connection):
             await connection.close()
         else:
@@ -377,13 +378,13 @@ class Database:
             if each.idle and now_s > each.idle[0][1] + _MAX_IDLE_S:
                 await each.idle.pop(0)[0].close()
 
-    async def _close_idle(self, started: str) -> None:
-        """Close the idle connections to a run of a server, one of which has broken.
-
-        It has ended them all, or cannot be reached by any: a caller would try one after the other.
-        """
+    async def _close_ended(self) -> None:
+        """Close idle connections that the server has ended: a caller would try one by one."""
         for pool in self.pools:
-            gone = [each for each, _ in pool.idle if self._made[each][0] == started]
+            poll = select.poll()
+            for connection, _ in pool.idle:
+                poll.register(connection.fileno(), select.POLLIN)
+            ended = dict(poll.poll(0))
+            gone = [each for each, _ in pool.idle if each.fileno() in ended]
             pool.idle = [each for each in pool.idle if each[0] not in gone]
-            for connection in gone:
-                await connection.close()
+            await asyncio.gather(*(each.close() for each in gone))

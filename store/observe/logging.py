@@ -36,8 +36,8 @@ MAX_TRACEBACK_CHARS: Final = 20_000
 _SECRET_FIELDS = frozenset(
     {"authorization", "database_url", "password", "private_key", "token", "url"}
 )
-_GRPC_NO_UTF8 = "Invalid encoding on"
-_NO_UTF8 = "a caller has sent metadata that are no UTF-8"
+_GRPC_OF_CALLERS = "Invalid encoding on", "ExecuteBatchError raised in core"
+_OF_CALLERS = "a caller has dropped its call, or sent metadata that are no UTF-8"
 
 _COLORS: Final = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN: Final = "\x1b[0m"
@@ -148,11 +148,11 @@ def write_suppressed() -> None:
 def _stop_floods(record: logging.LogRecord) -> bool:
     """Return True if a record is written: warnings and errors have to pass the flood gate.
 
-    gRPC reports metadata that are no UTF-8 by an error with a traceback and their text, which a
-    caller has chosen and which may be a token: a warning without it takes its place.
+    gRPC reports what callers do as errors with a traceback, and a text that they have chosen and
+    that may be a token: a warning without these takes its place.
     """
-    if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_NO_UTF8):
-        record.msg, record.args, record.exc_info = _NO_UTF8, (), None
+    if record.name.startswith("grpc.") and str(record.msg).startswith(_GRPC_OF_CALLERS):
+        record.msg, record.args, record.exc_info = _OF_CALLERS, (), None
         record.levelno, record.levelname = logging.WARNING, "WARNING"
     if record.levelno < logging.WARNING:
         return True

@@ -33,9 +33,7 @@ _SETTLE_S: Final = 1.0
 _ORPHANS_END_S: Final = 30.0
 _MOST_SHOWN: Final = 5
 _SHOWN_CHARS: Final = 2_000
-OPTIONS: Final = (
-    *("--log-level", "warning", "--log-format", "json", "--sync-interval", "0", "--gossip", "on"),
-)
+OPTIONS: Final = ("--log-level=warning", "--log-format=json", "--sync-interval=0", "--gossip=on")
 """Options of a node that is attacked."""
 
 

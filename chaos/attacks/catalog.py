@@ -34,14 +34,14 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "dripping_streams": Attack(reads.dripping_streams, 240, 60),
     "unfinished_requests": Attack(calls.UNFINISHED_REQUESTS.run, 64, 24, max_mib=350),
     "unfinished_streams": Attack(calls.UNFINISHED_STREAMS.run, 64, 32),
-    "silent_calls": Attack(calls.SILENT_CALLS.run, 30_000, 6_000, max_mib=300),
+    "silent_calls": Attack(calls.SILENT_CALLS.run, 30_000, 6_000, max_mib=150),
     "crowded_calls": Attack(calls.CROWDED_CALLS.run, 40_000, 1_000, max_mib=600),
     "rapid_resets": Attack(calls.RAPID_RESETS.run, 200_000, 10_000),
     "compressed_requests": Attack(calls.compressed_requests, 200, 8, max_mib=50),
     "idle_connections": Attack(calls.idle_connections, 10_000, 100),
     "walks": Attack(reads.walks, 40, 6),
     "false_announcements": Attack(calls.false_announcements, 2_000_000, 100_000),
-    "broken_requests": Attack(broken.broken_requests, 100_000, 2_500, deadline_s=math.inf),
+    "broken_requests": Attack(broken.broken_requests, 100_000, 2_500, 256, math.inf),
 }
 """The attacks by name."""
 

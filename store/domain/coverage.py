@@ -227,7 +227,7 @@ def replaced(old: Sequence[Statement], new: Sequence[Statement], now_ns: int) ->
         new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
     if new:
         start_ns, end_ns = new[0].start_ns, new[-1].end_ns
-        differing = [each for each in new if each.missing_here or each.missing_there]
+        differing = [each for each in new if not each.equal]
         old = [
             each
             for each in old

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from store.observe.problems import Problems
@@ -68,13 +69,11 @@ def play(fault: Fault) -> tuple[str, float, float, float, float]:
         when either has lost it, since the end.
     """
     now_s = [0.0]
+    clock = partial(now_s.__getitem__, 0)
     metrics = healthy(0.0)
     page, alert = (
-        _Observer(Problems(metrics, *2 * [lambda: now_s[0]]), interval_s, delay_s)
-        for interval_s, delay_s in (
-            (PAGE_INTERVAL_S, 0.0),
-            (SCRAPE_INTERVAL_S, SCRAPE_INTERVAL_S),
-        )
+        _Observer(Problems(metrics, clock, clock), interval_s, delay_s)
+        for interval_s, delay_s in ((PAGE_INTERVAL_S, 0.0), (SCRAPE_INTERVAL_S, SCRAPE_INTERVAL_S))
     )
     begin_s = 60.0 * WELL_MIN
     end_s = begin_s + 60.0 * fault.minutes

@@ -170,13 +170,6 @@ PAGE_MESSAGES: Final = 65_536
 HOURS, DAYS = 1, 2
 
 
-async def sum_of(elements: bytes) -> LatticeSum:
-    """Return the sum of elements, each of which is there once."""
-    if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
-        return LatticeSum.of(elements)
-    return await asyncio.to_thread(LatticeSum.of, elements)
-
-
 async def sum_of_time(
     connection: Connection, low_ns: int, high_ns: int, most: int | None = None
 ) -> LatticeSum:
@@ -189,7 +182,10 @@ async def sum_of_time(
         given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_MESSAGES}
         ((last_ns, joined),) = await fetch_rows(connection, SQL.messages.read_elements, given)
         elements = joined or b""
-        total += await sum_of(elements)
+        if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
+            total += LatticeSum.of(elements)
+        else:
+            total += await asyncio.to_thread(LatticeSum.of, elements)
         is_last = len(elements) < PAGE_MESSAGES * ELEMENT_BYTES
         if is_last or (most is not None and total.count > most):
             return total
@@ -321,9 +317,8 @@ async def fold_rest(connection: Connection) -> None:
 
 async def delete_buckets(connection: Connection, ranges: Iterable[Bounds]) -> None:
     """Delete the buckets of every level that begin in ranges of time; under FOLDING."""
-    levels = list(range(len(LEVELS_NS)))
     for bounds in ranges:
-        await connection.execute(SQL.buckets.delete, (levels, bounds.low, bounds.high - 1))
+        await connection.execute(SQL.buckets.delete, (bounds.low, bounds.high - 1))
 
 
 async def _fold_next(connection: Connection, most_commits: int, most_bytes: int) -> int | None:

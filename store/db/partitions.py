@@ -77,13 +77,6 @@ class Catalog:
         """Return the bounds of one table's partitions, ascending."""
         return [each.bounds for each in self.of(table)]
 
-    def find(self, table: str, bounds: Bounds) -> Partition | None:
-        """Return the partition of a table with exactly these bounds."""
-        for each in self.partitions:
-            if each.table == table and each.bounds == bounds:
-                return each
-        return None
-
 
 class PartitionMap:
     """The partitions as last seen, which makes those that a writer needs.

@@ -217,12 +217,8 @@ async def _drop(
         await set_lock_timeout(connection, lock_timeout_ms)
         await connection.execute(SQL.partitions.lock, (FOLDING,))
         await begin(connection, lock_timeout_ms)
-        catalog = await read_catalog(connection)
-        left = [
-            each
-            for each in drops
-            if catalog.find(each.partition.table, each.partition.bounds) is not None
-        ]
+        there = {(each.table, each.bounds) for each in (await read_catalog(connection)).partitions}
+        left = [each for each in drops if (each.partition.table, each.partition.bounds) in there]
         gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
         if not policy.requires_archive:
             await delete_buckets(connection, gone)

@@ -221,9 +221,9 @@ on conflict (level, start_ns) do update set
     x2 = held.x2 # excluded.x2, x3 = held.x3 # excluded.x3
 
 -- delete --
--- Delete the buckets of a range of time.
+-- Delete the buckets of every level in a range of time.
 delete from storenode.buckets
-where level = any(%s::smallint[]) and start_ns >= %s::bigint and start_ns <= %s::bigint
+where level in (0, 1, 2) and start_ns >= %s::bigint and start_ns <= %s::bigint
 
 -- unarchived_hours --
 -- Hours that differ from what was noted as archived.

@@ -97,6 +97,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         self._numbers = itertools.count()
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: BaseException | None = None
+        self._is_ending = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -128,11 +129,10 @@ class TimelineLoop(asyncio.AbstractEventLoop):
 
     def _end_all(self) -> None:
         """Let nothing of the run be left for the garbage collector to end somewhere else."""
+        self._is_ending = True  # or timers would begin more tasks
         for _ in range(_ENDING_ROUNDS):
             if not self._tasks:
                 return
-            for handle in list(self._timers):
-                handle.cancel()  # what would begin more tasks
             for task in list(self._tasks):
                 task.cancel()
             for _ in range(_ENDING_EVENTS):
@@ -210,7 +210,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
 
         def fire() -> None:
             del self._timers[handle]
-            if life is None or not life.ended:
+            if not self._is_ending and (life is None or not life.ended):
                 handle._run()
 
         self._timers[handle] = self._timeline.after(max(0, delay_ns), fire)

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-_T = TypeVar("_T")
-
-
-class Random(Protocol):
-    """The methods of the standard library's generators that are used."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """Return a number between the two."""
-
-    def choice(self, seq: Sequence[_T]) -> _T:
-        """Return an element; there must be one."""
-
-    def shuffle(self, x: MutableSequence[Any]) -> None:
-        """Change the order in place."""
-
-    def getrandbits(self, k: int, /) -> int:
-        """Return a number of ``k`` random bits."""
+from random import Random
+from typing import Protocol
 
 
 class EventLog(Protocol):

@@ -379,10 +379,15 @@ class OwnCommits:
         self._is_awake = False
         self.newest: Place = START
         """The newest commit that was acknowledged, since the database last lost some."""
+        self.reached = 0
+        """The position that the reader of IDs has come to since then."""
+        self.is_doubtful = False
+        """A commit took a position that was reached: another may be lost; until the next report."""
 
     def add(self, place: Place, own: OwnBatch) -> None:
         """Take a commit, before anybody learns that it is durable."""
         self.newest = max(self.newest, place)
+        self.is_doubtful |= place[0] <= self.reached
         self._batches[place[1]] = own
         self._size_bytes += _memory_bytes(own.batch)
         while self._size_bytes > self._most_bytes:

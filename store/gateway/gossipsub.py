@@ -23,9 +23,9 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from random import Random
 from typing import Any, Final, TypeVar
 
-from store.domain.environment import Random
 from store.gateway import limits
 from store.gateway.wire import parse, require
 from storenode.common.bounded_dict import BoundedDict

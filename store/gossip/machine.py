@@ -701,12 +701,12 @@ class Gossip:
         return self._fetches.announce(digest, peer.key, content)
 
     def _receive_request(self, peer: GossipPeer, ids: Sequence[bytes]) -> None:
-        """Queue the bodies that a peer asks for."""
+        """Queue the bodies that a peer asks for, also while they are read: they may be new."""
         again = dropped = 0
         for digest in ids:
             seen = self._recent.get(digest)
             again += seen is not None and bool(seen.sent_to & peer.bit)
-            if digest in peer.asked or digest in peer.loading or digest in peer.ready:
+            if digest in peer.asked or digest in peer.ready:
                 continue
             if len(peer.asked) >= self._bounds.asked_ids:
                 dropped += 1
@@ -911,6 +911,7 @@ class Gossip:
             missing += message is None and not pushed
             if message is not None and not (pushed and has_it):
                 peer.ready[digest] = message, pushed
+                peer.asked.pop(digest, None)
             elif pushed and has_it:
                 peer.answer(digest, self._bounds.queued_ids)
         if missing:

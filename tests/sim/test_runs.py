@@ -10,25 +10,17 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
-from unittest.mock import Mock
 
 import pytest
 
 from sim.bridge import Life, TimelineLoop
-from sim.database import Database
 from sim.groups.scenario import FIXED_MESSAGES, LARGE_GROUP
-from sim.judge import Judge
 from sim.limits import START_NS
 from sim.marks import Mark
-from sim.messages import message_of
 from sim.run import simulate
 from sim.stage import Summary
 from sim.timeline import Timeline
-from store.domain.hub import OwnCommits
 from store.gossip.events import GossipCounter
-from store.messages.record import RecordBatch
-from storenode.message.rules import Policy
-from tests.support.admission import admit
 from tools.rooms import ROOT
 
 BATCH = 10
@@ -167,33 +159,6 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     )
     runs = [simulate(kind, seed, size) for kind, seed, size in REPEATED]
     assert done.stdout.splitlines() == [str(run) for run in runs]
-
-
-RULES = Policy(max_drift_ns=None, publisher=False)
-
-# The database
-
-
-def writer() -> Any:  # noqa: ANN401 - a client of a database
-    return Mock(alive=True, own=OwnCommits())
-
-
-def batch(judge: Judge, *texts: bytes) -> RecordBatch:
-    messages = [message_of("/waku/2/rs/7/0", "/t/1/a/proto", text, START_NS) for text in texts]
-    for message in messages:
-        judge.make(message)
-    return admit([each.encoded for each in messages], START_NS, RULES).batch
-
-
-def test_what_is_committed_is_acknowledged_later() -> None:
-    timeline, judge, rng = Timeline(START_NS), Judge(lambda _: None), random.Random(0)
-    store, durable = Database("store", timeline, rng, judge, [10**9]), []
-    with TimelineLoop(timeline, rng).running():  # type: ignore[abstract]
-        done = store.write(writer(), batch(judge, b"one", b"two"))
-        while timeline.step():
-            durable.append((len(store.stored), done.done()))
-            store.check()
-    assert durable == [(2, False), (2, True)]
 
 
 # The event loop

@@ -78,10 +78,6 @@ class ConfirmationWaits:
         self._poll: asyncio.Task[None] | None = None
         self._stopped = False
 
-    def __len__(self) -> int:
-        """Count the requests that wait."""
-        return len(self._open)
-
     def stop(self) -> None:
         """End all waits."""
         self._stopped = True

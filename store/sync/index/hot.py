@@ -77,7 +77,6 @@ class HotIndex:
         self._floor_ns = self._horizon_ns = 0
         self._place: Place = START
         self._waiting: deque[CommitRow] = deque()
-        self._last_position = 0
         self._last_report_ns: int | None = None
         self._next_check_ns = 0
         self._lost = asyncio.Event()
@@ -120,11 +119,12 @@ class HotIndex:
     def commits(self, commits: Sequence[CommitRow]) -> None:
         """Take all commits since the last call, in their order; repeated ones are ignored."""
         self._last_report_ns = self._steady_ns()
+        self._own.is_doubtful = False
         if not commits:
             return
         for commit in commits:
-            if commit.place[0] > self._last_position:
-                self._last_position = commit.place[0]
+            if commit.place[0] > self._own.reached:
+                self._own.reached = commit.place[0]
                 self._waiting.append(commit)
         if len(self._waiting) > self._limits.waiting_commits:
             self.lost()
@@ -133,7 +133,7 @@ class HotIndex:
     def lost(self) -> None:
         """Drop the index: commits were lost, and what it has may not be stored."""
         self._waiting.clear()
-        self._last_position, self._own.newest = 0, START
+        self._own.reached, self._own.newest = 0, START
         self._lost.set()
         self._index = self._last_report_ns = None
         self._woken.set()
@@ -226,7 +226,7 @@ class HotIndex:
             if index is None or reported_ns is None or self._floor_ns or self._waiting:
                 return None, 0
             is_fresh = self._steady_ns() - reported_ns <= FRESH_NS
-            if not is_fresh or self._own.newest > self._place:
+            if not is_fresh or self._own.is_doubtful or self._own.newest > self._place:
                 return None, 0
             return (index.view(), LOWEST, self._place), self._horizon_ns
 
@@ -269,7 +269,7 @@ class HotIndex:
         if self._lost.is_set():
             return
         self._floor_ns, self._place, self._horizon_ns = floor_ns, cold.place, cold.horizon_ns
-        self._index = index
+        self._index, self._own.reached = index, max(self._own.reached, cold.place[0])
         self._log.info(
             "index_warm",
             entries=len(index),

@@ -93,7 +93,7 @@ async def test_what_was_confirmed_counts_and_a_wait_ends_with_the_last_that_it_l
     found = await publisher.confirmed(messages, stored, 3)
     assert [each.confirms for each in found] == [1, 2, 0]
     assert all("with 2 other stores" in each.reason for each in found)
-    assert len(publisher.waits) == 0
+    assert len(publisher.waits._open) == 0
     stored = await publisher.store(others, 2)
     publisher.waits.confirm(others.hashes[:1], [2])
     waiting = asyncio.create_task(publisher.confirmed(others, stored, 2))
@@ -101,7 +101,7 @@ async def test_what_was_confirmed_counts_and_a_wait_ends_with_the_last_that_it_l
     for counts, is_done in (([1, 1], False), ([2, 3], True)):
         publisher.waits.confirm(others.hashes[1:], counts)
         await asyncio.sleep(0)
-        assert len(publisher.waits) == (not is_done)
+        assert len(publisher.waits._open) == (not is_done)
     assert [(each.confirms, each.reason) for each in await waiting] == [(2, ""), (2, ""), (3, "")]
     assert publisher.wanted == []
     # A duplicate is asked for again.
@@ -170,7 +170,7 @@ async def test_waits_are_bounded_and_end_when_a_client_leaves_or_the_node_stops(
     assert "too many publishers wait for confirmations already" in found.reason
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert len(publisher.waits) == 0
+    assert len(publisher.waits._open) == 0
     assert not publisher.waits._waits
     waiting = asyncio.create_task(publisher.confirmed(messages, stored, 1))
     await asyncio.sleep(0)

@@ -117,6 +117,11 @@ def test_ids_of_own_commits_are_handed_over_once_or_dropped_in_time() -> None:
         assert ids is not None
         assert ids.pairs() == list(zip(expected.timestamps, expected.hashes, strict=True))
         assert own.ids(token) is None
+    own.reached = 2
+    own.add((3, 13), second)
+    assert not own.is_doubtful
+    own.add((2, 14), second)
+    assert own.is_doubtful, "where it stands another commit was before"
     for number in range(20):
         own.add((number, number), first)
     found = [number for number in range(20) if own.ids(number) is not None]

@@ -5,7 +5,7 @@ Machines of many nodes with faults between them are in the simulator (`tests/sim
 
 from itertools import pairwise
 
-from store.gossip.events import Committed, Confirm, CutOff, Effect, Read
+from store.gossip.events import Committed, Confirm, CutOff, Effect, LoadBodies, Read
 from store.gossip.graph import graph_events
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
 from store.gossip.machine import Gossip
@@ -48,6 +48,17 @@ def test_what_came_as_a_body_is_announced_to_all_and_passed_on_when_it_is_asked_
     assert frames(effects, "a") == frames(effects, "c") == [inv(messages, contents)]
     asked = single.answer(single.receive("c", get_events(messages)), messages)
     assert frames(asked) == [sent_bodies(messages)]
+
+
+def test_what_is_asked_for_again_while_it_is_read_is_read_again() -> None:
+    single, messages = Single(), ids(1)
+    single.answer(single.join("b"))
+    (early,) = of(LoadBodies, single.receive("b", get_events(messages)))
+    single.answer(single.step(Gossip.commit, Committed(messages)))
+    assert not of(LoadBodies, single.receive("b", get_events(messages)))
+    (late,) = of(LoadBodies, single.step(Gossip.loaded, early.token, [None]))
+    loaded = single.step(Gossip.loaded, late.token, messages)
+    assert frames(single.answer(loaded))[-1] == sent_bodies(messages)
 
 
 def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:

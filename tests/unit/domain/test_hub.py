@@ -118,10 +118,9 @@ def test_ids_of_own_commits_are_handed_over_once_or_dropped_in_time() -> None:
         assert ids.pairs() == list(zip(expected.timestamps, expected.hashes, strict=True))
         assert own.ids(token) is None
     own.reached = 2
-    own.add((3, 13), second)
-    assert not own.is_doubtful
-    own.add((2, 14), second)
-    assert own.is_doubtful, "where it stands another commit was before"
+    for position, was_reached in ((3, False), (2, True)):
+        own.add((position, 10 + position), second)
+        assert own.is_doubtful is was_reached
     for number in range(20):
         own.add((number, number), first)
     found = [number for number in range(20) if own.ids(number) is not None]

@@ -258,7 +258,7 @@ class HttpCall(HttpExchange, Call):
             size += len(chunk)
             if size > self.max_request_bytes:
                 raise self.too_large(size)
-            self.node.arrivals.came(request, len(chunk))
+            await self.node.arrivals.came(request, len(chunk))
             parts.append(chunk)
             if not event.get("more_body", False):
                 return b"".join(parts)

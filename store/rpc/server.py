@@ -38,7 +38,7 @@ GOSSIP: Final = _peer("Gossip", endless=True)
 
 _admin = partial(Method, right=Right.ADMIN, kind=CallKind.CALL)
 GET_STATUS: Final = _admin("GetStatus", always=True)
-WATCH_STATUS: Final = _admin("WatchStatus", always=True)
+WATCH_STATUS: Final = _admin("WatchStatus", always=True, endless=True)
 SYNCHRONIZE: Final = _admin("Synchronize")
 FETCH_MESSAGES: Final = _admin("FetchMessages", max_request_bytes=MAX_REQUEST_BYTES)
 

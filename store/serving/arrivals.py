@@ -200,12 +200,14 @@ class Arrivals:
             connection.read_bytes += len(request)
         return request
 
-    def came(self, request: AwaitedRequest, size_bytes: int) -> None:
+    async def came(self, request: AwaitedRequest, size_bytes: int) -> None:
         """Count a part of a request that has come, and end calls beyond the bounds at once."""
         request.connection.unread_bytes += size_bytes
         self.counted_bytes += size_bytes
         if self.counted_bytes > self.limit_bytes:
             self._keep_bounds(self._waiting(), self.round)
+            # Where it is this request that is ended, here, and not after its last part.
+            await asyncio.sleep(0)
 
     def wake(self) -> None:
         """Measure soon, if a request that was awaited is awaited still."""

@@ -99,12 +99,10 @@ class AcceptedSocket(NamedTuple):
             raise OSError("another connection has the descriptor")
         return copy
 
-    def shut_down(self) -> bool:
-        """End the connection; return False where it has ended by itself."""
+    def shut_down(self) -> None:
+        """End the connection, unless it has ended by itself."""
         with suppress(OSError), self.duplicate() as copy:
             copy.shutdown(socket.SHUT_RDWR)
-            return True
-        return False
 
     def received_bytes(self) -> int | None:
         """Return the bytes that have come since the connection was made; None: it has ended."""
@@ -130,12 +128,12 @@ def accepted_sockets() -> list[AcceptedSocket]:
     return found
 
 
-def hang_up(names: Iterable[str]) -> int:
-    """Close connections by the names that gRPC gives them; return how many were closed."""
+def hang_up(names: Iterable[str]) -> None:
+    """Close connections by the names that gRPC gives them."""
     wanted = {unquote(name) for name in names}
-    if not wanted:
-        return 0
-    return sum(each.shut_down() for each in accepted_sockets() if each.name in wanted)
+    for each in accepted_sockets() if wanted else ():
+        if each.name in wanted:
+            each.shut_down()
 
 
 class ReceivedBytes:

@@ -29,7 +29,7 @@ from store.serving.failure import busy
 from store.serving.methods import reads
 from store.serving.sockets import hang_up
 from store.serving.tls import TlsFiles
-from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, WatchStatusRequest
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.calls.transports import Connect, Grpc, RefusedError
@@ -132,10 +132,14 @@ async def test_methods_that_are_not_there_are_unimplemented(node: Node) -> None:
         assert code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_status_describes_the_stored_messages(database_url: str) -> None:
+async def test_status_is_served_until_the_node_ends(database_url: str) -> None:
     async with serve(database_url) as writing:
         await writing.publish(item(timestamp=5), item(timestamp=9))
-    async with serve(database_url, listener="admin", open_admin=True) as node:
+    serving = serve(database_url, listener="admin", open_admin=True, read_only=True)
+    async with serving as node:
+        code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "this node only reads (--read-only) and has no peers" in sentence
         status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
         assert (status.version, status.node_id) == ("1.2.3", "node-a")
         assert (status.oldest_timestamp, status.newest_timestamp) == (5, 9)
@@ -145,16 +149,12 @@ async def test_status_describes_the_stored_messages(database_url: str) -> None:
         status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
         assert not status.ready
         code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
-        assert code is grpc.StatusCode.UNAVAILABLE
-        assert sentence == "starting"
-
-
-async def test_a_read_only_node_refuses_to_synchronize(database_url: str) -> None:
-    serving = serve(database_url, listener="admin", open_admin=True, read_only=True)
-    async with serving as node:
-        code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "this node only reads (--read-only) and has no peers" in sentence
+        assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, "starting")
+        request = WatchStatusRequest(since_revision=9).SerializeToString()
+        waiting = node.channel.unary_unary(ADMIN + "WatchStatus")(request)
+        node.context.drain.begin()
+        code, sentence = await failure(waiting)
+        assert (code, "shutting down" in sentence) == (grpc.StatusCode.UNAVAILABLE, True)
 
 
 async def test_draining_ends_followers_and_streams_after_their_answers(node: Node) -> None:
@@ -310,7 +310,7 @@ async def test_the_connection_that_is_named_is_closed(host: str) -> None:
         for channel in (first, second):
             calls.append(channel.unary_stream("/test/Endless", None, None)(b""))
             assert await calls[-1].read() == b"begun"
-        assert hang_up([callers[0], "ipv4:127.0.0.1:1", "unix:"]) == 1
+        hang_up([callers[0], "ipv4:127.0.0.1:1", "unix:"])
         assert await calls[0].code() is grpc.StatusCode.UNAVAILABLE
         await ended.wait()
         assert not calls[1].done()

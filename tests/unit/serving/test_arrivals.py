@@ -303,7 +303,7 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
     requests = Arrivals(10 * MIB, kernel.count)
 
     async def receive(request: AwaitedRequest) -> None:
-        requests.came(request, 6 * MIB)
+        await requests.came(request, 6 * MIB)
         await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(requests.receive(receive, (COUNTED, name), name)) for name in "ab"]
@@ -318,4 +318,15 @@ async def test_bytes_that_are_counted_as_they_come_need_no_kernel() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert not requests.connections
+    assert requests.counted_bytes == 0
+
+
+async def test_a_request_whose_last_part_passes_the_bound_is_refused() -> None:
+    requests = Arrivals(10 * MIB)
+
+    async def receive(request: AwaitedRequest) -> None:
+        await requests.came(request, 11 * MIB)
+
+    with pytest.raises(CallError):
+        await asyncio.create_task(requests.receive(receive, (COUNTED, "a"), "a"))
     assert requests.counted_bytes == 0

@@ -8,11 +8,14 @@ epoch, signed 64 bits), count (signed 64 bits), and the 32 bytes of the XOR.
 
 Lattice sums of hours and days are summaries that a publisher cannot forge.
 
-A maintainer sums up an hour that is over (`seal`), in a transaction of its own, in which nothing is
-folded. A bucket's sum is that of ``lattice_count`` messages. Buckets only gain messages, and go
-with their partition, so it is the sum of the bucket if, and only if, that is its count; another
-one, or NULL, is not known, and nothing follows from it. So a late message makes the sums of its
-hour and its day unknown, and the next round computes them again.
+    an hour is over --maintainer--> its messages are summed up, once (`seal`)
+    a late message  --fold--------> is added in the fold's transaction (`late_sums`)
+    a view          --------------> adds what is not folded yet (`added`)
+
+A bucket's sum is that of ``lattice_count`` messages. Buckets only gain messages, and go with their
+partition, so it is the sum of the bucket if, and only if, that is its count; another one, or NULL,
+is not known, and nothing follows from it. So a fold that ignores sums does no harm. An hour is
+summed up in a transaction of its own, in which nothing is folded.
 
 Publishers who added to the same bucket would wait for each other. So each batch writes its delta
 beside its commit. From time to time a maintainer folds the deltas of the commits since
@@ -34,7 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, LiteralString
@@ -162,12 +165,79 @@ async def unfolded(connection: Connection, position: int) -> TimeBuckets:
 
 _DELTAS_AT_ONCE: Final = 256
 
+MAX_LATE_MESSAGES: Final = 100_000
+"""Messages that are added to known sums at a time; where there are more, the sum is computed
+again."""
+
 THREADED_ELEMENTS: Final = 4_096
 """The number of elements whose expansion takes more than a millisecond, so a thread does it."""
 
 PAGE_MESSAGES: Final = 65_536
 
 HOURS, DAYS = 1, 2
+
+
+Sums = Mapping[tuple[int, int], LatticeSum]
+"""The sums of hours and days by level and start."""
+
+
+async def sum_of(elements: bytes) -> LatticeSum:
+    """Return the sum of elements, each of which is there once."""
+    if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
+        return LatticeSum.of(elements)
+    return await asyncio.to_thread(LatticeSum.of, elements)
+
+
+async def added(
+    connection: Connection, after: int, until: int, hours: Sequence[int]
+) -> dict[int, LatticeSum]:
+    """Return what commits behind ``after`` up to ``until`` have added to hours, by hour."""
+    if not hours:
+        return {}
+    given = {"after": after, "until": until, "hours": list(hours)}
+    rows = await fetch_rows(connection, SQL.messages.read_added_elements, given)
+    return {hour: await sum_of(elements) for hour, elements in rows}
+
+
+async def late_sums(
+    connection: Connection, after: int, until: int, hours: TimeBuckets, days: TimeBuckets
+) -> Sums:
+    """Return the known sums that commits change which are to be folded, as they will be then.
+
+    ``hours`` and ``days``: what these commits have added. Under FOLDING, before that is added to
+    the buckets.
+    """
+    starts = (hours.starts.tolist(), days.starts.tolist())
+    known = await fetch_rows(connection, SQL.buckets.read_known_sums, starts)
+    keys = {(level, start) for level, start, *_ in known}
+    changed = [
+        (start, count)
+        for start, count in zip(hours.starts.tolist(), hours.counts.tolist(), strict=True)
+        if (HOURS, start) in keys or (DAYS, start - start % DAY_NS) in keys
+    ]
+    if sum(count for _, count in changed) > MAX_LATE_MESSAGES:
+        return {}
+    new: dict[tuple[int, int], LatticeSum] = {}
+    for hour, each in (
+        await added(connection, after, until, [start for start, _ in changed])
+    ).items():
+        for key in ((HOURS, hour), (DAYS, hour - hour % DAY_NS)):
+            new[key] = new.get(key, LatticeSum()) + each
+    return {
+        (level, start): LatticeSum.stored(count, state) + new[level, start]
+        for level, start, count, state in known
+        if (level, start) in new
+    }
+
+
+async def write_sums(connection: Connection, sums: Sums) -> None:
+    """Keep the sums of buckets; under FOLDING."""
+    if sums:
+        levels, starts = zip(*sums, strict=True)
+        counts = [total.count for total in sums.values()]
+        states = [total.state_bytes() for total in sums.values()]
+        given = ([*levels], [*starts], counts, states)
+        await connection.execute(SQL.buckets.write_sums, given)
 
 
 async def sum_of_time(
@@ -182,19 +252,11 @@ async def sum_of_time(
         given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_MESSAGES}
         ((last_ns, joined),) = await fetch_rows(connection, SQL.messages.read_elements, given)
         elements = joined or b""
-        if len(elements) < THREADED_ELEMENTS * ELEMENT_BYTES:
-            total += LatticeSum.of(elements)
-        else:
-            total += await asyncio.to_thread(LatticeSum.of, elements)
+        total += await sum_of(elements)
         is_last = len(elements) < PAGE_MESSAGES * ELEMENT_BYTES
         if is_last or (most is not None and total.count > most):
             return total
         last = elements[8 - ELEMENT_BYTES : -CONTENT_DIGEST_BYTES]
-
-
-async def _write_sum(connection: Connection, level: int, start: int, total: LatticeSum) -> None:
-    given = (total.state_bytes(), total.count, level, start)
-    await connection.execute(SQL.buckets.write_sum, given)
 
 
 async def _seal_hour(connection: Connection, start: int) -> None:
@@ -204,7 +266,7 @@ async def _seal_hour(connection: Connection, start: int) -> None:
     sum is known as soon as their number is folded.
     """
     total = await sum_of_time(connection, start, start + HOUR_NS)
-    await _write_sum(connection, HOURS, start, total)
+    await write_sums(connection, {(HOURS, start): total})
 
 
 async def _seal_days(connection: Connection, days: Sequence[tuple[int]]) -> None:
@@ -212,11 +274,11 @@ async def _seal_days(connection: Connection, days: Sequence[tuple[int]]) -> None
     for (start,) in days:
         rows = await fetch_rows(connection, SQL.buckets.read_hours_of_day, (start, start))
         total = LatticeSum.total([LatticeSum.stored(count, state) for count, state in rows])
-        await _write_sum(connection, DAYS, start, total)
+        await write_sums(connection, {(DAYS, start): total})
 
 
 SETTLING_NS: Final = 10 * MINUTE_NS
-"""An hour is summed up so long after its end, and again when messages come later."""
+"""An hour is summed up so long after its end; later messages are added one by one."""
 
 MAX_SEALED_MESSAGES: Final = 1_000_000
 """Messages after which a call ends: about half a second of processor time with the kernel."""
@@ -322,8 +384,9 @@ async def delete_buckets(connection: Connection, ranges: Iterable[Bounds]) -> No
 
 
 async def _fold_next(connection: Connection, most_commits: int, most_bytes: int) -> int | None:
+    before = await folded_position(connection)
     # There are more when so many came, or so many bytes; one comes at least where there is one.
-    given = (await folded_position(connection), most_commits, most_bytes)
+    given = (before, most_commits, most_bytes)
     rows = await fetch_rows(connection, SQL.commits.read_following, given)
     if not rows:
         return None
@@ -331,8 +394,10 @@ async def _fold_next(connection: Connection, most_commits: int, most_bytes: int)
     position: int = rows[-1][0]
     if len(minutes):
         levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
+        sums = await late_sums(connection, before, position, *levels[1:])
         numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
         await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])
+        await write_sums(connection, sums)
     await follow_claims(connection, b"".join([claims for _, _, claims in rows]))
     await connection.execute(SQL.stores.set_folded, (position,))
     size = sum(len(delta) + len(claims) for _, delta, claims in rows)

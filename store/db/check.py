@@ -29,10 +29,9 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
-from reconcile.summaries.buckets import TimeBuckets
 from store.db.buckets import (
+    added,
     between,
-    coarser,
     columns,
     folded_position,
     minutes_of,
@@ -447,7 +446,7 @@ class _DatabaseCheck:
                 deltas = between(await unfolded(connection, folded), bounds.low, bounds.high)
                 ((buckets,),) = await self._rows(SQL.buckets.check_count, (low, last))
                 rows = await fetch_rows(connection, statement, columns([deltas]))
-                wrong = await self._wrong_hours(bounds, deltas)
+                wrong = await self._wrong_hours(bounds, folded)
         except psycopg.errors.UndefinedTable:
             return 0  # retention was faster
         for start_ns, stored, said in rows:
@@ -457,17 +456,16 @@ class _DatabaseCheck:
             self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(1, start_ns))
         return int(buckets)
 
-    async def _wrong_hours(self, bounds: Bounds, deltas: TimeBuckets) -> list[int]:
-        """Return starts of the whole hours of a range whose known sum is not its messages'.
-
-        Those to which ``deltas`` will add are left out: that makes their sums unknown.
-        """
-        wrong, gaining = [], set(coarser(deltas, HOUR_NS).starts.tolist())
+    async def _wrong_hours(self, bounds: Bounds, folded: int) -> list[int]:
+        """Return starts of the whole hours of a range whose known sum is not its messages'."""
         given = (bounds.low, bounds.high - HOUR_NS)
-        for start_ns, count, state in await self._rows(SQL.buckets.check_known_hours, given):
-            if start_ns in gaining:
-                continue
+        known = await self._rows(SQL.buckets.check_known_hours, given)
+        hours = [start_ns for start_ns, *_ in known]
+        late = await added(self._connection, folded, UNBOUNDED_HIGH - 1, hours)
+        wrong = []
+        for start_ns, count, state in known:
             total = await sum_of_time(self._connection, start_ns, start_ns + HOUR_NS)
+            total -= late.get(start_ns, LatticeSum())
             if total != LatticeSum.stored(count, bytes(state)):
                 wrong.append(start_ns)
         return wrong

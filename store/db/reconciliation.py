@@ -8,10 +8,9 @@ open for longer than `MAX_VIEW_S` is closed, even if it is in use.
 Lattice sums of a range of time are made of
 
 - the sums of whole days and hours that are known, from `buckets`,
-- the messages of whole hours whose sums are not known, such as the newest, and
-- the messages of parts of hours at the ends of the range.
-
-A sum is not known either while a commit has added to it that no bucket includes yet.
+- the messages of whole hours whose sums are not known, such as the newest,
+- the messages of parts of hours at the ends of the range, and
+- the messages that commits have added to known sums and that no bucket includes yet.
 
 IDs come as arrays, two values per statement: the server joins the column of timestamps and that of
 hashes into one value each, which takes a sixth of the time of a binary COPY.
@@ -36,7 +35,7 @@ from reconcile.summaries.buckets import TimeBuckets
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, Spans
 from store.db.arrays import bigint_column, hash_column
-from store.db.buckets import LEVELS_NS, coarser, of_rows, sum_of_time, unfolded
+from store.db.buckets import LEVELS_NS, added, coarser, of_rows, sum_of_time, unfolded
 from store.db.connection import Connection, fetch_row, fetch_rows, sever
 from store.db.errors import find_failure
 from store.db.feed import batch_parameters, is_served, newest
@@ -44,7 +43,7 @@ from store.db.messages import values_at
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.hub import CommitRow, Place
-from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
+from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS, UNBOUNDED_HIGH
 from store.domain.ports import StoreUnavailableError
 from store.domain.view import Newest, Span
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
@@ -145,6 +144,7 @@ class SnapshotView:
         horizon_ns: The store's horizon then.
         connection: Its transaction has the snapshot.
         minutes: The deltas that no bucket includes yet.
+        folded: The position up to which buckets include them.
         deadline_s: When the connection is severed, by the loop.
     """
 
@@ -153,6 +153,7 @@ class SnapshotView:
     horizon_ns: int
     connection: Connection
     minutes: TimeBuckets
+    folded: int
     deadline_s: float
 
     async def load(self, needs: Needs) -> Loaded:
@@ -185,35 +186,39 @@ class SnapshotView:
         """Yield starts and sums of parts of ranges of time, which together are their sums."""
         inside = [_whole_hours(*span) for span in spans]
         whole = [each for each in inside if each is not None]
-        hours = coarser(self.minutes, HOUR_NS)
-        unknown = {
-            hour: count
-            for hour, count in zip(hours.starts.tolist(), hours.counts.tolist(), strict=True)
-            if any(low <= hour < high for low, high in whole)
-        }
-        given = {
-            "lows": [low for low, _ in whole],
-            "highs": [high for _, high in whole],
-            "without": [hour - hour % DAY_NS for hour in unknown],
-        }
+        unknown: dict[int, int] = {}
+        given = {"lows": [low for low, _ in whole], "highs": [high for _, high in whole]}
         for statement in (SQL.buckets.read_known_days, SQL.buckets.read_hours):
             for start_ns, count, state in await fetch_rows(self.connection, statement, given):
-                if state is None or start_ns in unknown:
-                    unknown[start_ns] = unknown.get(start_ns, 0) + count
+                if state is None:
+                    unknown[start_ns] = count
                 else:
                     yield start_ns, LatticeSum.stored(count, state)
-        left = most_summed()
+        hours = coarser(self.minutes, HOUR_NS)
+        new = dict(zip(hours.starts.tolist(), hours.counts.tolist(), strict=True))
+        late = {
+            hour: count
+            for hour, count in new.items()
+            if hour not in unknown and any(low <= hour < high for low, high in whole)
+        }
+        left = most_summed() - sum(late.values())
         if sum(unknown.values()) > left:
             raise _TooManyError
         # What is not in whole hours has no count that it could contradict.
         parts = [(low_ns, high_ns, None) for low_ns, high_ns in _edges(spans, inside)]
-        counted = [(at, at + HOUR_NS, count) for at, count in unknown.items()]
+        counted = [(at, at + HOUR_NS, count + new.get(at, 0)) for at, count in unknown.items()]
         for low_ns, high_ns, expected in (*parts, *counted):
             total = await sum_of_time(self.connection, low_ns, high_ns, left)
             left -= total.count
             if left < 0 or expected not in (None, total.count):
                 raise _TooManyError
             yield low_ns, total
+        found = await added(self.connection, self.folded, UNBOUNDED_HIGH - 1, list(late))
+        for hour, count in late.items():
+            total = found.get(hour, LatticeSum())
+            if total.count != count:
+                raise _TooManyError
+            yield hour, total
 
     async def contents(self, ids: SyncIds) -> SyncIds:
         """Return IDs of this view with their content digests; raises as `load`."""
@@ -277,7 +282,7 @@ async def _open(connection: Connection, deadline_s: float) -> SnapshotView:
     folded = await _read_buckets(connection, length_ns, SQL.buckets.read_level, level)
     top = TimeBuckets.join(length_ns, [folded, minutes])
     view, place = SummaryView(top, _FINER_NS[length_ns]), await newest(connection)
-    return SnapshotView(view, place, horizon_ns, connection, minutes, deadline_s)
+    return SnapshotView(view, place, horizon_ns, connection, minutes, position, deadline_s)
 
 
 async def _read_buckets(

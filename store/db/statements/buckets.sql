@@ -27,18 +27,18 @@ select count(*) from (
 ) as few
 
 -- read_known_days --
--- Known sums of whole days in ranges of time, without some days.
+-- Known sums of whole days in ranges of time.
 select day.start_ns, day.count, day.lattice
 from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
 cross join lateral (
     select start_ns, count, lattice from storenode.buckets
     where level = 2 and start_ns >= k.low and start_ns <= k.high - 86400000000000
-      and lattice_count = count and start_ns <> all(%(without)b::bigint[])
+      and lattice_count = count
     offset 0
 ) day
 
 -- read_hours --
--- Hours in ranges of time that are in no day of `read_known_days`, with their known sums.
+-- Hours in ranges of time that are in no day with a known sum, with their known sums.
 select hour.start_ns, hour.count, hour.lattice
 from unnest(%(lows)b::bigint[], %(highs)b::bigint[]) as k(low, high)
 cross join lateral (
@@ -48,10 +48,16 @@ cross join lateral (
       and not exists (
           select from storenode.buckets day
           where day.level = 2 and day.start_ns = b.start_ns - b.start_ns %% 86400000000000
-            and day.lattice_count = day.count and day.start_ns <> all(%(without)b::bigint[])
+            and day.lattice_count = day.count
             and day.start_ns >= k.low and day.start_ns <= k.high - 86400000000000)
     offset 0
 ) hour
+
+-- read_known_sums --
+-- Known sums of some hours and days.
+select level, start_ns, count, lattice from storenode.buckets
+where lattice_count = count
+  and (level = 1 and start_ns = any(%s::bigint[]) or level = 2 and start_ns = any(%s::bigint[]))
 
 -- read_unknown_hours --
 -- Hours without a known sum, those that never had one first.
@@ -76,10 +82,12 @@ where level = 2 and start_ns >= %s::bigint and start_ns <= %s::bigint
 select count, lattice from storenode.buckets
 where level = 1 and start_ns >= %s::bigint and start_ns < %s::bigint + 86400000000000
 
--- write_sum --
--- Set the sum of a bucket.
-update storenode.buckets set lattice = %s::bytea, lattice_count = %s::bigint
-where level = %s::smallint and start_ns = %s::bigint
+-- write_sums --
+-- Set the sums of buckets.
+update storenode.buckets held set lattice = given.lattice, lattice_count = given.count
+from unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[])
+    as given(level, start_ns, count, lattice)
+where held.level = given.level and held.start_ns = given.start_ns
 
 -- check_known_hours --
 -- Hours of a range with known sums.

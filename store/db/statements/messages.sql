@@ -194,6 +194,19 @@ cross join lateral (
 -- What sums add for a message: `reconcile.ids.SyncIds.elements`.
 int8send(m.ts) || m.hash || m.content_digest
 
+-- read_added_elements --
+-- The elements that commits have added to some hours, by hour.
+select given.hour_ns, string_agg(added.element, ''::bytea)
+from unnest(%(hours)s::bigint[]) as given(hour_ns)
+cross join lateral (
+    select <messages.element> as element from storenode.messages m
+    where m.ts >= given.hour_ns and m.ts < given.hour_ns + 3600000000000
+      and m.batch in (select batch from storenode.commits
+                      where position > %(after)s::bigint and position <= %(until)s::bigint)
+    offset 0
+) as added
+group by 1
+
 -- read_elements --
 -- Elements of the lattice sum of a range of time, by pages: nothing is as cheap as one long value.
 select max(m.ts), string_agg(<messages.element>, ''::bytea) from (

@@ -45,10 +45,7 @@ LAST = "(select max(position) from storenode.commits)"
 HOUR_START = NOW // LENGTHS[1] * LENGTHS[1]
 BOTH = {WRONG_SUMMARY, WRONG_LEVEL}
 DAMAGES = (
-    (
-        f"update storenode.commits set summary = '' where position = {LAST}",
-        {WRONG_SUMMARY, WRONG_LATTICE},
-    ),
+    (f"update storenode.commits set summary = '' where position = {LAST}", {WRONG_SUMMARY}),
     (f"update storenode.buckets set count = count + 1 where {A_MINUTE}", BOTH),
     (f"update storenode.buckets set x2 = x2 # 1 where {A_MINUTE}", BOTH),
     (f"insert into storenode.buckets values (0, {-MINUTE}, 1, 1, 1, 1, 1)", BOTH),
@@ -59,7 +56,7 @@ DAMAGES = (
     ("delete from storenode.buckets", {WRONG_SUMMARY}),
     (f"{FLIP} where level = 1 and start_ns = {HOUR_START}", {WRONG_LATTICE}),
     (f"{FLIP} where level = 2 and start_ns = {TODAY}", {WRONG_LATTICE}),
-    ("update storenode.store set folded_position = 0", {WRONG_SUMMARY}),
+    ("update storenode.store set folded_position = 0", {WRONG_SUMMARY, WRONG_LATTICE}),
 )
 
 

@@ -213,20 +213,29 @@ async def sealed(node: Node, connection: Connection, rng: random.Random) -> None
     assert await unknown(connection) == set()
 
 
-async def test_late_messages_make_sums_unknown_until_they_are_computed_again(
-    node: Node, connection: Connection
+async def test_late_messages_are_added_when_they_are_folded_unless_they_are_very_many(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(2)
     await sealed(node, connection, rng)
     before = await known(connection)
     # In hours that are known, and in one that had none.
-    late = [SPREAD[3], SPREAD[8], SPREAD[8] + HOUR]
+    late = [SPREAD[3], SPREAD[3] + 1, SPREAD[8], SPREAD[8] + HOUR]
     await node.store(random_batch(rng, 30, late))
     assert await known(connection) == before
     await fold_until(connection)
-    changed = {(1, ts // HOUR * HOUR) for ts in late} | {(2, ts // DAY * DAY) for ts in late}
-    assert await unknown(connection) == changed
-    assert await seal(connection, LATER) == len(late)
+    await assert_true(connection)
+    found = await known(connection)
+    assert len(found) == len(before)
+    assert await unknown(connection) == {(1, late[3] // HOUR * HOUR)}
+    assert sum(found[key] != before[key] for key in found) >= 3
+    assert await seal(connection, LATER) == 1
+    monkeypatch.setattr(buckets_module, "MAX_LATE_MESSAGES", 9)
+    for count in (10, 9):
+        await node.store(random_batch(rng, count, SPREAD[:1]))
+        await fold_until(connection)
+        assert await unknown(connection) == {(1, NOW // HOUR * HOUR), (2, TODAY)}
+    assert await seal(connection, LATER) == 1
     assert await unknown(connection) == set()
     assert await known(connection) == await stored_sums(connection, folded=False)
 
@@ -246,7 +255,7 @@ async def test_a_view_does_not_say_what_would_take_too_long_or_is_contradicted(
             assert await view.lattices(span) == right
     assert await seal(connection, LATER) == 1
     monkeypatch.setattr(reconciliation, "most_summed", lambda: 9)
-    await node.store(random_batch(rng, 6, SPREAD[:1]))
+    await node.store(random_batch(rng, 9, SPREAD))
     async with DatabaseIds(node.database).open_cold() as view:
         sums = await view.lattices(ALL_TIME)
         assert sums == await sums_of(node, ALL_TIME)

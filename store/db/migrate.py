@@ -44,6 +44,8 @@ _BUSY: Final = (
     " so as not to block other queries: nothing has changed, run it again"
 )
 
+EMPTY: Final = "the table storenode.store is empty: restore the database from a backup"
+
 _STORE: Final = Path(__file__).parents[1]
 LOCATION: Final = str(
     next(path for path in (_STORE / "migrations", _STORE.parent / "migrations") if path.is_dir())
@@ -89,10 +91,10 @@ def require_served(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         check_server(connection)
         found = _revision(connection)
-    if found is None:
-        raise SchemaError(_MISSING)
-    if found != head():
-        raise SchemaError(_mismatch(found))
+        if found != head():
+            raise SchemaError(_mismatch(found))
+        if connection.execute("SELECT FROM storenode.store").fetchone() is None:
+            raise SchemaError(EMPTY)
 
 
 def upgrade(url: str) -> str:
@@ -202,8 +204,8 @@ def _create_schema(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         connection.execute(f"CREATE SCHEMA {SCHEMA}")
 
 
-def _mismatch(found: str) -> str:
-    text = _TOO_OLD if found in revisions() else _UNKNOWN
+def _mismatch(found: str | None) -> str:
+    text = _MISSING if found is None else _TOO_OLD if found in revisions() else _UNKNOWN
     return text.format(found=found, wanted=head())
 
 

@@ -28,7 +28,7 @@ from store.db.errors import (
     find_failure,
     sentence,
 )
-from store.db.migrate import APPLICATION_NAME
+from store.db.migrate import APPLICATION_NAME, EMPTY
 from store.db.statements import SQL
 from store.domain.ports import StoreUnavailableError
 from storenode.common.backoff import Backoff
@@ -188,10 +188,7 @@ class Database:
         try:
             row = await database.read(fetch_row, SQL.stores.read_store)
             if row is None:
-                raise StoreUnavailableError(
-                    "the table storenode.store is empty; restore the database from a backup,"
-                    " or create a new one with `storenode db upgrade`"
-                )
+                raise StoreUnavailableError(EMPTY)
             database.store_id, database.cursor_key, database.last_online_ns = row
         except BaseException:
             await database.close()

@@ -70,22 +70,22 @@ class DataDir:
         self._lock_file = path / "storenode.lock"
         self._lock_fd: int | None = None
 
-    def prepare(self) -> None:
-        """Create the directory if need be, and refuse one that another user owns.
+    def prepare(self, *, make: bool = True) -> None:
+        """Create the directory if need be, or only try if that is possible.
 
         Raises:
             EmbeddedPostgresError: It cannot be made or written, or it is a cluster by itself.
         """
         try:
-            # Elsewhere than on Linux, Postgres under another account must get through by name.
-            self.path.mkdir(mode=0o700 if ON_LINUX else 0o711, parents=True, exist_ok=True)
-            # Others could replace files in it. Where it is not this user's, it is a volume that an
-            # orchestrator has made, for this node alone.
-            found = self.path.stat()
-            if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWOTH:
-                self.path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
+            if make:
+                # Elsewhere than on Linux, Postgres under another account must get through by name.
+                self.path.mkdir(mode=0o700 if ON_LINUX else 0o711, parents=True, exist_ok=True)
+                # Others could replace files in it. Another user's is a volume for this node alone.
+                found = self.path.stat()
+                if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWOTH:
+                    self.path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
+            base = next(each for each in (self.path, *self.path.parents) if each.exists())
+            tempfile.TemporaryFile(dir=base).close()
         except OSError as error:
             raise EmbeddedPostgresError(
                 f"The data directory {self.path} cannot be used ({error.strerror}): make it a"

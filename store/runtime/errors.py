@@ -26,3 +26,8 @@ def as_sentence(error: Exception | str) -> str:
     text = str(error)
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def unserved(reason: object) -> str:
+    """Return the error of a start where the database does not serve."""
+    return f"The database does not serve: {reason}"

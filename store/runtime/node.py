@@ -67,6 +67,7 @@ from store.runtime.errors import (
     UnreachableError,
     WrongConfigurationError,
     as_sentence,
+    unserved,
 )
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
@@ -187,7 +188,7 @@ class NodeRuntime:
         except SchemaError as error:
             raise NodeFailedError(as_sentence(error)) from error
         except StoreUnavailableError as error:
-            raise UnreachableError(as_sentence(f"The database does not serve: {error}")) from error
+            raise UnreachableError(as_sentence(unserved(error))) from error
         _LOG.info("ended")
 
     def stop(self) -> None:

@@ -36,6 +36,12 @@ def client_limits(config: NodeConfig) -> ClientLimits:
     )
 
 
+def retention_brake(config: NodeConfig) -> RetentionBrake:
+    """Return the brake of the limits of retention, not yet settled."""
+    limits = config.retention, config.retention_size, config.retention_requires_archive
+    return RetentionBrake(RetentionPolicy(*limits), confirmed=config.retention_confirm)
+
+
 class PolicySource:
     """The policy for messages of clients, whose retention horizon moves with the clock.
 
@@ -44,8 +50,7 @@ class PolicySource:
     """
 
     def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
-        limits = config.retention, config.retention_size, config.retention_requires_archive
-        self.brake = RetentionBrake(RetentionPolicy(*limits), confirmed=config.retention_confirm)
+        self.brake = retention_brake(config)
         self._config = config
         self._now_ns = now_ns
         self._dropped_ns = 0

@@ -7,12 +7,10 @@ that fails is one sentence. A node that starts makes those of files itself (`fil
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -20,18 +18,16 @@ import psycopg
 from store.config.node import NodeConfig
 from store.db import migrate
 from store.db.errors import SchemaError, find_failure, sentence
-from store.db.retention import review
 from store.domain.ports import StoreUnavailableError
-from store.domain.retention import RetentionPolicy
 from store.embedded.binaries import choose
 from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import refuse_managed, running_url
 from store.runtime.database import ExternalHost
-from store.runtime.errors import NodeFailedError, as_sentence
+from store.runtime.errors import NodeFailedError, as_sentence, unserved
 from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, kept_node_id
-from store.runtime.policy import TokenFile, client_limits
+from store.runtime.policy import TokenFile, client_limits, retention_brake
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities
 
@@ -49,7 +45,7 @@ async def check_start(config: NodeConfig) -> list[str]:
             first_dns_name(config.tls_cert, config.tls_key)
     data, is_running = DataDir(config.data_dir.absolute()), False
     with _reported(problems):
-        is_running = data.path.is_dir() and data.is_locked()
+        is_running = data.is_locked()
     if not is_running:
         # A node that runs on the directory has these addresses itself.
         for address in listener_addresses(config).values():
@@ -79,21 +75,12 @@ def file_checks(config: NodeConfig, tokens: TokenFile) -> Iterator[Callable[[], 
 
 
 def _check_directory(config: NodeConfig, data: DataDir) -> None:
-    base = _existing(data.path)
-    if not os.access(base, os.W_OK | os.X_OK) or not base.is_dir():
-        raise NodeFailedError(
-            f"The data directory {config.data_dir} cannot be used ({base} is not a directory that"
-            " this user can write): let the user write there, or name another with --data-dir."
-        )
+    data.prepare(make=False)
     if (data.path / NODE_ID_FILE).exists() and not config.tls:
         kept_node_id(data.path)
     if config.database_url is None:
         refuse_managed(dict(config.postgres_setting))
         choose(data.cluster_major())
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() or path == path.parent else _existing(path.parent)
 
 
 async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
@@ -111,17 +98,18 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
         return [as_sentence(error)]
     except psycopg.Error as error:
         failure = find_failure(error)
-        remedy = failure.sentence if failure else "check that Postgres runs"
-        return [f"The database could not be read ({sentence(error)}): {remedy}."]
+        return [as_sentence(unserved(failure.sentence if failure else sentence(error)))]
 
 
 async def _retention_problems(config: NodeConfig, url: str) -> list[str]:
-    if config.retention_confirm:
-        return []
-    policy = RetentionPolicy(config.retention, config.retention_size)
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        excess = (await review(connection, policy, time.time_ns())).excess
-    if excess is None:
+    """Settle retention as a node does at its start, and take it back."""
+    brake = retention_brake(config)
+    async with (
+        await psycopg.AsyncConnection.connect(url) as connection,
+        connection.transaction(force_rollback=True),
+    ):
+        await brake.settle(connection, time.time_ns())
+    if (excess := brake.excess) is None:
         return []
     size = f"{excess.days:,.0f} days, {excess.share:.0%} of the messages"
     problem = (

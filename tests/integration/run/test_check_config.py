@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from storenode.cli.main import main
+from tests.integration.run.helpers import occupied_port, run_to_end
 from tests.support.credentials import Pki
 from tests.support.node import running_node
 
@@ -59,6 +58,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     made = {name: tmp_path / f"{name}.txt" for name in texts}
     made["locked"] = tmp_path / "locked"
     (tmp_path / "locked" / "storenode.lock").mkdir(parents=True)
+    made["cluster"] = tmp_path / "one"
+    (tmp_path / "one" / "PG_VERSION").touch()
     pairs = {"cert": cert, "key": key, "ca": one.ca, "cert2": other_cert, "key2": other_key}
     pairs |= {"ip": ip, "ip_key": ip_key}
     return {**made, **pairs}
@@ -67,10 +68,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 TLS = "--tls-cert {cert}"
 BAD = {
     "a key of another certificate": (f"{TLS} --tls-key {{key2}}", "are not a certificate and"),
-    "no certificate": (
-        "--tls-cert {rubbish} --tls-key {key}",
-        "is not a PEM file",
-    ),
+    "no certificate": ("--tls-cert {rubbish} --tls-key {key}", "is not a PEM file"),
     "half a certificate": ("--tls-cert {cut} --tls-key {key}", "are not a certificate and its key"),
     "a certificate without a name": ("--tls-cert {ip} --tls-key {ip_key}", "has no DNS name"),
     "no file": (f"{TLS} --tls-key nowhere.pem", "nowhere.pem cannot be read"),
@@ -90,13 +88,11 @@ BAD = {
     "a managed setting": ("--postgres-setting port=1", "is managed by the node"),
     "no database": ("--database-url postgresql://127.0.0.1:1/x", "could not be reached"),
     "no database URL": ("--database-url postgresql://u:hunter2@h:x/d", "--database-url cannot be"),
-    "a URL of another database": (
-        "--database-url mysql://hunter2",
-        "--database-url cannot be read",
-    ),
-    "half a database URL": ("--database-url u:hunter2@h", "--database-url cannot be read"),
+    "a URL of another database": ("--database-url mysql://hunter2", "--database-url cannot be"),
     "a lock that is a directory": ("--data-dir {locked}", "lock cannot be used (Is a dir"),
     "a directory that is a file": ("--data-dir {empty}", "cannot be used"),
+    "a directory that is a cluster": ("--data-dir {cluster}", "is itself a Postgres cluster"),
+    "a directory of the kernel": ("--data-dir /proc", "cannot be used"),
 }
 
 
@@ -107,9 +103,8 @@ def test_each_bad_configuration_is_one_sentence(
     before = sorted(tmp_path.rglob("*"))
     words = arguments.format(**files).split()
     code, lines = check(*words)
-    assert code == 1, lines
+    assert (code, len(lines)) == (1, 1), lines
     assert expected in lines[0]
-    assert len(lines) == 1
     assert lines[0].endswith(".")
     assert "hunter2" not in lines[0]
     assert sorted(tmp_path.rglob("*")) == before
@@ -117,18 +112,11 @@ def test_each_bad_configuration_is_one_sentence(
 
 def test_all_problems_are_reported(check: Check, files: dict[str, Path]) -> None:
     words = f"{TLS} --tls-key {{key2}} --tls-ca {{damaged}} --client-token-file nowhere.toml"
-    code, lines = check(*words.format(**files).split(), "--max-confirms=1", "--gossip=off")
-    assert code == 1
-    assert len(lines) == 4
-
-
-def test_an_address_that_is_taken_is_reported(check: Check) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-        code, (line,) = check("--http-listen", f"127.0.0.1:{port}")
-    assert code == 1
-    assert "--http-listen" in line
-    assert "cannot be listened on" in line
+    with occupied_port() as taken:
+        words = f"{words} --http-listen {taken} --max-confirms 1 --gossip off"
+        code, lines = check(*words.format(**files).split())
+    assert (code, len(lines)) == (1, 5)
+    assert any(f"--http-listen {taken} cannot be listened on" in line for line in lines)
 
 
 def test_a_good_configuration_is_good_before_and_beside_the_node(
@@ -147,6 +135,29 @@ def test_a_good_configuration_is_good_before_and_beside_the_node(
     code, lines = check(*options)
     assert code == 1
     assert "newer" in lines[0]
+
+
+READ_ONLY = "alter role storenode in database {} set default_transaction_read_only = on"
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (READ_ONLY, "the database is read-only"),
+        ("delete from storenode.store", "The table storenode.store is empty"),
+    ],
+)
+def test_a_database_that_a_node_refuses_is_refused_by_both(
+    check: Check, tmp_path: Path, database_url: str, statement: str, expected: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(statement.format(connection.info.dbname).encode())
+    data = tmp_path / "data"
+    code, (line,) = check("--database-url", database_url, "--data-dir", str(data))
+    assert (code, line[-1]) == (1, ".")
+    assert expected in line
+    ended = run_to_end(data, database_url=database_url)
+    assert ended.sentence == f"storenode: {line}"
 
 
 def _file(directory: Path) -> str:

@@ -41,7 +41,6 @@ from store.domain.ports import (
     PageRequest,
     QueryPage,
     Room,
-    ScanRequest,
     StoreSummary,
     TopicFilter,
     TopicRights,
@@ -477,11 +476,11 @@ class DatabaseReader:
             return await self._read_hashes(connection, request)
         return page
 
-    async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
+    async def scan(self, request: PageRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""
         topics = await self._database.read_page(lambda it: resolve(it, request.filter))
         most, after = DEFAULT_PAGE_BYTES, request.after or BEFORE_ALL
-        size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
+        size = min(request.limit or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None
 

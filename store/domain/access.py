@@ -80,25 +80,19 @@ _OPERATOR: Final = frozenset(Right)
 class Access:
     """The decision on calls. Immutable: a changed token file makes a new one.
 
-    Made by `Access.open` (no token file) or `parse_token_file`.
+    ``clients`` are those of the token file by the digests of their tokens, None without a file,
+    when ``stranger_limits`` hold for every caller.
     """
 
-    __slots__ = ("_clients", "_stranger_limits")
+    __slots__ = ("_stranger_limits", "clients")
 
     def __init__(
-        self, clients: Mapping[bytes, Principal] | None, stranger_limits: ClientLimits
+        self,
+        clients: Mapping[bytes, Principal] | None = None,
+        stranger_limits: ClientLimits | None = None,
     ) -> None:
-        self._clients = clients  # by the digests of their tokens
-        self._stranger_limits = stranger_limits
-
-    @classmethod
-    def open(cls, limits: ClientLimits | None = None) -> Access:
-        """Return the rules without a token file; ``limits`` hold for every caller."""
-        return cls(None, limits or ClientLimits())
-
-    def clients(self) -> list[Principal]:
-        """Return the clients of the token file."""
-        return [*(self._clients or {}).values()]
+        self.clients = clients
+        self._stranger_limits = stranger_limits or ClientLimits()
 
     def authorize(
         self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
@@ -112,12 +106,12 @@ class Access:
         Raises:
             CallDeniedError: a caller that is not known, or lacks the right.
         """
-        if self._clients is None:
+        if self.clients is None:
             if right is Right.ADMIN and not open_admin:
                 raise CallDeniedError(_ADMIN_ELSEWHERE)
             rights = _OPERATOR if open_admin else _EVERYBODY
             return Principal(stranger, rights, limits=self._stranger_limits)
-        client = self._clients.get(_token_digest(authorization))
+        client = self.clients.get(_token_digest(authorization))
         if client is None:
             raise UnauthenticatedError(
                 "the token is not known to this node: check it, or ask the operator for a new one"

@@ -134,7 +134,7 @@ class TopicFilter:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A page of ``Query``, already validated (see ``store.domain.query``).
+    """A page of ``Query`` or all of ``Scan``, already validated (see ``store.domain.query``).
 
     ``hashes`` set: lookup by hash (deduplicated, 32 bytes each), else by filter and time.
     ``after``: exclusive position to continue from, in the direction of ``forward``.
@@ -146,7 +146,7 @@ class PageRequest:
     time_end_ns: int  # exclusive
     after: SyncId | None
     forward: bool
-    limit: int
+    limit: int  # messages of a page; 0: the node's choice
     include_data: bool
 
 
@@ -158,18 +158,6 @@ class QueryPage:
     count: int
     next_cursor: bytes | None  # hash to continue from; None: no further match
     next_ns: int | None = None  # its timestamp, where the page was read by time
-
-
-@dataclass(frozen=True, slots=True)
-class ScanRequest:
-    """A whole time range in ascending SyncID order."""
-
-    filter: TopicFilter
-    time_start_ns: int
-    time_end_ns: int
-    after: SyncId | None
-    include_data: bool
-    page_size: int  # messages per page; 0: the node's choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,33 +158,31 @@ without a confirmation."""
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """The oldest partitions of messages, which limits would drop, and their share of all bytes."""
+    """The oldest partitions of messages, which limits would drop, and their share of all bytes.
+
+    ``span_ns``: the time that they span; one without a lower bound counts as a year.
+    """
 
     partitions: tuple[Partition, ...]
     share: float
+    size_bytes: int
+    span_ns: int
 
     @classmethod
     def of(cls, partitions: tuple[Partition, ...], fine: Iterable[Partition]) -> "Excess | None":
         """Return partitions out of all partitions of messages; None: there are none."""
+        if not partitions:
+            return None
         total = sum(each.size_bytes for each in fine)
-        size = sum(each.size_bytes for each in partitions)
-        return cls(partitions, size / max(1, total)) if partitions else None
-
-    @property
-    def span_ns(self) -> int:
-        """The time that they span; one without a lower bound counts as a year."""
-        first, last = self.partitions[0].bounds, self.partitions[-1].bounds
-        return last.high - max(first.low, first.high - 365 * DAY_NS)
+        size_bytes = sum(each.size_bytes for each in partitions)
+        first, last = partitions[0].bounds, partitions[-1].bounds
+        span_ns = last.high - max(first.low, first.high - 365 * DAY_NS)
+        return cls(partitions, size_bytes / max(1, total), size_bytes, span_ns)
 
     @property
     def days(self) -> float:
         """The time that they span, in days."""
         return self.span_ns / DAY_NS
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all of them."""
-        return sum(each.size_bytes for each in self.partitions)
 
 
 def find_excess(

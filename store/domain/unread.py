@@ -65,21 +65,6 @@ class UnreadSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class GossipPeerState:
-    """A node with which messages are exchanged live, or which is refused until then.
-
-    ``cut_off_until_ns``: Unix nanoseconds, 0 when it is not.
-    """
-
-    node_id: str
-    store_id: str
-    connected: bool = False
-    slowed: bool = False
-    cut_off_until_ns: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Confirmation:
     """The result of the wait for confirmations of one message.
 

@@ -44,7 +44,7 @@ from itertools import count as numbers
 from itertools import islice
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from store.domain.unread import GossipPeerState, UnreadEvent
+from store.domain.unread import UnreadEvent
 from store.gossip import limits, scores
 from store.gossip.events import (
     Bodies,
@@ -77,6 +77,7 @@ from store.messages.conflicts import Conflict, is_other_content
 from store.messages.record import RecordBatch
 from storenode.common.bounded_dict import BoundedDict
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawEvents, RawGossipFrame
+from storenode.wire.storenode.v1 import admin_pb2
 from storenode.wire.storenode.v1.peer_pb2 import Inventory
 
 _TOO_NEW: Final = "too_new"
@@ -203,14 +204,17 @@ class Gossip:
         later = [time_ns for time_ns in times if time_ns is not None and time_ns > self._now_ns]
         return min(later, default=None)
 
-    def peers(self, now_ns: int) -> list[GossipPeerState]:
-        """Return the joined peers, and those that are cut off, until a time of the steps."""
+    def peers(self, now_ns: int, unix_ns: int) -> list[admin_pb2.GossipPeer]:
+        """Return the joined peers, and those that are cut off; ``unix_ns`` is now as well."""
         found = [
-            GossipPeerState(key, peer.store.id, connected=True, slowed=self._is_slowed(key))
+            admin_pb2.GossipPeer(
+                node_id=key, store_id=peer.store.id, connected=True, slowed=self._is_slowed(key)
+            )
             for key, peer in self._peers.items()
         ]
         for key, until_ns, reason in self._scores.cut_off(now_ns):
-            found.append(GossipPeerState(key, "", False, False, until_ns, reason))
+            cut_off_ns = until_ns + unix_ns - now_ns
+            found.append(admin_pb2.GossipPeer(node_id=key, cut_off_until=cut_off_ns, reason=reason))
         return found
 
     def check(self) -> None:

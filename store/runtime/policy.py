@@ -138,7 +138,7 @@ class TokenFile:
         self._on_use = on_use
         self._used: _Content = b""
         self._seen: _Content = b""
-        self.access = Access.open(limits)
+        self.access = Access(None, limits)
 
     def load(self) -> None:
         """Read the file as it is now.
@@ -169,7 +169,7 @@ class TokenFile:
             self._on_use(False)
             _LOG.error("token_file_not_reloaded", reason=str(error))
         else:
-            _LOG.info("token_file_reloaded", clients=len(self.access.clients()))
+            _LOG.info("token_file_reloaded", clients=len(self.access.clients or ()))
 
     def _use(self, content: _Content) -> None:
         self._used = self._seen = content

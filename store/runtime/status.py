@@ -29,7 +29,7 @@ from store.db.condition import (
 from store.domain.coverage import Coverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
-from store.domain.unread import GossipPeerState, UnreadSummary
+from store.domain.unread import UnreadSummary
 from store.observe.logging import FLOOD_GATE, get_logger
 from store.observe.metrics import read_totals, samples, total
 from store.observe.problems import Problem
@@ -235,7 +235,7 @@ class NodeStatus:
         gauge = self._metrics.gossip_peers
         gauge.labels("connected").set(sum(peer.connected for peer in live))
         gauge.labels("slowed").set(sum(peer.slowed for peer in live))
-        gauge.labels("cut_off").set(sum(peer.cut_off_until_ns > 0 for peer in live))
+        gauge.labels("cut_off").set(sum(peer.cut_off_until > 0 for peer in live))
         for peer, since_ns in () if node.gossip is None else node.gossip.absences():
             self._metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
         known = {each.node_id for each in node.peer_states.states()}
@@ -256,7 +256,7 @@ class NodeStatus:
             connections.labels(pool.name, "used").set(pool.lent)
             connections.labels(pool.name, "waiting").set(pool.waiting)
 
-    def _live_peers(self) -> Sequence[GossipPeerState]:
+    def _live_peers(self) -> Sequence[admin_pb2.GossipPeer]:
         """Return the peers with which messages are exchanged live."""
         return () if self._node.gossip is None else self._node.gossip.peers()
 
@@ -283,12 +283,11 @@ class NodeStatus:
         identity, resume, condition = node.identity, node.resumer.state(), self.condition.value
         gossip = database = None
         if node.gossip is not None:
-            peers = [filled(admin_pb2.GossipPeer, each) for each in node.gossip.peers()]
             gossip = admin_pb2.GossipStatus(
                 unread=self._unread.count,
                 oldest_unread=self._unread.oldest_ns,
                 waiting=self._unread.waiting,
-                peers=peers,
+                peers=node.gossip.peers(),
             )
         if condition is not None:
             database = filled(

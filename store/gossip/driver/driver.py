@@ -29,7 +29,7 @@ from typing import Concatenate, Final, ParamSpec
 from store.domain.environment import Environment
 from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import NotServingError, PeerAddress
-from store.domain.unread import GossipPeerState, UnreadEvent
+from store.domain.unread import UnreadEvent
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.database import RETRY_S, CommitReader, Request, WriteBehind, answer
 from store.gossip.driver.ports import DriverDatabase, GossipConnector, GossipStream
@@ -72,6 +72,7 @@ from store.gossip.machine import Gossip
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.v1 import admin_pb2
 
 COMPARE_INTERVAL_S: Final = 10.0
 """The interval at which unread events are compared with the database, which others change too."""
@@ -232,18 +233,11 @@ class GossipDriver:
         for peer, connecting in self._connecting.items():
             yield peer, connecting.observe_absence()
 
-    def peers(self) -> list[GossipPeerState]:
+    def peers(self) -> list[admin_pb2.GossipPeer]:
         """Return the peers that are connected, and those that are cut off."""
         if self._machine is None:
             return []
-        now_ns = self._steady_ns()
-        ahead_ns = self._environment.now_ns() - now_ns
-        return [
-            each
-            if each.connected
-            else replace(each, cut_off_until_ns=each.cut_off_until_ns + ahead_ns)
-            for each in self._machine.peers(now_ns)
-        ]
+        return self._machine.peers(self._steady_ns(), self._environment.now_ns())
 
     # Streams
 

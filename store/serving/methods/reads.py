@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from store.domain.access import Right
-from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, SdsPage
+from store.domain.ports import FollowRequest, PageRequest, QueryPage, SdsPage
 from store.domain.query import (
     BAD_REQUEST,
     NOT_FOUND,
@@ -185,15 +185,12 @@ async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     )
     if start_ns >= end_ns:
         return
-    wanted = ScanRequest(
-        topics,
-        start_ns,
-        end_ns,
-        None if after is None else (after.timestamp, after.hash),
-        asked.include_data,
-        min(asked.page_size, MAX_SCAN_PAGE_MESSAGES),
+    at = None if after is None else (after.timestamp, after.hash)
+    most, with_data = min(asked.page_size, MAX_SCAN_PAGE_MESSAGES), asked.include_data
+    wanted = PageRequest(
+        topics, None, start_ns, end_ns, at, forward=True, limit=most, include_data=with_data
     )
-    with_timestamps = asked.include_timestamps and not asked.include_data
+    with_timestamps = asked.include_timestamps and not with_data
     report = None
     if asked.coverage:
         begin_ns = start_ns if after is None else max(start_ns, after.timestamp)

@@ -62,7 +62,7 @@ Metadata = Sequence[tuple[str, str]]
 class Rules:
     """The settings that tests change while a node serves, and the node's monotonic clock."""
 
-    access: Access = field(default_factory=Access.open)
+    access: Access = field(default_factory=Access)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     reasons: list[str | None] = field(default_factory=lambda: [None])

@@ -19,7 +19,7 @@ from store.db.insert import insert_topics
 from store.db.messages import DatabaseReader, PageShape, resolve
 from store.db.pool import Database, Pool
 from store.domain.hub import START
-from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
+from store.domain.ports import PageRequest, TopicFilter, TopicRights
 from store.messages.cursor import FollowCursor
 from storenode.message.topics import topic_key
 from tests.integration.storage.node import SETTINGS, Node, running
@@ -253,7 +253,7 @@ async def test_pages_of_everything_come_from_the_time_index(world: World, forwar
 
 
 async def test_a_scan_reads_each_message_once(world: World) -> None:
-    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=500)
+    request = PageRequest(TopicFilter(), None, 0, FOREVER, None, True, 500, True)
     count = 0
     async for each in world.reader.scan(request, WideOutlet()):
         count += len(each.timestamps)

@@ -37,7 +37,7 @@ from store.db.connection import Connection
 from store.db.gossip import GossipReads
 from store.db.insert import insert_topics
 from store.db.messages import MAX_LOADED_IDS, TransferReader, locate, resolve
-from store.domain.ports import PageRequest, QueryPage, ScanRequest, TopicFilter, TopicRights
+from store.domain.ports import PageRequest, QueryPage, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -212,8 +212,8 @@ def scan_request(
     after: SyncId | None = None,
     include_data: bool = False,
     page_size: int = 0,
-) -> ScanRequest:
-    return ScanRequest(wanted, *span, after, include_data, page_size)
+) -> PageRequest:
+    return PageRequest(wanted, None, *span, after, True, page_size, include_data)
 
 
 @ask
@@ -274,7 +274,7 @@ async def test_lookups_that_come_together_get_their_own_answers(shared: Node, wo
 
 
 async def scanned(
-    node: Node, request: ScanRequest, largest: int
+    node: Node, request: PageRequest, largest: int
 ) -> tuple[list[bytes], list[SyncId]]:
     """Return the hashes of a scan, and the cursor after each page."""
     found: list[bytes] = []

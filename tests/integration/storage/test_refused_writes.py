@@ -17,7 +17,7 @@ from store.db.connection import Connection
 from store.db.locks import COMMIT_ORDER
 from store.db.partitions import ensure_ahead
 from store.db.pool import Pool, PoolSettings
-from store.domain.ports import PageRequest, ScanRequest, StoreUnavailableError, TopicFilter
+from store.domain.ports import PageRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import NOW, random_batch
@@ -153,7 +153,7 @@ ONE_FOR_SCANS = replace(SETTINGS, bulk_connections=1)
 async def test_scans_without_a_connection_fail_and_delay_no_other_call(
     database_url: str,
 ) -> None:
-    wanted = ScanRequest(TopicFilter(), 0, NOW + 1, None, include_data=True, page_size=0)
+    wanted = PageRequest(TopicFilter(), None, 0, NOW + 1, None, True, 0, True)
     async with running(database_url, ONE_FOR_SCANS) as node:
         batch = random_batch(random.Random(1), 20, [NOW])
         async with node.database.connection(node.database.bulk_pool):

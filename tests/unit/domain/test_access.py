@@ -54,7 +54,9 @@ def test_limits_of_the_file_are_those_of_clients_that_set_none() -> None:
         + entry()
         + entry("bob", "b", "[clients.bob.limits]\nconcurrent_calls = 4")
     )
-    limits = {client.name: client.limits for client in parse_token_file(text).clients()}
+    limits = {
+        client.name: client.limits for client in (parse_token_file(text).clients or {}).values()
+    }
     assert limits["alice"] == ClientLimits(requests_per_second=5, concurrent_calls=3)
     assert limits["bob"] == ClientLimits(requests_per_second=5, concurrent_calls=4)
 
@@ -97,7 +99,7 @@ def test_errors_of_a_token_file_name_the_entry(text: str, named: str) -> None:
 
 
 def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
-    access = Access.open()
+    access = Access()
     for right in (Right.READ, Right.PUBLISH, Right.FOLLOW):
         client = authorize(access, None, right)
         assert client.name == "host 10.0.0.1"

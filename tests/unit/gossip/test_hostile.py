@@ -129,7 +129,7 @@ def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
     for _ in range(100):
         single.now_ns += S // 50
         single.answer(single.receive("x", frame))
-    assert single.machine.peers(single.now_ns)[0].slowed
+    assert single.machine.peers(single.now_ns, 0)[0].slowed
     assert not single.is_reading("x")
     assert single.is_reading("y")
 
@@ -165,7 +165,7 @@ def test_who_sends_what_policy_refuses_is_slowed_and_never_cut_off() -> None:
         refused = [(digest, "too_new") for digest in some]
         effects = single.receive("x", Bodies(records(()), refused, 100))
         assert not of(CutOff, effects)
-    assert single.machine.peers(single.now_ns)[0].slowed
+    assert single.machine.peers(single.now_ns, 0)[0].slowed
     assert not single.is_reading("x")
     assert of(Listen, single.after(S)) == [Listen("x", True)]
 

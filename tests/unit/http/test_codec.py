@@ -56,7 +56,7 @@ PARAMETERS: Final[dict[type[Message], dict[str, Any]]] = {
     GetCoverageRequest: {"step": "DAY", "timeEnd": 9},
 }
 WAKU: Final = {"hashes": HASH, "pageSize": 5, "includeData": "true", "endTime": 5, "cursor": HASH}
-NODE: Final[Any] = SimpleNamespace(monotonic_ns=lambda: 0, access=Access.open)
+NODE: Final[Any] = SimpleNamespace(monotonic_ns=lambda: 0, access=Access)
 QUERY: Final[Any] = SimpleNamespace(served=reads.QUERY)
 
 

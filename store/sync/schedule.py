@@ -352,12 +352,6 @@ class Synchronizer:
         report = SessionReport(SyncRole.INITIATOR, began_ns, peer=peer.address, window=window)
         try:
             await self._exchange.initiate(self._connector, report)
-        except Exception as error:
-            log = self._environment.log
-            log.error("session_failed", peer=str(peer.address), exc_info=error)
-            report.error = f"this node failed ({type(error).__name__}): see its log"
-            report.finish(self._environment.steady_ns())
-            self._observer.session_ended(report)
         finally:
             report.ending = report.ending or SyncEnding.FAILED
             peer.busy = False

@@ -179,8 +179,8 @@ class Exchange:
                 async with connector.call(peer, TRANSFER, require_same) as stream:
                     await (await self.transfer(session)).run(stream)
         if measured is not None and self.work.statements is not None:
-            made = await statements_of(report, measured)
-            with self._without_database("coverage_not_kept", peer_store_id=report.store_id):
+            with self._going_on("coverage_not_kept", peer_store_id=report.store_id):
+                made = await statements_of(report, measured)
                 await self.work.statements.note(report.store_id, made, self.environment.now_ns())
 
     async def _find_differences(
@@ -208,7 +208,7 @@ class Exchange:
                 self.concluded(report, side, result)
                 measured = None
                 if work.statements is not None and report.store_id:
-                    with self._without_database("coverage_not_measured"):
+                    with self._going_on("coverage_not_measured"):
                         now_ns, conflicts = self.environment.now_ns(), side.conflicts
                         measured = await measure(view, report, result, conflicts, now_ns)
             # The view is given back by now: the peer may take its time to end the call.
@@ -226,12 +226,14 @@ class Exchange:
         return measured
 
     @contextmanager
-    def _without_database(self, event: str, **fields: object) -> Iterator[None]:
-        """Log that the database does not serve; the session continues."""
+    def _going_on(self, event: str, **fields: object) -> Iterator[None]:
+        """Log a failure of what is beside the session, which continues."""
         try:
             yield
         except NotServingError as error:
             self.environment.log.warning(event, **fields, reason=str(error))
+        except Exception as error:
+            self.environment.log.error(event, **fields, exc_info=error)
 
     # Sessions that peers begin
 

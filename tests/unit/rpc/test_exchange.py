@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.index import IndexView
 from reconcile.session import Result, Role
 from store.domain.places import Caller
 from store.domain.ports import PeerAddress, StoreUnavailableError, Writer
@@ -26,7 +31,7 @@ from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import TOO_LONG, Reconciliation, in_time
 from store.sync.session.registry import PeerSession
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding, SyncObserver, SyncRole
 from store.sync.transfer.transfer import TransferReads
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
@@ -40,26 +45,20 @@ END_NS = 30 * DAY_NS
 
 
 class Observer:
-    """Keeps the reports."""
+    """Keeps the reports of sessions that ended."""
 
     def __init__(self) -> None:
         self.reports: list[SessionReport] = []
 
-    def session_began(self, peer: PeerAddress) -> None:
-        raise AssertionError(peer)
-
-    def session_progressed(self, report: SessionReport) -> None:
-        raise AssertionError(report)
-
     def session_ended(self, report: SessionReport) -> None:
-        assert (report.role, report.node_id, report.store_id) == (SyncRole.RESPONDER, "b", "sb")
+        assert (report.node_id, report.store_id) == ("b", "sb")
         self.reports.append(report)
 
 
 class World:
     """An exchange that no call of a database can reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, **changes: Any) -> None:  # noqa: ANN401 - of any part
         self.observer = Observer()
         work = ExchangeWork(
             node_id="m",
@@ -70,10 +69,10 @@ class World:
             reads=cast("TransferReads", None),
             writer=cast("Writer", None),
             policy=lambda: Policy(max_drift_ns=None),
-            observer=self.observer,
+            observer=cast("SyncObserver", self.observer),
             environment=system_environment("test", Metrics("1")),
         )
-        self.exchange = Exchange(work)
+        self.exchange = Exchange(replace(work, **changes))
         self.sessions = self.exchange.sessions
 
     def driving(self, session_id: str = "x") -> AbstractContextManager[PeerSession]:
@@ -181,13 +180,9 @@ def test_the_common_horizon_is_a_little_above_the_own(horizon_ns: int, kept_ns: 
     assert (common - horizon_ns) * 64 < max(kept_ns, 64)
 
 
-class _Empty:
-    """A view of nothing."""
-
-    horizon = LOWEST
-    floor = LOWEST
-    rows = None
-    answer = None
+def empty_view() -> StoredView:
+    """Return a view of nothing, all of it in memory."""
+    return StoredView(cast("Any", None), 0, IndexView.of(NONE), LOWEST)
 
 
 def result_of(to_receive: SyncIds = NONE) -> Result:
@@ -208,18 +203,9 @@ def result_of(to_receive: SyncIds = NONE) -> Result:
 
 def cuts_of(world: World) -> tuple[SyncId, ...]:
     """Return where a session with peer b divides its window."""
-    report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
-    report.horizon = (1_000_000, bytes(32))
-    work = Reconciliation(
-        world.exchange,
-        Role.INITIATOR,
-        cast("FrameStream", None),
-        cast("StoredView", _Empty()),
-        report,
-        window=((10, bytes(32)), (END_NS, bytes(32))),
-    )
-    result = result_of()
-    world.exchange.concluded(report, work, result)
+    report = SessionReport(SyncRole.INITIATOR, 0, "b", "sb", horizon=(1_000_000, bytes(32)))
+    work = offering(world.exchange, report)
+    world.exchange.concluded(report, work, result_of())
     return work.config.cuts
 
 
@@ -251,6 +237,33 @@ async def test_the_session_after_one_whose_compact_mode_failed_does_without(
 
 
 def offering(exchange: Exchange, report: SessionReport) -> Reconciliation:
-    bounds = (10, bytes(32)), (20, bytes(32))
-    stream, view = cast("FrameStream", None), cast("StoredView", _Empty())
-    return Reconciliation(exchange, Role.INITIATOR, stream, view, report, window=bounds)
+    bounds, stream = ((10, bytes(32)), (END_NS, bytes(32))), cast("FrameStream", None)
+    return Reconciliation(exchange, Role.INITIATOR, stream, empty_view(), report, window=bounds)
+
+
+class _Equal(Reconciliation):
+    """A side of a session that finds two empty stores equal."""
+
+    async def initiate(self) -> Result:
+        return replace(result_of(), own_count=0, peer_count=0)
+
+
+async def test_a_fault_of_coverage_changes_no_session(caplog: pytest.LogCaptureFixture) -> None:
+    @asynccontextmanager
+    async def open_view(*_: object, **__: object) -> AsyncIterator[StoredView]:
+        yield empty_view()
+
+    @asynccontextmanager
+    async def call(_peer: object, _method: object, identify: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        identify("b", "sb")
+        yield SimpleNamespace(half_close=AsyncMock(), read=AsyncMock(return_value=None))
+
+    index = SimpleNamespace(open_view=open_view)
+    world = World(index=index, statements=SimpleNamespace(note=AsyncMock(side_effect=ValueError)))
+    world.exchange.reconciliation = _Equal
+    report = SessionReport(SyncRole.INITIATOR, 0, peer=PeerAddress("127.0.0.1", 1))
+    connector = SimpleNamespace(node_id=lambda _: "", call=call)
+    await world.exchange.initiate(cast("Any", connector), report)
+    assert world.observer.reports == [report]
+    assert (report.ending, report.error) == (SyncEnding.DONE, "")
+    assert caplog.messages == ["coverage_not_kept"]

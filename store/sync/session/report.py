@@ -175,7 +175,7 @@ class SessionReport:
     repeated: int = 0
     unstored_conflicts: int = 0
     reasons_of_peer: tuple[str, ...] = ()
-    counted: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counted: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def differences(self) -> int:
@@ -263,36 +263,37 @@ class SessionReport:
         self.in_sync = self.is_resolved and not self.conflicts
         self.notes = tuple(_notes(self)) if self.compared else ()
 
-    def take_progress(self) -> Counter[tuple[str, str]]:
+    def take_progress(self) -> dict[tuple[str, str], int]:
         """Return what has moved since the last call, by direction.
 
         That are "bytes" of reconciliation payloads, and messages by their outcome. Refusals of
         earlier sessions, of which nothing was sent, do not count.
         """
-        moved = Counter(
-            {
-                ("sent", "bytes"): self.bytes_sent,
-                ("received", "bytes"): self.bytes_received,
-                ("sent", "stored"): self.messages_sent,
-                ("sent", "refused"): self.refused_by_peer.total() - self.withheld,
-                ("sent", "undelivered"): self.missed_by_peer,
-                ("sent", "pruned"): self.pruned,
-                ("received", "stored"): self.stored,
-                ("received", "duplicate"): self.duplicates,
-                ("received", "refused"): (self.refused - self.declined).total(),
-                ("received", "unsolicited"): self.unsolicited + self.repeated,
-                ("received", "undelivered"): self.undelivered,
-                ("received", "conflict"): self.unstored_conflicts,
-            }
-        )
-        news, self.counted = moved - self.counted, moved
-        return news
+        moved = {
+            ("sent", "bytes"): self.bytes_sent,
+            ("received", "bytes"): self.bytes_received,
+            ("sent", "stored"): self.messages_sent,
+            ("sent", "refused"): self.refused_by_peer.total() - self.withheld,
+            ("sent", "undelivered"): self.missed_by_peer,
+            ("sent", "pruned"): self.pruned,
+            ("received", "stored"): self.stored,
+            ("received", "duplicate"): self.duplicates,
+            ("received", "refused"): self.refused.total() - self.declined.total(),
+            ("received", "unsolicited"): self.unsolicited + self.repeated,
+            ("received", "undelivered"): self.undelivered,
+            ("received", "conflict"): self.unstored_conflicts,
+        }
+        before, self.counted = self.counted, moved
+        return {key: more for key, n in moved.items() if (more := n - before.get(key, 0)) > 0}
 
     def rejected(self) -> Counter[str]:
         """Return the messages that came and were not stored, by label."""
-        strays = {UNSOLICITED: self.unsolicited + self.repeated}
-        conflicts = {str(Reason.CONFLICT): self.unstored_conflicts}
-        return self.refused - self.declined + Counter(strays) + Counter(conflicts)
+        found = self.refused - self.declined
+        if strays := self.unsolicited + self.repeated:
+            found[UNSOLICITED] += strays
+        if self.unstored_conflicts:
+            found[str(Reason.CONFLICT)] += self.unstored_conflicts
+        return found
 
 
 class SyncObserver(Protocol):

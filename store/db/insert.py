@@ -328,9 +328,9 @@ async def _insert_commits(
         "given": arrays.bigints([len(each) for each in new]),
         "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
         "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
-        "topics": arrays.texts(
-            ["" if keys is None else _array_literal(map(bytes.hex, keys)) for keys in topics]
-        ),
+        "topics": [
+            None if keys is None else _array_literal(map(bytes.hex, keys)) for keys in topics
+        ],
         "source": arrays.texts([part.source.value for part in parts]),
         "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
         "claims": arrays.varied_bytes([_claims(each) for each in new]),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined] # compiled
@@ -50,35 +51,34 @@ Services = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
 """The handlers of methods, by the full name of their service."""
 
 
-async def _refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-    context.set_details(_NOT_FOUND)
-
-
 class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
-    _handlers: Mapping[str, Any] = {"": grpc.stream_stream_rpc_method_handler(_refuse)}
-    _under_way: ClassVar[set[asyncio.Task[None]]] = set()
+    def _make_request_call_future(self, method: bytes | None) -> Any:  # noqa: ANN401
+        if method is None:
+            return asyncio.ensure_future(self._refuse_unknown_methods())
+        return super()._make_request_call_future(method)
 
-    def add_registered_method_handlers(self, handlers: Mapping[str, Any]) -> None:
-        super().add_registered_method_handlers(handlers)
-        self._handlers = {**self._handlers, **handlers}
-
-    def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self._take_up(method))
-
-    async def _take_up(self, method: bytes | None) -> None:
-        """Take up the calls of a method, or of all that are not registered, until the shutdown.
-
-        By a task for each: grpcio's loop waits for all methods together, and again for each call.
-        """
-        loop = asyncio.get_running_loop()
-        name, resolver = (method or b"").decode(), cygrpc._MethodResolver([], self._handlers)
+    async def _refuse_unknown_methods(self) -> None:
+        """Refuse calls of methods that are not registered, until the server shuts down."""
+        refusing: set[asyncio.Task[None]] = set()
         while True:
-            call = await (self._request_registered_call(method) if method else self._request_call())
-            handling = cygrpc._handle_rpc(name, resolver, (), call, loop, False)
-            task = loop.create_task(cygrpc._schedule_rpc_coro(handling, call, loop, name))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            call = await self._request_call()
+            task = asyncio.ensure_future(_refuse(call))
+            refusing.add(task)
+            task.add_done_callback(refusing.discard)
+
+
+async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
+    """End a call UNIMPLEMENTED; its caller may have dropped it meanwhile."""
+    with suppress(cygrpc.ExecuteBatchError):
+        # Nothing public answers a call without its name.
+        await cygrpc._send_error_status_from_server(
+            call,
+            cygrpc.StatusCode.unimplemented,
+            _NOT_FOUND,
+            (),
+            cygrpc.SendInitialMetadataOperation((), 0),
+            asyncio.get_running_loop(),
+        )
 
 
 def _make_server(options: Sequence[tuple[str, int]]) -> Any:  # noqa: ANN401 - its stubs are older

@@ -44,7 +44,7 @@ order by position limit %b::bigint
 -- given --
 -- The parameters of commits, apart from their batches.
 unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
-       %(topics)b::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
+       %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
 
 -- columns --
 -- The columns of a commit that is inserted.
@@ -59,7 +59,7 @@ with placed as materialized (
 )
 insert into storenode.commits (<commits.columns>)
 select nextval('storenode.position_seq'), c.batch, c.token, c.given, c.min_ts, c.max_ts,
-       nullif(c.topics, '')::uuid[], c.source, c.summary, c.claims
+       c.topics::uuid[], c.source, c.summary, c.claims
 from placed, rows from (unnest(%(batch)b::bigint[]), <commits.given>)
      as c(batch, token, given, min_ts, max_ts, topics, source, summary, claims)
 returning position, batch, token
@@ -80,7 +80,7 @@ select position, batch from storenode.commits where token = %b::bigint
 )
 insert into storenode.commits (<commits.columns>)
 select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
-       nullif(c.topics, '')::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
+       c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
 from placed,
      <commits.given> with ordinality
          as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)

@@ -6,10 +6,12 @@ schema, `empty_database_url` one without any; both are dropped after the test.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -93,10 +95,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep what lives as long as the process out of collections of garbage."""
+    """Keep what lives as long as the process out of collections of garbage.
+
+    Of several processes one collects before the others, which then find all modules compiled.
+    """
     gc.disable()
     try:
-        return (yield)
+        with Path(__file__).open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()

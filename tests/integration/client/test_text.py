@@ -167,11 +167,6 @@ def test_a_time_in_a_coarser_unit_is_refused_with_its_nanoseconds(
         nanoseconds(number)
 
 
-def test_a_text_is_no_time_of_the_client() -> None:
-    with pytest.raises(ArgumentError, match="is no datetime"):
-        nanoseconds("noon")  # type: ignore[arg-type] # the mistake
-
-
 def test_an_entry_has_a_hint_only_after_the_last_at_sign() -> None:
     hint = "ab" * 32
     assert entry(f"alice@home@{hint}") == ("alice@home", bytes.fromhex(hint))

@@ -90,6 +90,7 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
         (lambda client: client.query("/a/1/\ud800/c"), "holds what UTF-8 cannot carry"),
         (lambda client: client.query(limit="5"), "limit is '5': give a number of messages"),
         (lambda client: client.query(start=2**70), "is no datetime and no number"),
+        (lambda client: client.query(end="noon"), "is no datetime and no number"),
         (lambda client: client.query(timeout_s="5"), "timeout_s is '5': give a number"),
         (lambda client: next(client.scan(page_size=-1)), "scan does not fit: Value out of range"),
         (lambda client: client.get_sds("lobby", [("a", "00")]), "get_sds does not fit"),

@@ -149,6 +149,16 @@ class CausalWalk:
                     break
                 node, at = path.pop()
 
+    def check(self) -> None:
+        """Verify the invariants between steps; raises AssertionError."""
+        count = len(self.taken)
+        assert count <= self._request.max_messages, "more is taken than the limit allows"
+        assert len({claim[2] for claim in self.taken}) == count, "one is taken twice"
+        assert len(self._edge_ends) <= count, "more is expanded than taken"
+        assert all(0 <= edge < count for edge in self._edges), "an edge leads to nothing"
+        for key in self.missing:
+            assert not self._claims.sets.get(key), "the missing is found"
+
     def _run(self) -> Generator[ClaimQuery | None, ClaimAnswer | None, None]:
         request = self._request
         known = iter(request.known_ids)

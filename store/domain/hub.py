@@ -288,6 +288,30 @@ class Hub:
             followers += [wide for wide in self._wide if wide.filter.matches(*name)]
         return followers
 
+    def check(self) -> None:
+        """Verify that every subscriber is routed where its filter says, and its queue is bounded.
+
+        Raises:
+            ValueError: it is not; the text says what is wrong.
+        """
+        for subscriber, keys in self._keys.items():
+            if any(subscriber not in self._exact.get(key, ()) for key in keys):
+                raise ValueError("a subscriber is missing from the route of its topic")
+            if (_exact_keys(subscriber.filter) is None) != (subscriber in self._wide):
+                raise ValueError("a subscriber is on the wrong kind of route")
+        routed = {subscriber for followers in self._exact.values() for subscriber in followers}
+        if (routed | self._wide) - set(self._keys):
+            raise ValueError("a route leads to a subscriber that is gone")
+        if self.frontier < self.head or len(self._names) > MAX_NAMED_TOPICS:
+            raise ValueError("the frontier lies behind the head, or too many names are kept")
+        for subscriber in self._keys:
+            _check_queue(subscriber)
+        waiting = {each: len(each.frames) for one in self._keys for each in one.queue}
+        if sum(waiting.values()) != self._queued.size_bytes:
+            raise ValueError("the bytes that wait for all subscribers are counted wrong")
+        if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
+            raise ValueError("too many bytes wait for all subscribers")
+
 
 def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
     if wanted.pubsub_topic is None or not wanted.content_topics:
@@ -302,6 +326,18 @@ def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
 def _last(subscriber: Subscriber) -> Place:
     """Return the place of a subscriber once it has taken what waits."""
     return max([subscriber.place, *(delivery.place for delivery in subscriber.queue)])
+
+
+def _check_queue(subscriber: Subscriber) -> None:
+    places = [subscriber.place]
+    places += [delivery.place for delivery in subscriber.queue if delivery.place != START]
+    size = sum(len(delivery.frames) for delivery in subscriber.queue)
+    if places != sorted(places):
+        raise ValueError("what waits for a subscriber is not in commit order")
+    if size != subscriber.queued_bytes or size > MAX_QUEUED_BYTES:
+        raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
+    if len(subscriber.queue) > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
+        raise ValueError("too much waits for a subscriber")
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,16 @@ class Cover:
             start = max(start, each.high)
         return found if start > last else [*found, Bounds(start, last + 1)]
 
+    def check(self) -> None:
+        """Verify that no two partitions overlap.
+
+        Raises:
+            ValueError: two do.
+        """
+        for one, other in zip(self.bounds, self.bounds[1:], strict=False):
+            if one.high > other.low:
+                raise ValueError(f"the partitions {one} and {other} overlap")
+
 
 def parse_bounds(text: str) -> Bounds | None:
     """Read ``pg_get_expr(relpartbound)``; None for a default partition, which has no bounds.

@@ -123,6 +123,11 @@ class Bucket:
         """Return True if nothing is owed, so that a new bucket would be no different."""
         return self._due_ns <= now_ns
 
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        assert self.rate is None or self.rate > 0
+        assert self._due_ns >= 0
+
 
 class Account:
     """The usage of one caller. Made by `Quota`, which also bounds the calls of all.
@@ -202,6 +207,12 @@ class Quota:
         if account.limits is not limits and account.limits != limits:
             account.set_limits(limits)
         return account
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        assert len(self._strangers) <= self._max_strangers
+        for kind, allowed in self.allowed.items():
+            assert 0 <= self.running[kind] <= allowed
 
     def _open(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
         if named:

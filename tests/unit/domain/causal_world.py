@@ -157,13 +157,14 @@ def chain(length: int, every: int = 1) -> World:
 
 
 def walk(world: World, wanted: CausalRequest) -> CausalWalk:
-    """Run a walk to its end."""
+    """Run a walk to its end and check its invariants at every step."""
     running = CausalWalk(world.complete(wanted))
     answer: ClaimAnswer | None = None
     while True:
         query = running.step(answer)
         if running.is_done:
             return running
+        running.check()
         answer = None if query is None else world.answer(query, wanted.heads)
 
 

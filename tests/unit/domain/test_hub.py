@@ -84,8 +84,12 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
     hub.dispatch(commit(2, row(NEWS, b"n" * 10_000)))
     assert [each.lagging for each in (both, crowd[0])] == [True, False]
     assert (both.place, len(both.queue)) == (START, 0)
+    hub.check()
     for each in crowd[1:]:
         assert each.take(EVERYTHING) is not None
+        hub.check()
+    hub.unsubscribe(crowd[0])
+    hub.check()
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 20))

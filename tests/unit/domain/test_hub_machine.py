@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import chain, count, product
+from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -206,15 +206,11 @@ class HubMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
+        self.hub.check()
         assert len(self.hub) == len(self.model)
-        every = (topic_key(*each) for each in product(PUBSUBS, CONTENTS))
-        assert self.model or not self.hub.wanted(every)
-        queues = [follower.subscriber.queue for follower in self.model]
-        total = sum(len(each.frames) for each in set(chain(*queues)))
         for follower in self.model:
             subscriber = follower.subscriber
             assert subscriber.lagging == follower.lagging
-            assert subscriber.everything.size_bytes == total
             assert subscriber.place == follower.place
             assert follower.wakes["done"] == follower.wakes["due"]
             assert subscriber.queued_bytes == follower.size() <= MAX_QUEUED_BYTES

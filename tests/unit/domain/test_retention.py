@@ -151,6 +151,8 @@ class World:
 
     def check(self, now_ns: int, policy: RetentionPolicy) -> None:
         fine, coarse = Cover(self.fine), Cover(self.coarse)
+        fine.check()
+        coarse.check()
         self.most_coarse = max(self.most_coarse, len(self.coarse))
         assert len(self.coarse) <= MAX_COARSE
         assert fine.spans(now_ns, now_ns + DAY_NS)

@@ -67,16 +67,20 @@ class _Planner:
             flags: of each: 1, the fingerprint is of all of it; 2, it differs; 4, it is not zero.
         """
         self._sizes, bits = np.frombuffer(packed, np.int64), np.frombuffer(flags, np.uint8)
-        known, differs, filled = ((bits & bit).astype(np.bool_) for bit in (1, 2, 4))
-        self._plan = SplitPlan.of(self._rules, stored, self._sizes[known], differs[known])
-        self._hollow = known & ~filled
-        self._probed = known & differs & filled
-        counts = self._sizes[self._probed]
-        self._probed[self._probed] = (counts > 0) & self._plan.worth_probing(counts)
-        return self._probed.tobytes()
+        known = (bits & 1).nonzero()[0]
+        self._plan = SplitPlan.of(self._rules, stored, self._sizes[known], (bits[known] & 2) != 0)
+        self._hollow = (bits & (1 | 4)) == 1
+        probed: NDArray[np.bool_] = bits == (1 | 2 | 4)
+        rows = probed.nonzero()[0]
+        counts = self._sizes[rows]
+        probed[rows] = (counts > 0) & self._plan.worth_probing(counts)
+        self._probed = probed
+        return probed.tobytes()
 
     def parts(self, unsettled: bytes) -> bytes:
         """Return into how many parts to split ranges that differ, then the number of gauges."""
+        if not any(unsettled):
+            return bytes(8 * (len(unsettled) + 1))
         rows = np.frombuffer(unsettled, np.bool_).nonzero()[0]
         sizes, limits = self._sizes[rows], self._rules.limits.payload
         parts = np.zeros(len(self._sizes) + 1, np.int64)

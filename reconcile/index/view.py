@@ -307,12 +307,7 @@ class IndexView:
 
     def present(self, ids: SyncIds, places: Ints) -> NDArray[np.bool_]:
         """Return ``(n,)``: is the ID at `places[i]`, less than the length, the same as `ids[i]`."""
-        same: NDArray[np.bool_] = self.timestamps(places) == ids.timestamps
-        found = np.flatnonzero(same)
-        if len(found):
-            here = self.hashes(places[found]).view(np.uint64)
-            same[found] = (here == ids.words[found]).all(axis=1)
-        return same
+        return ~differ(self.take(places), ids)
 
     @property
     def samples(self) -> tuple[NDArray[np.int32], ...]:

@@ -178,21 +178,19 @@ _T = TypeVar("_T")
 class _RelayPeer:
     """A peer, whose stream opened at ``joined_s``.
 
-    ``requested`` counts the IDs that it was asked for since the last heartbeat.
+    ``requested`` counts the IDs that it was asked for since the last heartbeat. At that,
+    ``is_new`` was True if the peer may have remembered an earlier stream.
     """
 
     is_outbound: bool
     joined_s: float
+    is_new: bool = True
     topics: set[str] = field(default_factory=set)
     requested: int = 0
     served: dict[bytes, int] = field(default_factory=dict)
     unwanted: deque[set[bytes]] = field(
         default_factory=lambda: deque([set()], maxlen=REFUSAL_HEARTBEATS)
     )
-
-    def is_new(self, now_s: float) -> bool:
-        """Return True while the peer may remember an earlier stream."""
-        return self.joined_s + QUIET_S > now_s
 
     def wants(self, message_id: bytes) -> bool:
         return not any(message_id in each for each in self.unwanted)
@@ -383,7 +381,7 @@ class Router:
             key
             for key, peer in self._peers.items()
             if topic in peer.topics
-            and peer.is_new(self._now_s)
+            and peer.is_new
             and (topic, key) not in self._backoffs
             and key not in self._mesh[topic]
         ]
@@ -406,6 +404,8 @@ class Router:
         self._forget()
         for peer in self._peers.values():
             peer.requested = 0
+            # Not before, or messages between would go neither to a new peer nor to one of the mesh.
+            peer.is_new = peer.joined_s + QUIET_S > self._now_s
             peer.unwanted.appendleft(set())
             peer.served = {each: n for each, n in peer.served.items() if each in self._cache}
         if self._forwards:
@@ -456,7 +456,7 @@ class Router:
             topic in self._peers[key].topics
             and key not in self._mesh[topic]
             and (topic, key) not in self._backoffs
-            and not self._peers[key].is_new(self._now_s)
+            and not self._peers[key].is_new
             and self._penalties.get(key, 0.0) <= GRAFT_PENALTY
         )
 

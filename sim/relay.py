@@ -315,14 +315,14 @@ class RelayJudge:
 
 
 class Liar:
-    """A liar; ``name`` is what it calls itself now."""
+    """A liar, which calls itself ``name``, and by ``names`` at its victims if it changes them."""
 
     def __init__(self, world: RelayWorld, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
         self.trick = trick
         self.is_done = False
+        self.names: dict[str, str] = {}
         self._world = world
-        self._number = number
         self._lives = 0
         self._received: deque[GossipMessage] = deque(maxlen=_REMEMBERED)
 
@@ -330,24 +330,24 @@ class Liar:
         """Connect to a router, and lie to it until it ends the connection."""
         if self.is_done:
             return
-        world = self._world
+        world, name = self._world, self.names.get(victim, self.name)
         pause_ns = NS_PER_S if self.trick in (Trick.ANNOUNCE, Trick.REFUSE) else _LIE_NS
-        if victim not in world.victims_of(self.name):
+        if victim not in world.victims_of(name):
             if self.trick is Trick.CHURN:
                 self._lives += 1
-                self.name = f"x{self._number}.{self._lives}"
-                world.liars[self.name] = self
-            world.link(self.name, victim)
-            world.transmit(self.name, victim, encode_subscriptions(world.topics))
+                name = self.names[victim] = f"{self.name}.{self._lives}"
+                world.liars[name] = self
+            world.link(name, victim)
+            world.transmit(name, victim, encode_subscriptions(world.topics))
             if self.trick in (Trick.STAY, Trick.WITHHOLD):
-                world.transmit(self.name, victim, encode_control("graft", world.topics[0]))
+                world.transmit(name, victim, encode_control("graft", world.topics[0]))
             pause_ns = _LIE_NS if self.trick is Trick.CHURN else _PAUSE_NS
         elif self.trick is Trick.CHURN:
-            world.unlink(self.name, victim)
+            world.unlink(name, victim)
             pause_ns = _PAUSE_NS
         if self.trick is Trick.CHURN or pause_ns != _PAUSE_NS:
             for rpc in self._lies():
-                world.transmit(self.name, victim, rpc)
+                world.transmit(name, victim, rpc)
         world.timeline.after(pause_ns, lambda: self.haunt(victim))
 
     def receive(self, data: bytes, peer: str) -> None:

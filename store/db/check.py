@@ -211,7 +211,7 @@ def check(
         SchemaError: the schema is missing, too old or too new to be checked.
         psycopg.OperationalError: the database cannot be reached.
     """
-    require_served(url)
+    require_served(url, may_be_empty=True)
 
     async def run() -> CheckReport:
         async with await AsyncConnection.connect(url, autocommit=True) as connection:

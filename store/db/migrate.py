@@ -82,18 +82,18 @@ def current(url: str) -> str | None:
         return _revision(connection)
 
 
-def require_served(url: str) -> None:
-    """Make sure that a database has the schema that this version works on.
+def require_served(url: str, *, may_be_empty: bool = False) -> None:
+    """Make sure that a database has the schema that this version works on, and its store's row.
 
     Raises:
-        SchemaError: The schema is missing, too old or unknown, or the server is not supported.
+        SchemaError: One is missing, the schema is too old or unknown, or the server not supported.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         check_server(connection)
         found = _revision(connection)
         if found != head():
             raise SchemaError(_mismatch(found))
-        if connection.execute("SELECT FROM storenode.store").fetchone() is None:
+        if not may_be_empty and not connection.execute("SELECT 1 FROM storenode.store").fetchone():
             raise SchemaError(EMPTY)
 
 

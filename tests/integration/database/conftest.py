@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from unittest.mock import AsyncMock
 
 import pytest
 
-from store.db import maintainer
 from tests.integration.database.rows import MONTH_NS, NOW, Connection, opened
 from tests.support.postgres import PostgresServer
 
@@ -20,11 +20,8 @@ def filled(template_database: str) -> str:
 @pytest.fixture(autouse=True)
 def _is_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the newest commit confirm the times of all tests, whatever the date is."""
-
-    async def newest_commit_ns(_connection: Connection) -> int:
-        return NOW + 12 * MONTH_NS
-
-    monkeypatch.setattr(maintainer, "newest_commit_ns", newest_commit_ns)
+    newest = AsyncMock(return_value=NOW + 12 * MONTH_NS)
+    monkeypatch.setattr("store.db.maintainer.newest_commit_ns", newest)
 
 
 @pytest.fixture

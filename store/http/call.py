@@ -107,11 +107,13 @@ class HttpExchange:
         """The parameters of the URL, by name.
 
         Raises:
-            CallError: there are too many.
+            CallError: there are too many, or one is no UTF-8.
         """
         try:
-            text = self._query.decode("latin-1")
-            return parse_qs(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+            query = self._query.decode()
+            return parse_qs(query, True, errors="strict", max_num_fields=MAX_PARAMETERS)
+        except UnicodeError:
+            raise malformed("a parameter of the URL is not UTF-8: encode it so") from None
         except ValueError:
             raise malformed(
                 f"the URL has more than {MAX_PARAMETERS} parameters: send longer lists in a body"
@@ -301,8 +303,7 @@ def endpoint(node: NodeContext, operations: Mapping[str, Operation]) -> ASGIApp:
             node.metrics.http_requests.labels(operation.served.name, code)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        operation = operations.get(scope["method"])
-        if operation is None:
+        if (operation := operations.get(scope["method"])) is None:
             sentence = f"the method {scope['method'][:16]} is not served here: use {allowed}"
             headers = [(b"allow", allowed.encode())]
             failure = HttpError(405, Code.INVALID_ARGUMENT, sentence, headers)

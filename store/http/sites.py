@@ -85,8 +85,7 @@ def check_sites(app: ASGIApp, sites: Sites, metrics: Metrics) -> ASGIApp:
         )
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        failure = sites.wrong(scope["method"], Headers(scope=scope))
-        if failure is not None:
+        if failure := sites.wrong(scope["method"], Headers(scope=scope)):
             metrics.http_requests.labels("refused", str(failure.status)).inc()
             await refuse(HttpExchange(scope, receive, send), failure)
         else:

@@ -128,6 +128,7 @@ def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
         (StoreQueryRequest, "GET", b"pubsubTopic=a&pubsubTopic=b", "`pubsubTopic` is given twice"),
         (StoreQueryRequest, "GET", b"x" * 5_000 + b"=", "unknown field `xx"),
         (StoreQueryRequest, "GET", b"contentTopics=a&" * 65, "more than 64 parameters"),
+        (StoreQueryRequest, "GET", b"contentTopics=%ff", "is not UTF-8"),
         (ScanRequest, "GET", b"cursor=?", "the cursor is none of this node's"),
         (GetCoverageRequest, "GET", b"step=WEEK", "$.step"),
         (PublishRequest, "POST", b"", "is no JSON"),
@@ -143,12 +144,7 @@ def test_any_request_is_read_or_refused(data: st.DataObject) -> None:
             b'{"includeData": 0}',
             "Expected `true` or `false` - at `$.includeData`",
         ),
-        (
-            PublishRequest,
-            "POST",
-            b'{"messages": [{"ephemeral": "true"}]}',
-            "$.messages[0].ephemeral",
-        ),
+        (PublishRequest, "POST", b'{"messages":[{"ephemeral":"true"}]}', "$.messages[0].ephemeral"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -90,12 +90,14 @@ class Stream(Pipe):
 
     def release(self) -> None:
         """Return the budget of what was read: its reader needs it no longer."""
-        self.connection.client.unread.give(self._counted_bytes - len(self._unread))
-        self._counted_bytes = len(self._unread)
+        unused_bytes = len(self._unread) + len(self._received)
+        self.connection.client.unread.give(self._counted_bytes - unused_bytes)
+        self._counted_bytes = unused_bytes
 
     def discard(self) -> None:
         """Drop what was not read, and release all."""
         self._unread.clear()
+        self._received.clear()
         self.release()
 
     async def receive(self) -> bytes:
@@ -173,10 +175,6 @@ class SendQueue:
         self._filled = asyncio.Event()
         self._sending = connection.start(self._run())
         self._sending.add_done_callback(self._end)
-
-    def __len__(self) -> int:
-        """Count the frames that wait."""
-        return len(self._frames)
 
     def put(self, frame: bytes) -> bool:
         """Queue a frame; False if too many wait."""

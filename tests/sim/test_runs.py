@@ -181,11 +181,3 @@ def test_a_process_that_is_killed_does_nothing_more() -> None:
     assert fired == ["of the world"]
     assert task.cancelled()
     assert not life.tasks
-
-
-def test_what_a_task_raises_ends_the_run() -> None:
-    async def fail() -> None:
-        raise ValueError("a fault")
-
-    with pytest.raises(ValueError, match="a fault"):
-        Stage().finish(fail())

@@ -396,7 +396,7 @@ def stream_of(multiplexer: Multiplexer) -> tuple[Stream, list[bytes]]:
     return Stream(1, cast("WakuConnection", carrier)), carrier.sent
 
 
-def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
+async def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
     carrier = Carrier(Mplex(), MAX_STREAM_UNREAD_BYTES + 10)
     stream, other = (Stream(each, cast("WakuConnection", carrier)) for each in (1, 3))
     stream.feed(bytes(MAX_STREAM_UNREAD_BYTES))
@@ -404,8 +404,12 @@ def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
         with pytest.raises(RefusalError) as caught:
             subject.feed(bytes(size_bytes))
         assert caught.value.reason == reason
-    for subject in (stream, other):
-        subject.discard()
+    stream.discard()
+    other.feed(b"\x02abcde")
+    assert await other.delimited(2) == b"ab"
+    other.release()
+    assert carrier.client.unread.used_bytes == len(b"cde")
+    other.discard()
     assert carrier.client.unread.used_bytes == 0
 
 

@@ -249,12 +249,12 @@ async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
         for each in messages:
             found.deliver(each)
     (subscriber,) = found._subscribers.values()
-    assert len(subscriber) == 5
+    assert len(subscriber._frames) == 5
     assert one.client.unsent.used_bytes == 5 * len(delimited(encode_push(messages[0])))
     subscriber.stop()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert (len(found), len(subscriber)) == (0, 0)
+    assert (len(found), len(subscriber._frames)) == (0, 0)
     assert one.client.unsent.used_bytes == 0
 
 

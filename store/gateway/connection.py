@@ -324,11 +324,10 @@ class WakuConnection:
             if isinstance(cause, asyncio.CancelledError):
                 raise
         finally:
-            tasks = set(self._tasks)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
 
     async def _read_frames(self, joins: Iterable[Join]) -> None:
         for join in joins:
@@ -373,6 +372,9 @@ class WakuConnection:
             await self._send_in_time(FrameType.CLOSE, number)
         except (RefusalError, OSError):
             await self._reset(stream)
+            raise
+        except asyncio.CancelledError:
+            self.start(self._reset(stream))
             raise
         finally:
             stream.discard()

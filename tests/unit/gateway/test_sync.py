@@ -142,10 +142,12 @@ async def subscribed(
 
 
 @pytest.mark.parametrize("is_mplex", [True, False])
-async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mplex: bool) -> None:
+async def test_messages_are_pushed_on_one_stream_until_a_side_ends_it(is_mplex: bool) -> None:
     taken: list[list[bytes]] = []
+    streams: list[Stream] = []
 
     async def take_two(stream: Stream) -> None:
+        streams.append(stream)
         taken.append([])
         for _ in range(2):
             pushed = wire.FilterPush.FromString(await stream.delimited(1_000))
@@ -162,6 +164,8 @@ async def test_messages_are_pushed_on_one_stream_until_the_client_ends_it(is_mpl
         node.publish(b"three")
         await until(lambda: taken == [[b"one", b"two"], [b"three"]])
         assert len(found) == 1
+        found.expire(2**63)
+        await until(lambda: streams[1].has_failed)
 
 
 async def end_at_once(stream: Stream) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -15,30 +16,149 @@ from reconcile.lattice import LatticeSum
 from store.db import buckets as buckets_module
 from store.db import maintainer as maintainer_module
 from store.db import partitions, reconciliation
-from store.db.buckets import fold, fold_until, is_pending, resummarize, seal
+from store.db.buckets import Resummarized, fold, fold_until, is_pending, resummarize, seal
+from store.db.check import (
+    FOLDED_BEYOND,
+    WRONG_LATTICE,
+    WRONG_LEVEL,
+    WRONG_SUMMARY,
+    CheckReport,
+    Finding,
+    check,
+)
 from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
 from store.db.connection import Connection
 from store.db.insert import join
 from store.db.maintainer import Maintainer
 from store.db.reconciliation import DatabaseIds
 from store.db.retention import ArchiveState, PruneReport, prune, read_archive_state
-from store.domain.partitioning import COMMITS_PER_PARTITION
+from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.messages.record import RecordBatch
 from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.node import Node
-from tests.integration.storage.summaries import (
-    LENGTHS,
-    MINUTE,
-    assert_folded,
-    assert_true,
-    known,
-    stored_sums,
-    unknown,
-)
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 from tests.support.polling import until
+
+MINUTE = 60 * 10**9
+LENGTHS = (MINUTE, 60 * MINUTE, 24 * 60 * MINUTE)
+"""Nanoseconds of a bucket of each level."""
+
+RECORD = struct.Struct("<qq32s")
+Sums = dict[tuple[int, int], LatticeSum]
+"""(level, start) -> sum; hours are level 1, days level 2."""
+
+Summary = dict[tuple[int, int], tuple[int, int]]
+"""(level, start) -> count and XOR of the hashes, as little-endian numbers."""
+
+_UNFOLDED = """
+select summary from storenode.commits
+where position > (select folded_position from storenode.store) order by position
+"""
+_STORED = """
+select m.ts, int8send(m.ts) || m.hash || m.content_digest,
+       c.position <= (select folded_position from storenode.store)
+from storenode.messages m join storenode.commits c using (batch)
+"""
+_KNOWN = """
+select level, start_ns, lattice_count, lattice from storenode.buckets where lattice_count = count
+"""
+_UNKNOWN = """
+select level, start_ns from storenode.buckets
+where level > 0 and lattice_count is distinct from count
+"""
+
+
+def summed(stored: Iterable[tuple[int, bytes]]) -> Summary:
+    """Return the summaries of (timestamp, hash) pairs, at every level."""
+    found: Summary = {}
+    for ts, digest in stored:
+        for level, length in enumerate(LENGTHS):
+            _add(found, (level, ts - ts % length), 1, int.from_bytes(digest, "little"))
+    return found
+
+
+async def stored_summaries(connection: Connection) -> Summary:
+    """Return the summaries of the messages that are there."""
+    cursor = connection.cursor(binary=True)
+    await cursor.execute("select ts, hash from storenode.messages")
+    return summed([(ts, bytes(digest)) for ts, digest in await cursor.fetchall()])
+
+
+async def buckets(connection: Connection) -> Summary:
+    """Return what the buckets say."""
+    cursor = connection.cursor(binary=True)
+    await cursor.execute("select level, start_ns, count, x0, x1, x2, x3 from storenode.buckets")
+    return {
+        (level, start): (count, int.from_bytes(struct.pack("<qqqq", *words), "little"))
+        for level, start, count, *words in await cursor.fetchall()
+    }
+
+
+async def claimed(connection: Connection) -> Summary:
+    """Return what buckets and unfolded deltas say together."""
+    found = await buckets(connection)
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_UNFOLDED)
+    for (summary,) in await cursor.fetchall():
+        assert len(summary) > 0
+        for start, count, xor in RECORD.iter_unpack(summary):
+            for level, length in enumerate(LENGTHS):
+                key = level, start - start % length
+                _add(found, key, count, int.from_bytes(xor, "little"))
+    return {key: value for key, value in found.items() if value != (0, 0)}
+
+
+async def stored_sums(connection: Connection, *, folded: bool) -> Sums:
+    """Return the sums of the messages that are there, or of those whose commits are folded."""
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_STORED)
+    found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
+    for ts, element, is_folded in await cursor.fetchall():
+        for level in (1, 2):
+            if is_folded or not folded:
+                found[level, ts - ts % LENGTHS[level]].append(bytes(element))
+    return {key: LatticeSum.of(b"".join(each)) for key, each in found.items()}
+
+
+async def known(connection: Connection) -> Sums:
+    """Return the sums that buckets say are known."""
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_KNOWN)
+    return {
+        (level, start): LatticeSum.stored(count, bytes(state))
+        for level, start, count, state in await cursor.fetchall()
+    }
+
+
+async def unknown(connection: Connection) -> set[tuple[int, int]]:
+    """Return the hours and days whose sums are not known."""
+    return set(await (await connection.execute(_UNKNOWN)).fetchall())
+
+
+async def assert_true(connection: Connection) -> Summary:
+    """Compare what is claimed, and known sums, with what is held, in one snapshot; returns it."""
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read")
+        right = await stored_summaries(connection)
+        assert await claimed(connection) == right
+        found, sums = await known(connection), await stored_sums(connection, folded=True)
+        assert {key: sums.get(key) for key in found} == found
+    return right
+
+
+async def assert_folded(connection: Connection) -> Summary:
+    """Check `assert_true`, and that buckets alone account for everything."""
+    right = await assert_true(connection)
+    assert await buckets(connection) == right
+    return right
+
+
+def _add(found: Summary, key: tuple[int, int], count: int, xor: int) -> None:
+    before = found.get(key, (0, 0))
+    found[key] = before[0] + count, before[1] ^ xor
+
 
 SEED = 20261120
 PATIENCE_S = 90.0
@@ -464,4 +584,133 @@ async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Conn
     assert await folding is None
     assert await is_pending(connection), "what came meanwhile was not waited for"
     assert await fold(connection) is None
+    await assert_folded(connection)
+
+
+# Wrong summaries are found by a check, and rebuilt while nodes continue
+
+BURST = 10
+"""Commits of a publisher between two times that all is folded."""
+
+A_MINUTE = f"level = 0 and start_ns = {NOW - NOW % MINUTE}"
+FLIP = "update storenode.buckets set lattice = set_byte(lattice, 77, 255 # get_byte(lattice, 77))"
+LAST = "(select max(position) from storenode.commits)"
+HOUR_START = NOW // LENGTHS[1] * LENGTHS[1]
+BOTH = {WRONG_SUMMARY, WRONG_LEVEL}
+DAMAGES = (
+    (f"update storenode.commits set summary = '' where position = {LAST}", {WRONG_SUMMARY}),
+    (f"update storenode.buckets set count = count + 1 where {A_MINUTE}", BOTH),
+    (f"update storenode.buckets set x2 = x2 # 1 where {A_MINUTE}", BOTH),
+    (f"insert into storenode.buckets values (0, {-MINUTE}, 1, 1, 1, 1, 1)", BOTH),
+    (
+        f"update storenode.buckets set count = 7 where level = 2 and start_ns = {TODAY}",
+        {WRONG_LEVEL},
+    ),
+    ("delete from storenode.buckets", {WRONG_SUMMARY}),
+    (f"{FLIP} where level = 1 and start_ns = {HOUR_START}", {WRONG_LATTICE}),
+    (f"{FLIP} where level = 2 and start_ns = {TODAY}", {WRONG_LATTICE}),
+    ("update storenode.store set folded_position = 0", {WRONG_SUMMARY, WRONG_LATTICE}),
+)
+
+
+@pytest.fixture
+async def filled(node: Node, connection: Connection) -> None:
+    """Store folded and unfolded messages."""
+    rng = random.Random(SEED)
+    await node.store(random_batch(rng, 100, SPREAD))
+    await fold_until(connection)
+    await seal(connection, NOW + 2 * DAY)
+    await node.store(random_batch(rng, 100, SPREAD))
+
+
+async def checked(node: Node, sample: int | None = None) -> CheckReport:
+    return await asyncio.to_thread(check, node.database.url, now_ns=lambda: NOW, sample=sample)
+
+
+async def findings(node: Node, sample: int | None = None) -> dict[str, Finding]:
+    return {each.kind: each for each in (await checked(node, sample)).findings}
+
+
+def days_of(found: Summary) -> int:
+    return sum(level == 2 for level, _ in found)
+
+
+@pytest.mark.usefixtures("filled")
+async def test_what_is_wrong_is_found_and_made_anew(node: Node, connection: Connection) -> None:
+    assert await findings(node) == {}
+    right = await assert_true(connection)
+    for damage, kinds in DAMAGES:
+        await connection.execute(damage.encode())
+        found = await findings(node)
+        assert found.keys() == kinds, damage
+        assert {each.where for each in found.values()} == {"buckets"}
+        assert all("resummarize" in each.advice for each in found.values())
+        assert await resummarize(connection) == Resummarized(days_of(right), 200)
+        assert await assert_true(connection) == right
+    await fold_until(connection)
+    assert await assert_folded(connection) == right
+    await connection.execute("update storenode.store set folded_position = 1000000")
+    assert FOLDED_BEYOND in await findings(node)
+    await connection.execute(f"update storenode.store set folded_position = {LAST}".encode())
+    await resummarize(connection)
+    assert await findings(node) == {}
+
+
+@pytest.mark.usefixtures("filled")
+async def test_a_sample_looks_at_some_hours(node: Node, connection: Connection) -> None:
+    await fold_until(connection)
+    minutes = sum(level == 0 for level, _ in await stored_summaries(connection))
+    report = await checked(node, sample=1_000)
+    assert (report.findings, report.checked["buckets"]) == ([], minutes)
+    assert 0 < (await checked(node, sample=3)).checked["buckets"] < minutes
+    await connection.execute("update storenode.buckets set x0 = x0 # 1 where level = 0")
+    assert WRONG_SUMMARY in await findings(node, sample=3)
+
+
+@pytest.mark.usefixtures("filled")
+async def test_only_the_days_that_are_asked_for_are_made_anew(connection: Connection) -> None:
+    await fold_until(connection)
+    right = await assert_folded(connection)
+    await connection.execute("delete from storenode.buckets")
+    low, high = TODAY - 3 * DAY, TODAY - DAY
+    done = await resummarize(connection, Bounds(low + 5, high - 5))
+    assert done.days == 2
+    within = {key: value for key, value in right.items() if low <= key[1] < high}
+    assert await buckets(connection) == within
+    rest = [Bounds(-(2**63), low), Bounds(high, 2**63)]
+    assert sum([(await resummarize(connection, each)).days for each in rest]) == days_of(right) - 2
+    assert await buckets(connection) == right
+
+
+@pytest.mark.usefixtures("filled")
+async def test_nodes_go_on_while_summaries_are_made_anew(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets_module, "MAX_FOLD_COMMITS", 16)  # publishers are faster than 1
+    rng = random.Random(SEED)
+    done, folded = asyncio.Event(), asyncio.Event()
+
+    async def publish() -> None:
+        while not done.is_set():
+            for _ in range(BURST):
+                await node.store(random_batch(rng, 5, SPREAD))
+            if not done.is_set():  # without a pause, what is not folded grows without end
+                folded.clear()
+                await folded.wait()
+
+    async def keep_folding() -> None:
+        async with await node.database.connect() as own:
+            while not done.is_set():
+                await fold_until(own)
+                await assert_true(own)
+                folded.set()
+            folded.set()
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
+        for work in (publish, publish, keep_folding, keep_folding):
+            others.create_task(work())
+        await resummarize(connection)
+        assert await findings(node) == {}
+        done.set()
+    await fold_until(connection)
     await assert_folded(connection)

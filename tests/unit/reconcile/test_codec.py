@@ -3,7 +3,12 @@
 The engine's two codecs, compiled and in Python, must agree with the naive one and with each other.
 """
 
+from __future__ import annotations
+
 import tracemalloc
+from collections import deque
+from dataclasses import dataclass
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -18,14 +23,100 @@ from reconcile.codec import (
     PayloadLimitError,
     RangeKind,
     Ranges,
+    bridge,
     decode,
     encode,
+    expressible,
 )
+from reconcile.codec.bounds import prefix_length
 from reconcile.codec.decoding import parse_ranges
-from reconcile.ids import END, SyncIds
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
-from tests.support.spec_peer import Range, Reader, RefusedError, encoded, varint, write_ranges
-from tests.unit.reconcile.naive_codec import Style, made_up, payload_of, ranges_of
+from tests.support.spec_peer import (
+    Range,
+    Reader,
+    RefusedError,
+    encoded,
+    encoded_bound,
+    varint,
+    write_ranges,
+)
+
+
+def ranges_of(records: list[Range]) -> Ranges:
+    fingerprints = b"".join(record.fingerprint or bytes(32) for record in records)
+    return Ranges(
+        SyncIds.of(record.upper for record in records),
+        np.array([record.kind for record in records], np.uint8),
+        np.frombuffer(fingerprints, np.uint64).reshape(-1, 4),
+        np.array([len(record.items) for record in records], np.int64),
+        np.array([record.reconciled for record in records], np.bool_),
+        SyncIds.of(item for record in records for item in record.items),
+    )
+
+
+def payload_of(cluster: int, shards: tuple[int, ...], records: list[Range]) -> Payload:
+    return Payload(cluster, shards, ranges_of(records))
+
+
+@dataclass(frozen=True)
+class Style:
+    """The kind of records to make up.
+
+    Attributes:
+        kinds: weights of the kinds.
+        ties: share of bounds within the nanosecond of the bound before.
+        step: greatest difference in time between bounds.
+        items: most items of a set.
+        hash_bytes: the values that bytes of hashes have.
+    """
+
+    kinds: tuple[int, int, int] = (1, 1, 1)
+    ties: float = 0.2
+    step: int = 2**22
+    items: int = 8
+    hash_bytes: bytes = bytes(range(256))
+
+
+def made_up(random: Random, style: Style, count: int, begin: int = 0) -> list[Range]:
+    """Return random legal records, the first of which may begin late."""
+    records: list[Range] = []
+    lower = LOWEST
+    if begin:
+        records.append(Range((begin, bytes(32)), 0))
+        lower = records[-1].upper
+    while len(records) < count:
+        upper = _next_bound(random, style, lower)
+        kind = random.choices((0, 1, 2), style.kinds)[0]
+        records.append(_record(random, style, lower, upper, kind))
+        lower = upper
+    return records
+
+
+def _next_bound(random: Random, style: Style, lower: SyncId) -> SyncId:
+    if random.random() < style.ties:
+        place = random.choice((0, 1, 1, 2, 31))
+        if lower[1][place] < 255:
+            byte = random.randint(lower[1][place] + 1, 255)
+            return lower[0], (lower[1][:place] + bytes([byte])).ljust(32, b"\0")
+    return lower[0] + random.randint(1, style.step), bytes(32)
+
+
+def _hash(random: Random, style: Style) -> bytes:
+    return bytes(random.choices(style.hash_bytes, k=32))
+
+
+def _record(random: Random, style: Style, lower: SyncId, upper: SyncId, kind: int) -> Range:
+    if kind == 1:
+        return Range(upper, kind, fingerprint=_hash(random, style))
+    if kind == 0:
+        return Range(upper, kind)
+    wanted = random.randint(0, style.items)
+    times = [random.randint(lower[0], upper[0]) for _ in range((wanted + 1) // 2)]
+    drawn = {(random.choice(times), _hash(random, style)) for _ in range(wanted)}
+    items = tuple(sorted(item for item in drawn if lower <= item < upper))
+    return Range(upper, kind, items=items, reconciled=random.random() < 0.5)
+
 
 ZERO = bytes(32)
 FINGERPRINT = bytes(range(32))
@@ -321,3 +412,80 @@ def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
+
+
+# Bounds that can follow each other, against the letter of the specification
+
+places = st.integers(0, 31)
+sparse_hashes = st.lists(st.tuples(places, st.integers(0, 255)), max_size=3).map(
+    lambda changes: bytes(dict(changes).get(place, 0) for place in range(32))
+)
+hashes = sparse_hashes | st.binary(min_size=32, max_size=32)
+bounds = st.tuples(st.integers(0, 2) | st.integers(0, 2**63 - 1), hashes)
+
+
+def test_the_table_of_the_specification() -> None:
+    # WAKU-SYNC, "Delta encoding for sequential SyncIds": its example.
+    # Of the third row, which has the second's time, the hash is sent up to the byte that differs.
+    records = [Range((time, bytes(32)), 0) for time in (1000, 1002, 1003)]
+    assert encode(payload_of(0, (), records))[2:] == b"\xe8\x07\0\x02\0\x01\0"
+    second, third = bytes.fromhex("351c5e86").ljust(32, b"\x22"), bytes.fromhex("3560")
+    assert prefix_length(second, third.ljust(32, b"\0")) == 2
+
+
+def can_follow(previous: SyncId, bound: SyncId) -> bool:
+    """Return True if a decoder reads a bound as it was meant."""
+    if bound <= previous:
+        return False
+    try:
+        return Reader(encoded_bound(previous, bound)).bound(previous) == bound
+    except RefusedError:
+        return False
+
+
+@given(st.lists(st.tuples(bounds, bounds)))
+def test_expressible_is_what_a_decoder_sees(pairs: list[tuple[SyncId, SyncId]]) -> None:
+    previous, following = SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs)
+    expected = [can_follow(a, b) for a, b in pairs]
+    assert expressible(previous, following).tolist() == expected
+
+
+def steps_between(previous: SyncId, target: SyncId) -> list[SyncId]:
+    """Return the bounds that lead from one to a greater one."""
+    return bridge(SyncIds.of([previous]), SyncIds.of([target]))[1].pairs()
+
+
+@given(st.lists(st.tuples(bounds, bounds)))
+def test_a_bridge_leads_to_each_bound_in_expressible_steps(
+    pairs: list[tuple[SyncId, SyncId]],
+) -> None:
+    pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
+    rows, found = bridge(SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs))
+    for row, (previous, target) in enumerate(pairs):
+        chain = found[rows == row].pairs()
+        assert chain[-1] == target
+        assert chain == steps_between(previous, target)
+        assert len(chain) <= 33
+        assert all(can_follow(a, b) for a, b in zip([previous, *chain], chain, strict=False))
+
+
+def test_a_bridge_takes_the_fewest_steps() -> None:
+    all_hashes = [bytes(29) + bytes(tail) for tail in product((0, 1, 255), repeat=3)]
+    every = [(time, hash_) for time in (4, 5) for hash_ in all_hashes]
+    steps = {a: [b for b in every if can_follow(a, b)] for a in every}
+    for begin in every:
+        distances, queue = {begin: 0}, deque([begin])
+        while queue:
+            here = queue.popleft()
+            for there in steps[here]:
+                if there not in distances:
+                    distances[there] = distances[here] + 1
+                    queue.append(there)
+        assert {
+            target: len(steps_between(begin, target)) for target in every if target > begin
+        } == {target: distance for target, distance in distances.items() if distance}
+
+
+def test_the_longest_way() -> None:
+    assert len(steps_between(LOWEST, END)) == 33
+    assert steps_between((7, b"\1" * 32), (7, b"\1" * 31 + b"\2")) == [(7, b"\1" * 31 + b"\2")]

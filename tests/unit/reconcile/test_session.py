@@ -15,7 +15,8 @@ from reconcile.algorithm import turn
 from reconcile.algorithm.plan import Tuning
 from reconcile.codec import RangeKind, decode, expressible
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.session import Bounds
+from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.session import Bounds, Result
 from reconcile.session import PayloadFrame as Received
 from reconcile.view import View
 from sim.messages import CANDIDATES, forged_halves
@@ -32,6 +33,7 @@ from tests.support.reconcile_pair import (
     some_ids,
     two_sets,
 )
+from tests.support.spec_peer import ITEM_SET, SKIP, Id, Range, SpecPeer
 
 HOUR_NS = 3_600_000_000_000
 
@@ -289,3 +291,197 @@ def test_a_cut_through_forged_sets_shows_them() -> None:
     beside, _ = join(begun(one, [999]), responder(NaiveView(other)))
     assert not len(beside.to_send)
     assert beside.window[0] == LOWEST
+
+
+# Sessions with a peer that has only the specification, on either side
+
+
+class SetsOnly(SpecPeer):
+    """Answers every difference with whole sets."""
+
+    def split(self, lower: Id, upper: Id) -> list[Range]:
+        return [Range(upper, ITEM_SET, items=self.within(lower, upper))]
+
+
+class ManySkips(SpecPeer):
+    """Leaves its Skips as they are, touching, and adds one at the end."""
+
+    def write(self, ranges: list[Range]) -> bytes:
+        if not super().write(ranges):
+            return b""
+        last = [Range(EVERYTHING[1], SKIP)] if ranges[-1].upper < EVERYTHING[1] else []
+        return self.encode([*ranges, *last])
+
+
+def begins(first: Node, peer: SpecPeer) -> Result:
+    """Let the node begin a session."""
+    frame = first.begin()
+    while frame is not None and frame.payload:
+        frame = first.give(Received(peer.answer(frame.payload)))
+    return first.result
+
+
+def is_asked(second: Node, peer: SpecPeer, window: tuple[SyncId, SyncId]) -> Result:
+    """Let the peer begin a session."""
+    payload = peer.first(*window)
+    while payload:
+        frame = second.give(Received(payload))
+        assert frame is not None
+        if not frame.payload:
+            return second.result
+        payload = peer.answer(frame.payload)
+    assert second.give(Received(b"")) is None
+    return second.result
+
+
+@pytest.mark.parametrize("kind", [SpecPeer, SetsOnly, ManySkips])
+@pytest.mark.parametrize("side", ["begins", "is asked"])
+@pytest.mark.parametrize("seed", range(8))
+def test_both_sides_know_what_each_lacks(kind: type[SpecPeer], side: str, seed: int) -> None:
+    rng = random.Random(seed)
+    moments = rng.choice([1, 3, 50, 10**6])
+    ids = some_ids(rng, rng.choice([5, 200, 1200]), moments)
+    differing = rng.choice([0, 1, 20, 150]) if len(ids) > 150 else 2
+    middle = rng.randrange(differing + 1)
+    ours, theirs = two_sets(rng, ids[differing:], ids[:middle], ids[middle:differing])
+    peer = kind(theirs, small=rng.choice([1, 8, 40]), parts=rng.choice([2, 5, 16]))
+    lower = rng.choice([LOWEST, (min(ids)[0], bytes(32)), (sorted(ids)[1][0] + 1, bytes(32))])
+    window = (lower, EVERYTHING[1])
+    if side == "begins":
+        result = begins(initiator(NaiveView(ours), window=window), peer)
+    else:
+        result = is_asked(responder(NaiveView(ours)), peer, window)
+    mine, yours = ({i for i in ids if i >= lower} for ids in (ours, theirs))
+    assert result.to_send.pairs() == sorted(mine - yours)
+    assert result.to_receive.pairs() == sorted(yours - mine)
+    assert peer.to_send == yours - mine
+    assert peer.to_receive == mine - yours
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_horizon_that_the_peer_does_not_know_of(seed: int) -> None:
+    rng = random.Random(seed)
+    ids = some_ids(rng, 800, rng.choice([1, 20, 10**6]))
+    ours, theirs = two_sets(rng, ids[100:], ids[:50], ids[50:100])
+    horizon = rng.choice(ids)
+    for side in ("begins", "is asked"):
+        peer = SpecPeer(theirs)
+        if side == "begins":
+            result = begins(initiator(NaiveView(ours), horizon=horizon), peer)
+        else:
+            result = is_asked(responder(NaiveView(ours), horizon=horizon), peer, EVERYTHING)
+        mine, yours = ({i for i in ids if i >= horizon} for ids in (ours, theirs))
+        assert result.to_send.pairs() == sorted(mine - yours)
+        assert result.to_receive.pairs() == sorted(yours - mine)
+        assert peer.to_send == yours - mine
+        assert peer.to_receive == mine - yours
+
+
+@pytest.mark.parametrize("other", [(2, (0, 3)), (1, (0,)), (1, ()), (1, (0, 3, 4))])
+def test_other_shards_are_refused_by_name(other: tuple[int, tuple[int, ...]]) -> None:
+    cluster, shards = other
+    peer = SpecPeer([(7, bytes(32))], cluster=cluster, shards=shards)
+    second = responder(NaiveView([]))
+    frame = second.give(Received(peer.first(*EVERYTHING)))
+    assert frame is not None
+    assert frame.payload == b""
+    assert f"cluster {cluster}" in frame.refusal
+    assert second.result.refusal == frame.refusal
+    first = initiator(NaiveView([]))
+    first.begin()
+    assert first.give(Received(b"", refusal=frame.refusal)) is None
+    assert first.result.refusal == frame.refusal
+
+
+def test_shards_in_another_order_are_the_same() -> None:
+    peer = SpecPeer([(7, b"\x01" * 32)], shards=(3, 0))
+    result = begins(initiator(NaiveView([])), peer)
+    assert result.refusal == ""
+    assert result.to_receive.pairs() == [(7, b"\x01" * 32)]
+
+
+def test_an_answer_from_other_shards_ends_with_the_reason() -> None:
+    peer = SpecPeer([(7, b"\x01" * 32)])
+    first = initiator(NaiveView([]))
+    frame = first.begin()
+    assert frame is not None
+    answer = bytearray(peer.answer(frame.payload))
+    assert answer[:4] == bytes([1, 2, 0, 3])
+    answer[3] = 4
+    sent = first.give(Received(bytes(answer)))
+    assert sent is not None
+    assert (sent.payload, sent.refusal) == (b"", "")
+    assert "shards 0, 4" in first.result.refusal
+
+
+def test_an_empty_payload_that_names_other_shards_is_no_agreement() -> None:
+    first = initiator(NaiveView([(7, b"\x01" * 32)]))
+    first.begin()
+    first.give(Received(bytes([1, 1, 5])))
+    assert "shards 5" in first.result.refusal
+
+
+# A session that comes to its limit on differences: both sides must find the same ones
+
+Ids = list[SyncId]
+
+
+def reconciled(ours: Ids, theirs: Ids, limits: SessionLimits, tuning: Tuning) -> list[Result]:
+    """Return both results of one session."""
+    first = initiator(memory_view(ours), limits=limits, tuning=tuning)
+    second = responder(memory_view(theirs), limits=limits, tuning=tuning)
+    return list(join(first, second))
+
+
+def assert_alike(results: list[Result], ours: Ids, theirs: Ids, most: int) -> None:
+    """Check that one side sends what the other expects, and that both report truncation."""
+    first, second = results
+    assert first.to_send == second.to_receive
+    assert first.to_receive == second.to_send
+    assert first.truncated == second.truncated
+    only_ours, only_theirs = set(ours) - set(theirs), set(theirs) - set(ours)
+    found = len(first.to_send) + len(first.to_receive)
+    assert set(first.to_send) <= only_ours
+    assert set(first.to_receive) <= only_theirs
+    if first.truncated:
+        assert found == most
+    else:
+        assert found == len(only_ours) + len(only_theirs) < most
+
+
+LIMITS = [
+    CodecLimits(),
+    CodecLimits(max_payload_bytes=8_192, max_ranges=64, max_elements=16),
+    CodecLimits(max_elements=40),
+]
+TUNINGS = [Tuning(), Tuning(first_parts=2, last_fingerprints=1, min_parts=1, largest_late_set=8)]
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize("payload", LIMITS)
+@pytest.mark.parametrize("moments", [1, 7, 500])
+@pytest.mark.parametrize("most", [1, 5, 50, 300])
+def test_both_sides_stop_at_the_same_differences(
+    most: int, moments: int, payload: CodecLimits, tuning: Tuning
+) -> None:
+    rng = random.Random(most * moments)
+    limits = SessionLimits(payload=payload, max_differences=most)
+    for mine, yours in ((0, 80), (80, 0), (40, 40), (2, 3)):
+        shared = some_ids(rng, rng.choice((0, 100)), moments)
+        ours = shared + some_ids(rng, mine, moments)
+        theirs = shared + some_ids(rng, yours, moments)
+        assert_alike(reconciled(ours, theirs, limits, tuning), ours, theirs, most)
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_sessions_go_on_until_all_in_one_nanosecond_is_found(most: int) -> None:
+    rng = random.Random(most)
+    ids = some_ids(rng, 90, 1)
+    ours, theirs = set(ids[:60]), set(ids[30:])
+    limits = SessionLimits(max_differences=most)
+    for _ in range(60 // most + 1):
+        results = reconciled(sorted(ours), sorted(theirs), limits, TUNINGS[1])
+        assert_alike(results, sorted(ours), sorted(theirs), most)
+        theirs |= set(results[0].to_send)
+        ours |= set(results[0].to_receive)
+    assert ours == theirs == set(ids)

@@ -2,7 +2,7 @@
 
 A node with its own Postgres on a data directory that was used before, from the call of its command
 until it is ready, five times. Then a node alone, and two of which one has the other as its peer,
-for so many seconds after a minute: processor time of node and of Postgres, as seconds an hour.
+for ``--seconds`` after a minute: processor time of node and of Postgres, as seconds an hour.
 ``--messages`` has no effect.
 """
 

@@ -49,7 +49,7 @@ def peer_cases(count: int) -> dict[str, dict[str, float]]:
 
 
 def cost_us(bench: Bench, work: Callable[[], object], count: int) -> float:
-    """Return the microseconds of all processes for each of so many messages."""
+    """Return the microseconds of all processes for each of ``count`` messages."""
     before = used(bench.node)
     work()
     return sum(used(bench.node).since(before, count).values())

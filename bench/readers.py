@@ -2,12 +2,12 @@
 
 Measured are, each on a node of its own:
 
-- ``followers``: so many followers by ``Follow``, on ``--connections`` connections;
-- ``scans``: so many scans in turn, each of a day of one channel.
+- ``followers``: ``--followers`` calls of ``Follow`` on ``--connections`` connections;
+- ``scans``: ``--scans`` scans in turn, each of a day of one channel.
 
-Names choose some of them; each prints one line of JSON. Followers all follow one topic, to which
-messages are published one at a time, each when all have the one before; then so many messages to
-a topic that one more follower has for itself. Memory is that of the node's process.
+Names choose some of them; each prints one line of JSON. All followers follow one topic. Messages
+are published to it one at a time, each after all followers have received the previous one, and
+then to a topic that one more follower has for itself. Memory is that of the node's process.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def begin_all(
 
 
 async def followers(bench: Bench, count: int, connections: int) -> None:
-    """Measure followers on so many connections."""
+    """Measure ``count`` followers on ``connections`` connections."""
     crowd, alone = Waiting(), Waiting()
     async with AsyncExitStack() as stack:
         clients = [
@@ -160,7 +160,7 @@ def channel_name(number: int) -> str:
 
 
 def fill_day(bench: Bench, participants: int) -> int:
-    """Publish the last day of so many participants; how many channels they have."""
+    """Publish the last day of all participants; return the number of their channels."""
     channels = max(CHANNELS_OF_ONE, participants * CHANNELS_OF_ONE // A_DAY)
     total = participants * A_DAY
     first_ns, step_ns = time.time_ns() - DAY_NS, DAY_NS // total
@@ -182,7 +182,7 @@ def fill_day(bench: Bench, participants: int) -> int:
 
 
 async def read_channel(client: NodeClient, number: int) -> int:
-    """Scan a channel; how many messages it has."""
+    """Scan a channel; return the number of its messages."""
     count = 0
     topics = content_filter(PUBSUB_TOPIC, channel_name(number))
     async with aclosing(client.scan(filter=topics)) as pages:

@@ -25,7 +25,7 @@ _COMPACT_BARS: Final = {
     10_000: (0.15, 0.04),
     100_000: (0.25, 0.04),
 }
-"""Up to so many differences: processor time and bytes."""
+"""Bars of processor time and bytes, by the largest number of differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def moved(
 
 
 def cut_out(ids: SyncIds, count: int) -> tuple[SyncIds, SyncIds]:
-    """Return so many IDs from the middle, and the others."""
+    """Return ``count`` IDs from the middle, and the others."""
     begin = (len(ids) - count) // 2
     inside = np.zeros(len(ids), np.bool_)
     inside[begin : begin + count] = True

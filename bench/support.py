@@ -134,7 +134,7 @@ def publish(bench: Bench, data: list[Row]) -> None:
 def publish_requests(
     channel: grpc.Channel, requests: Iterable[PublishRequest], expected: int
 ) -> None:
-    """Publish requests through ``PublishStream``; so many of their messages must be stored."""
+    """Publish requests through ``PublishStream``; ``expected`` messages must be stored."""
     stored = 0
     for response in StoreStub(channel).PublishStream(iter(requests)):
         outcomes = [result.outcome for result in response.results]

@@ -214,7 +214,7 @@ class View(Protocol):
         """Return counts and fingerprints of spans."""
 
     def split(self, spans: Spans, wanted: NDArray[np.int64]) -> Loading[SpanParts]:
-        """Cut each span into about so many parts of about equal counts; below 1 counts as 1."""
+        """Cut each span into about `wanted[i]` parts of about equal counts; below 1 counts as 1."""
 
     def items(self, spans: Spans) -> Loading[Items]:
         """Return the IDs in spans."""

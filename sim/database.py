@@ -148,8 +148,8 @@ class Database:
     ) -> Promise[StoreResult]:
         """Store a batch; the promise is kept after the commit, per message True if it is new.
 
-        It fails with `DatabaseUnavailableError` if the outcome is unknown. ``asked``: so many
-        other stores must confirm the messages.
+        It fails with `DatabaseUnavailableError` if the outcome is unknown. ``asked``: the
+        number of other stores that must confirm the messages.
         """
         return self.change(client, lambda: self._write(client, batch, source, asked))
 

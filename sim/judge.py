@@ -137,7 +137,7 @@ class Judge:
             self.fail(sentence)
 
     def tried(self, key: object, what: str, now_ns: int, limit: tuple[int, int]) -> None:
-        """Check the rate of something: so many times in so many seconds are allowed."""
+        """Check a rate; ``limit``: the times that are allowed, and in how many seconds."""
         most, window_s = limit
         times = self._tries.setdefault((key, what), deque())
         times.append(now_ns)

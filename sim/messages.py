@@ -14,7 +14,7 @@ from storenode.message.varint import delimited, varint
 from storenode.sds.codec import SdsMetadata, sds_key
 
 CANDIDATES: Final = 258
-"""Among so many hashes some of an even number have the XOR zero: they have 257 bits with a one."""
+"""Among this many hashes an even number have the XOR zero: they have 257 bits with a one."""
 
 _EPHEMERAL: Final = b"\xf8\x01\x01"
 

@@ -107,10 +107,10 @@ PUNISHED: Final = frozenset({Trick.ANNOUNCE, Trick.GRAFT, Trick.SIGN, Trick.INVA
 class RelayScenario:
     """The parameters of a run.
 
-    ``links`` connect routers, the first of each pair is the one that connects. ``leaves``: of the
-    routers, the last so many forward nothing. ``losses``: of RPCs, the share that is lost while
-    there are faults; ``breaks`` and ``restarts``: how many there are. ``pushes`` False: messages
-    that their receiver has not requested are lost, and there are no other faults but liars.
+    ``links`` connect routers, the first of each pair is the one that connects. ``leaves``: the last
+    routers, this many, forward nothing. ``losses``: the share of RPCs that is lost while there are
+    faults; ``breaks`` and ``restarts``: their number. ``pushes`` False: messages that were not
+    requested by their receiver are lost, and there are no other faults but liars.
     """
 
     routers: int

@@ -212,7 +212,7 @@ class Scenario:
 
 
 def drawn(rng: Random, nodes: int | None = None) -> Scenario:
-    """Draw a scenario, with so many nodes if that is given."""
+    """Draw a scenario, with ``nodes`` nodes if given."""
     count = nodes or rng.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
     stores = _stores(rng, count)
     history_ns = rng.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
@@ -222,7 +222,7 @@ def drawn(rng: Random, nodes: int | None = None) -> Scenario:
     limits = SessionLimits(payload=codec, max_differences=rng.choice((5, 20, 80, 1_000)))
     moments = max(1, history // rng.choice((1, 1, 2, 10, 1000)))
     # Differences that policy refuses come back in every session. The differences that they hide are
-    # found in parts of the window, unless so many are in one moment.
+    # found in parts of the window, unless too many are in one moment.
     room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
     picky = room and happens(rng, 0.3)
     silence_ns = rng.choice((5, 10, 20)) * NS_PER_S

@@ -41,7 +41,7 @@ class Stage(ABC):
     Attributes:
         scenario: its parameters.
         max_events: of a run; more means that something goes round in circles.
-        check_every: after so many events everything is looked at.
+        check_every: the number of events between two checks of everything.
         look_every_ns: the time between two looks at what is unsettled.
         counts: how often something happened.
     """
@@ -131,7 +131,7 @@ class Stage(ABC):
         return task.result()
 
     async def repeat(self, every_ns: float, act: Callable[[], Awaitable[object]]) -> NoReturn:
-        """Repeat an action, with pauses of so many nanoseconds in the mean."""
+        """Repeat an action, with pauses of ``every_ns`` in the mean."""
         while True:
             await asyncio.sleep(self.rng.uniform(0, 2) * every_ns / NS_PER_S)
             await act()

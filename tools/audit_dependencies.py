@@ -51,7 +51,7 @@ def audit(lock: Path) -> tuple[int, list[str]]:
 
 
 def judge(report: dict[str, Any], expected: int) -> tuple[int, list[str]]:
-    """Return the verdict on a report of pip-audit about a lock with so many dependencies."""
+    """Return the verdict on a report of pip-audit about a lock with ``expected`` dependencies."""
     dependencies = report["dependencies"]
     found = list(_vulnerabilities(dependencies))
     unaudited = [each["name"] for each in dependencies if "skip_reason" in each]

@@ -1,7 +1,7 @@
 """The cost of a night of the pipeline by the size of a history and by the number of cores.
 
 For each number of cores a fresh process with a fresh Spark archives, verifies and audits it in one
-session, as `storenode pipeline nightly` does. Driver, JVM and workers are bound to so many cores of
+session, as `storenode pipeline nightly` does. Driver, JVM and workers are bound to these cores of
 the machine, and processor time is theirs; Postgres may use all cores, and is not counted.
 
     python -m bench pipeline --messages 1000000 10000000 16000000 --cores 1 2

@@ -47,7 +47,7 @@ _SEED: Final = 6
 
 @contextmanager
 def filled_database(directory: Path, messages: int) -> Iterator[str]:
-    """Start a Postgres server with so many messages in a directory; yield its database's URL."""
+    """Start a Postgres server in a directory, fill it with messages, and yield its URL."""
     postgres = EmbeddedPostgres(directory, _SETTINGS)
     url = postgres.start()
     try:

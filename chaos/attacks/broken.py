@@ -125,7 +125,7 @@ class Fuzzer:
                 self._source.add_samples(GetMessageClass(method.input_type), [_opening()])
 
     async def send(self, count: int) -> None:
-        """Send so many requests."""
+        """Send ``count`` requests."""
         numbers = itertools.count()
 
         async def work() -> None:

@@ -50,7 +50,7 @@ MOST_DEPTH = 5
 """Messages with fingerprints that are planned for; in more of them a choice would be the same."""
 
 _PARTS_SHARE = 0.7
-"""Parts are so many times what the root says: a fingerprint takes more bytes than an item."""
+"""The factor for the number of parts: a fingerprint takes more bytes than an item."""
 
 _DENSE_ITEMS = 4
 """Items for each difference up to which the items are sent."""
@@ -135,7 +135,7 @@ class PlanTable:
 
 @cache
 def tables(depth: int) -> PlanTable:
-    """Return the choices where fingerprints may be sent in so many messages, this one included."""
+    """Return the choices for ``depth`` messages that may have fingerprints, this one included."""
     depth = min(max(depth, 0), MOST_DEPTH)
     size, rate = np.broadcast_arrays(_SIZES[:, None], _RATES)
     differences = rate / -np.expm1(-rate)  # there is one at least
@@ -188,7 +188,7 @@ class Estimate:
 
 _DENSITIES = np.geomspace(1e-9, 4.0, 221)
 _COARSE = 10
-"""Densities that are looked at first: one in so many."""
+"""The stride of the densities that are examined first."""
 
 
 def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
@@ -222,7 +222,7 @@ def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
 def _likeliest(
     densities: Floats, sizes: Floats, different: NDArray[Any], equal: NDArray[Any]
 ) -> int:
-    """Return the row of the likeliest density, if so many ranges of some sizes differ or not."""
+    """Return the row of the likeliest density, given how many ranges of each size differ."""
     rates = sizes[:, None] * densities[None, :]
     return int((different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates).argmax())
 

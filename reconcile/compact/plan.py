@@ -29,7 +29,7 @@ MIN_DENSE: Final = 16
 """Differences that a table is made for where nothing but balances says how many there are."""
 
 LARGER: Final = 8
-"""A table follows one that did not empty, for so many times the differences."""
+"""The growth of the table that follows one that did not empty."""
 
 _FEW: Final = 30
 """The number of differences from which prints let the initiator find its own by them."""
@@ -44,7 +44,7 @@ _FEW_ITEMS: Final = 32_768
 """The number of IDs up to which the higher minimum of slices holds: in too few slices, balances
 cannot count clustered differences."""
 _SCATTERED: Final = 3
-"""Differences are in so many of the initiator's slices at least if they are scattered."""
+"""Scattered differences are in at least this many of the initiator's slices."""
 
 _VAGUE: Final = 2.5
 """The ratio of most to estimated differences above which they count as clustered."""
@@ -55,7 +55,7 @@ _WORTHWHILE_SLICE_ITEMS: Final = 96
 """The number of IDs in a slice below which more slices take more bytes than they save time."""
 
 _DENSE: Final = 20
-"""The density of differences, one in so many IDs, above which prints are useless."""
+"""The number of IDs per difference below which prints are useless."""
 
 _DENSE_SLICES: Final = 2_048
 _MISSED: Final = 5e-4
@@ -81,9 +81,9 @@ class Slicing:
 
 
 def slicing(differences: float, most: float, items: int, places: int = 0) -> Slicing:
-    """Return the slicing for about so many differences, and at most so many, among so many IDs.
+    """Return the slicing for about ``differences``, at most ``most``, among ``items`` IDs.
 
-    ``places``: so many of the initiator's slices differ.
+    ``places``: the number of the initiator's slices that differ.
     """
     about = max(1, int(differences))
     if about * _DENSE > items:
@@ -115,7 +115,7 @@ def unoffered(count_apart: int, items: int) -> Slicing:
     """Return the slicing where only the difference of both counts is known.
 
     Counts may differ by a gap, which takes few slices, or by less than what differs. So slices are
-    half as many as for so many differences: if these are scattered, more IDs are read, and bytes
+    half as many as for that number: if the differences are scattered, more IDs are read, and bytes
     stay few.
     """
     about = max(count_apart // _UNOFFERED_PART, LEAST_UNOFFERED)
@@ -126,7 +126,7 @@ def unoffered(count_apart: int, items: int) -> Slicing:
 
 
 def wanted_bytes(wanted: int, items: int) -> int:
-    """Return the bytes of a short ID that find it among so many items, but for 1 in 2,000 cases."""
+    """Return the bytes of a short ID that is unique among ``items`` in all but 1 in 2,000 cases."""
     return max(1, -(-(wanted * items * 2_000).bit_length() // 8))
 
 
@@ -134,7 +134,7 @@ _SAFETY: Final = 3.0
 """Standard deviations by which balances may say too little."""
 
 _LARGEST: Final = 8.0
-"""A table is made for so many times what balances say at most."""
+"""The largest factor between the estimate by balances and the size of a table."""
 
 _TRIPLES: Final = 1e-3
 """The probability that three differences in a slice are taken for one."""
@@ -161,7 +161,7 @@ class SliceSums(NamedTuple):
         slices: how many there are.
         single: how many of them differ by a balance of 1.
         silent: by a balance of 0; as all that follows, without those that are in a gap.
-        in_gaps: so many differences are in those.
+        in_gaps: the number of differences in gaps.
         size: the sum of the balances that they differ by, without sign.
         squares: of their squares.
         fourth: of the squares of these.
@@ -186,8 +186,8 @@ class SliceSums(NamedTuple):
 def occupied(places: Ints) -> tuple[int, float]:
     """Count the slices from the first that differs to the last one, and estimate differences.
 
-    So many that, if they were scattered there, as many slices would have none. ``places``: which
-    slices differ, ascending.
+    The estimate is the number of scattered differences that would leave as many slices without one.
+    ``places``: which slices differ, ascending.
     """
     if not len(places):
         return 1, 0.0
@@ -199,7 +199,7 @@ def are_single(sums: SliceSums, places: Ints, net: int) -> bool:
     """Return True if slices that differ by a balance of 1 differ in one ID each, nearly always.
 
     Three of ``d`` IDs that are scattered over ``m`` slices are in the same one, and have such a
-    balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: so many IDs more are here.
+    balance, in one of ``8 m^2 / d (d - 1) (d - 2)`` cases. ``net``: the surplus of own IDs.
     """
     slices, scattered = occupied(places)
     about = max(scattered, sums.at_least)
@@ -210,10 +210,10 @@ def are_single(sums: SliceSums, places: Ints, net: int) -> bool:
 
 
 def estimate(sums: SliceSums, slices: int, least: int, *, certain: bool) -> tuple[float, float]:
-    """Estimate how many differences there are, and how many a table should be made for.
+    """Estimate the number of differences, and the number that a table should be made for.
 
-    ``slices``: how many there are in all. ``least``: so many differences at least. ``certain``:
-    there is one in each of those that were summed up.
+    ``slices``: the number of all. ``least``: the least number of differences. ``certain``: each of
+    the summed slices has one.
     """
     at_least = sums.at_least if certain else sums.size
     about = max(sums.floored, float(least - sums.in_gaps), at_least)
@@ -225,14 +225,14 @@ def estimate(sums: SliceSums, slices: int, least: int, *, certain: bool) -> tupl
 
 
 def size_by_bits(apart: Ints) -> float:
-    """Return how many differences a table should be made for, by balances of all of them."""
+    """Return the number of differences that a table should be made for, by the balances of all."""
     about = float(np.square(apart.astype(np.float64)).mean())
     part = 2.0 / 9.0 / len(apart)
     return float(about * (1.0 - part - _SAFETY * sqrt(part)) ** -3)
 
 
 def _vagueness(about: float, slices: float) -> float:
-    """Return the factor by which balances of so many slices alike may say too little.
+    """Return the factor by which the balances of ``slices`` slices may underestimate.
 
     The sum of squares of balances is distributed as chi-squared, with a degree of freedom for each
     slice, of which those with no difference or one are exact. The quantile is Wilson's and

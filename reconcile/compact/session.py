@@ -513,7 +513,7 @@ def _merge(*parts: _NumbersT) -> _NumbersT:
 
 
 def _shorten(wanted: Words, items: int) -> tuple[int, Words]:
-    """Cut short IDs to so many bytes that they can be found among items; ascending."""
+    """Cut short IDs to the bytes that find them among ``items`` IDs; ascending."""
     size = plan.wanted_bytes(len(wanted), items)
     if not len(wanted):
         return size, wanted

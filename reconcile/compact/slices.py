@@ -192,7 +192,7 @@ class WindowIndex:
         return Slices(start, end, low, high, np.zeros(1, np.uint64), np.zeros(1, np.int64))
 
     def cut(self, regions: Regions, key: ShortKey, wanted: Slicing) -> tuple[Slices, bytes]:
-        """Cut regions into about so many slices of equal counts; return them and their encoding."""
+        """Cut regions into slices of about equal counts; return them and their encoding."""
         encoded, columns = kernel.require().cut(*self._columns(regions, key, wanted))
         return Slices.of_cuts(columns, regions), encoded
 
@@ -235,7 +235,7 @@ class WindowIndex:
             single: which seem to differ in one ID.
             usual: how many IDs the peer has in a slice.
             regions: where a slice at an edge may be small anyway.
-            most_listed: so many IDs may be listed, of slices that are not single.
+            most_listed: the most IDs to list, of slices that are not single.
         """
         chosen = compared.chosen
         listed = np.empty(len(chosen), np.bool_)

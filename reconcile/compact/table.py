@@ -84,7 +84,7 @@ class TableShape:
 
 
 def cells_for(differences: float) -> int:
-    """Return how many cells a table of so many differences needs to empty nearly always."""
+    """Return the cells that a table of ``differences`` needs to empty nearly always."""
     above = min(max(bisect_left(_KNOWN, differences), 1), len(_SIZES) - 1)
     (fewer, least), (more, most) = _SIZES[above - 1 : above + 1]
     part = min(max(differences - fewer, 0) / (more - fewer), 1)
@@ -92,7 +92,7 @@ def cells_for(differences: float) -> int:
 
 
 def shape_for(differences: float) -> TableShape:
-    """Return the shape of a table for so many differences."""
+    """Return the shape of a table for a number of differences."""
     if not differences:
         return TableShape(1, 1, 1)
     places = MAX_PLACES if differences <= _FEW else MAX_PLACES - 1

@@ -30,7 +30,7 @@ class TableChoice:
 
     Attributes:
         frame: the frame without its table.
-        size: so many differences the table is made for.
+        size: the number of differences that the table is made for.
         low: places of the slices; where an own ID explains a slice, of this ID alone.
         high: the same.
         shorts: the short IDs between these places.
@@ -45,7 +45,7 @@ class TableChoice:
     explaining: Ints
 
     def fill(self, size: float, salt: int) -> TableFrame:
-        """Return the frame with a table for so many differences."""
+        """Return the frame with a table for ``size`` differences."""
         frame, shorts = self.frame, self.shorts
         shape = shape_for(size)
         table = ShortIdTable(shape, salt)

@@ -193,7 +193,7 @@ class Chunk:
     def extended(self, ids: SyncIds, capacity: int) -> "Chunk":
         """Return the last chunk of some memory with IDs that ascend and are greater.
 
-        They are written behind what any chunk shows, or else to new memory for so many in all.
+        They are written behind what any chunk shows, or else to new memory for all of them.
         """
         memory, start, blocks, count = self.memory, self.offset, self.blocks, len(self)
         if start + count + len(ids) > len(memory[0]):
@@ -229,7 +229,7 @@ class BlockSums:
 
 
 def chunk_of(ids: SyncIds, capacity: int = 0) -> Chunk:
-    """Return ascending IDs as a chunk, copied to memory with room for so many."""
+    """Return ascending IDs as a chunk, copied to memory for at least ``capacity`` IDs."""
     memory = _allocate(max(capacity, len(ids)))
     memory[1][0] = 0
     _write(memory, 0, ids)
@@ -246,7 +246,7 @@ def _allocate(count: int) -> _Memory:
 
 
 def _write(memory: _Memory, at: int, ids: SyncIds) -> None:
-    """Write IDs behind so many rows of memory."""
+    """Write IDs from row ``at`` of memory on."""
     timestamps, prefix, digests = memory
     timestamps[at : at + len(ids)] = ids.timestamps
     digests[at : at + len(ids)] = ids.known_digests

@@ -21,7 +21,7 @@ MIN_CHUNK_IDS: Final = 32_768
 """IDs in a full chunk of a small index: what one late insert copies."""
 
 MAX_CHUNKS_ABOUT: Final = 64
-"""Chunks grow with the index so that a batch of reads touches about so many at most."""
+"""Chunks grow with the index so that a batch of reads touches about this many at most."""
 
 _SLACK_SHARE: Final = 16
 """Room to append, and rows pruned but not yet freed, are each at most the IDs over this."""
@@ -48,7 +48,7 @@ class Index:
         # New IDs are written behind the last one.
         self._chunks: list[Chunk] = []
         self._count = 0
-        # At most so many IDs in the memory of chunks are not shown any more.
+        # The most IDs in the memory of chunks that are not shown any more.
         self._hidden = 0
         self._view: IndexView | None = None
 
@@ -158,7 +158,7 @@ class Index:
         self._count = total
 
     def _chunk_ids(self, total: int) -> int:
-        """Return the number of IDs in a full chunk of an index of so many IDs."""
+        """Return the number of IDs in a full chunk of an index of ``total`` IDs."""
         return max(self._min_chunk_ids, total // MAX_CHUNKS_ABOUT)
 
     def _insert_among(self, ids: SyncIds) -> SyncIds:

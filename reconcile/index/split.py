@@ -49,7 +49,7 @@ class Cuts:
 
 
 def cuts(rows: IndexView, lower: SyncIds, low: Ints, high: Ints, parts: Ints) -> Cuts:
-    """Cut spans into about so many parts.
+    """Cut spans into about ``parts`` parts each.
 
     Args:
         rows: the IDs.

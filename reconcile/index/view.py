@@ -83,7 +83,7 @@ class IndexView:
         return Measured(high - low, self.fingerprints(low, high))
 
     def split(self, spans: Spans, parts: Ints) -> SpanParts:
-        """Cut spans into about so many parts of about equal counts."""
+        """Cut each span into about `parts[i]` parts of about equal counts."""
         low, high = self.places(spans)
         inner = cuts(self, spans.lower, low, high, parts)
         keys = np.concatenate((2 * inner.spans, 2 * np.arange(len(spans)) + 1))
@@ -352,7 +352,7 @@ class MemoryView:
         return self._above(spans).measure(spans)
 
     def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
-        """Cut spans into about so many parts of about equal counts."""
+        """Cut each span into about `wanted[i]` parts of about equal counts."""
         yield from ()
         return self._above(spans).split(spans, wanted)
 

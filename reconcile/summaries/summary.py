@@ -190,7 +190,7 @@ class SummaryView:
     # Splitting
 
     def split(self, spans: Spans, wanted: Ints) -> Loading[SpanParts]:
-        """Cut each span into about so many parts of about equal counts; below 1 counts as 1."""
+        """Cut each span into about `wanted[i]` parts of about equal counts; below 1 counts as 1."""
         wanted = np.clip(wanted, 1, self._limits.parts_at_once)
         found: list[SpanParts] = []
         for some in self._portions(wanted):

@@ -289,7 +289,7 @@ class GroupJudge:
             view.handed[page.cursor] = messages
 
     def scans(self, view: View, messages: Iterable[Fetched], commits: int) -> None:
-        """Note a scan that will bring these messages; so many batches are older."""
+        """Note a scan that will bring these messages; ``commits`` batches are older."""
         view.scanned, view.scanned_after = self._content(messages), commits
 
     def left(self, view: View, disk: Disk, messages: Sequence[Fetched]) -> None:

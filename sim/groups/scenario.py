@@ -30,7 +30,7 @@ _IN_STEP_NS: Final = 3 * NS_PER_S
 
 
 def drawn_group(rng: Random, size: int | None = None, *, with_store: bool) -> Scenario:
-    """Draw a scenario for so many participants, or three, with store nodes or without."""
+    """Draw a scenario for ``size`` participants, by default three, with store nodes or without."""
     size = size or _SMALLEST_GROUP
     small = size <= SMALL_GROUP
     stores = rng.choice((1, 2)) if with_store else 0

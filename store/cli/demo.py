@@ -34,7 +34,7 @@ _PATIENCE_S: Final = (300.0, 15.0)
     type=click.FloatRange(0.1, 10.0),
     default=1.0,
     show_default=True,
-    help="Make the phases so many times shorter.",
+    help="Make the phases this many times shorter.",
 )
 @option(
     "--patience",

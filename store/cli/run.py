@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from store.runtime.node import NodeRuntime
 
 _COLLECT_AFTER = 10_000
-"""New objects between two looks for cycles. A hundred calls at once have so many without one."""
+"""New objects between two collections of cycles; a hundred concurrent calls make none."""
 
 _Config = TypeVar("_Config", NodeConfig, "GatewayConfig")
 _ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -385,7 +385,7 @@ async def delete_buckets(connection: Connection, ranges: Iterable[Bounds]) -> No
 
 async def _fold_next(connection: Connection, most_commits: int, most_bytes: int) -> int | None:
     before = await folded_position(connection)
-    # There are more when so many came, or so many bytes; one comes at least where there is one.
+    # A full page, of commits or bytes, has more behind it; it has one commit at least.
     given = (before, most_commits, most_bytes)
     rows = await fetch_rows(connection, SQL.commits.read_following, given)
     if not rows:

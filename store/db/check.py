@@ -205,7 +205,7 @@ def check(
     sample: int | None = None,
     progress: Progress = lambda _table, _rows: None,
 ) -> CheckReport:
-    """Check a database; ``sample`` asks for about so many rows of each table instead of all.
+    """Check a database; ``sample``: about how many rows of each table to check instead of all.
 
     Raises:
         SchemaError: the schema is missing, too old or too new to be checked.
@@ -384,7 +384,7 @@ class _DatabaseCheck:
     async def _check_summaries(self, catalog: Catalog) -> int:
         """Compare summaries with messages; return the number of minutes whose buckets were read.
 
-        A sample takes hours at random that have about so many messages.
+        A sample takes random hours that together have about that many messages.
         """
         store = await self._rows(SQL.stores.check_folded)
         if not store:

@@ -170,8 +170,8 @@ MIN_BYTES: Final = 1 << 20
 """Smaller indexes are not worth it."""
 
 WASTE: Final = 1.16
-"""An index is rebuilt that takes so many times the room that its rows need. What Postgres builds by
-its default, with a tenth of each page free, takes 1.15 times as much."""
+"""An index that takes this many times the room of its rows is rebuilt. What Postgres builds by its
+default, with a tenth of each page free, takes 1.15 times as much."""
 
 LOCK_TIMEOUT_MS: Final = 10_000
 """The time to wait for older transactions, each time that all of them have to end."""

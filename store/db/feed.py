@@ -232,8 +232,8 @@ message does."""
 
 _COMMITS_AT_ONCE: Final = 500
 _MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
-"""Small commits are read together up to so many messages: with the largest ones that is as much as
-one transaction of the writer has."""
+"""The most messages of small commits that are read together: with the largest ones that is as much
+as one transaction of the writer has."""
 _UNSETTLED_S: Final = 0.2
 _FEWEST_ROWS: Final = 8
 _FIRST_ROWS: Final = 1_000

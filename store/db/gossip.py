@@ -204,7 +204,7 @@ def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
 
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-"""Messages of one statement; of the newest ones at the start, so many bytes are looked into."""
+"""Bytes of the messages of one statement, and of the newest ones that are read at the start."""
 
 MAX_LOADED_IDS: Final = 1_024
 """Messages of one answer."""

@@ -51,7 +51,7 @@ RESTORING: Final = _NAMESPACE | 7
 """Held by the session of the one job that restores messages into the database."""
 
 NODES: Final = _NAMESPACE | 8
-"""Shared by the sessions of all nodes that work on the database: so many hold it, so many do."""
+"""Shared by the sessions of all nodes that work on the database: its holders are their number."""
 
 COVERAGE: Final = _NAMESPACE | 9
 """Held while statements of sessions are replaced; no other lock is taken meanwhile."""

@@ -276,7 +276,7 @@ def topics_parameters(topics: TopicKeys) -> dict[str, object]:
 # Pages
 
 MAX_MERGED_TOPICS: Final = 200
-"""Up to so many topics are merged from the topic index; beyond, the time index is filtered."""
+"""The most topics that are merged from the topic index; beyond, the time index is filtered."""
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)

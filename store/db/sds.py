@@ -388,7 +388,7 @@ async def _each(entries: Sequence[HistoryEntry]) -> AsyncIterator[HistoryEntry]:
 
 
 def _fit(room: Room, messages: int) -> None:
-    """Reserve the memory that sending so many messages takes, besides those that were found."""
+    """Reserve the memory that sending messages takes, besides those that were found."""
     size = messages * _LIKELY_MESSAGE_BYTES
     room.fit(min(size, HANDY_PAGE_BYTES), messages * FOUND_BYTES + min(size, _AHEAD_BYTES))
 

@@ -57,7 +57,7 @@ from store.messages.conflicts import Conflict, StoreResult
 from store.messages.record import RecordBatch
 
 MAX_GROUP_MESSAGES: Final = 10_000
-"""A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
+"""A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by its messages."""
 
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 WINDOW_S: Final = 0.01

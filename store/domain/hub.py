@@ -353,7 +353,7 @@ class CommitRow:
 
 
 def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
-    """Return the first commits with at most so many messages in all; at least one commit."""
+    """Return the first commits with at most ``messages`` messages in all; at least one commit."""
     chosen: list[CommitRow] = []
     for commit in commits:
         messages -= commit.messages

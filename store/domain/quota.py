@@ -108,7 +108,7 @@ class Bucket:
         """Take ``amount`` tokens.
 
         Raises:
-            QuotaExceededError: there are not so many; nothing was taken.
+            QuotaExceededError: there are fewer; nothing was taken.
         """
         if self.rate is None:
             return

@@ -86,7 +86,7 @@ class Confirmations(Protocol):
         min_confirms: int,
         timeout_s: float | None,
     ) -> list[Confirmation]:
-        """Wait until so many other stores have each of these messages, or the time is up.
+        """Wait until enough other stores have each of these messages, or the time is up.
 
         The messages are committed here; ``stored`` are those that were new. A time of None is the
         node's. Never raises for what a peer does; cancelling it costs nothing.

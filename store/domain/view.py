@@ -41,8 +41,7 @@ class ColdView(Protocol):
     async def lattices(self, spans: Sequence[Span]) -> list[LatticeSum] | None:
         """Return the lattice sums of disjoint, ascending ranges of time.
 
-        None: not known, or so many messages are in no sum that is known that it would take too
-        long.
+        None: not known, or too many messages are in no known sum to compute it in time.
 
         Raises:
             StoreUnavailableError: the database does not serve, or the view was open for too long.

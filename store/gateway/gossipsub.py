@@ -46,7 +46,7 @@ MAX_MESH_PEERS: Final = 8
 
 GOSSIP_PEERS: Final = 6
 GOSSIP_SHARE: Final = 4
-"""Peers outside of the mesh that a heartbeat announces messages to: so many, or a quarter."""
+"""Peers outside of the mesh that a heartbeat announces messages to: 6, or a quarter if more."""
 
 BACKOFF_S: Final = 60
 BACKOFF_SLACK_S: Final = 2
@@ -491,7 +491,7 @@ class Router:
         assert not self._effects
 
     def _sample(self, population: Sequence[_T], count: int) -> Sequence[_T]:
-        """Return at most so many of some, in a random order."""
+        """Return at most ``count`` elements, in a random order."""
         shuffled = list(population)
         self._rng.shuffle(shuffled)
         return shuffled[:count]

@@ -98,7 +98,7 @@ class Multiplexer(ABC):
         """Return where the head of a frame ends, or ``at``, and its frames before the data."""
 
     def _begin_data(self, stream: int, size_bytes: int) -> None:
-        """Pass on so many bytes as the data of a stream; raise RefusalError for too many."""
+        """Pass on the next ``size_bytes`` as data of a stream; raise RefusalError for too many."""
         if size_bytes > limits.MAX_FRAME_BYTES:
             raise RefusalError("too_large", f"a frame has {size_bytes:,} bytes")
         self._stream, self._missing_bytes = stream, size_bytes

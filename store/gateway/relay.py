@@ -230,7 +230,7 @@ class Relay:
 
 
 async def _wait_for_room(bucket: Bucket, count: int) -> None:
-    """Wait until a rate allows so many more: meanwhile the peer's stream is not read."""
+    """Wait until a rate allows ``count`` more; meanwhile the peer's stream is not read."""
     while True:
         try:
             bucket.take(count, time.monotonic_ns())

@@ -31,14 +31,14 @@ MAX_STORES: Final = 256
 """Stores of which is remembered what they hold; with more, the one that left first is forgotten."""
 
 LARGE_FRAME_IDS: Final = 256
-"""A received frame with so many IDs, which take milliseconds, is the only one of its turn of the
+"""A received frame with this many IDs, which take milliseconds, is the only one of its turn of the
 event loop."""
 
 NEWS_WINDOW: Final = 8_192
 """Messages that are announced to a peer before it says that it holds any of them."""
 
 NEWS_ORDER: Final = 4_096
-"""A peer that holds one of them has dealt with those announced so many before it."""
+"""A peer that holds a message has handled those announced this many messages before it."""
 
 NEWS_PATIENCE_NS: Final = 10 * NS_PER_S
 """A peer that has not confirmed any for so long gets further ones."""

@@ -84,7 +84,7 @@ _TOO_NEW: Final = "too_new"
 """The label of admission for a message whose time has not come (`rules.Reason`)."""
 
 _LEAVES_SHARE: Final = 4
-"""Leaves may come so many times as often as they are due."""
+"""Leaves may come this many times as often as they are due."""
 
 _P = ParamSpec("_P")
 _E = TypeVar("_E", PersistBatch, LoadBodies, LookUp)
@@ -466,7 +466,7 @@ class Gossip:
     def want(
         self, ids: Sequence[bytes], min_confirms: int, content_digests: Sequence[bytes] = ()
     ) -> None:
-        """Request so many confirmations of stored messages; known ones are reported again."""
+        """Request confirmations of stored messages; known ones are reported again."""
         needed = max(min_confirms, self._max_confirms)
         for digest, content in with_contents(ids, content_digests):
             self._hold(digest, content, fresh=False)
@@ -527,7 +527,7 @@ class Gossip:
     # The database
 
     def _answered(self, token: int, kind: type[_E], count: int) -> tuple[_Request, _E]:
-        """Close a request that is answered about so many messages."""
+        """Close a request whose answer has ``count`` messages."""
         request = self._requests.pop(token)
         effect = request.effect
         asked = len(request.hashes)

@@ -163,7 +163,7 @@ def split_frame(body: bytes, payload_bytes: int, suffix: bytes) -> tuple[bytes, 
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
 def frame_prefix(rest_bytes: int) -> bytes:
-    """Return a frame up to its hash, after which so many bytes follow."""
+    """Return a frame up to its hash, after which ``rest_bytes`` follow."""
     return b"\x0a%b\x0a%b" % (varint(HASH_FIELD_BYTES + rest_bytes), varint(HASH_BYTES))
 
 

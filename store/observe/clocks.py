@@ -17,7 +17,7 @@ _LOG = get_logger("store.observe.clocks")
 MAX_CLOCKS: Final = 64
 MAX_PUBLISHERS: Final = 1_024
 SAMPLES: Final = 2
-"""The least delayed of so many samples of one clock counts: a delay makes a clock look late."""
+"""Samples of one clock, of which the least delayed counts: a delay makes a clock look late."""
 
 SAMPLE_AGE_NS: Final = 2 * 3_600 * NS_PER_S
 """Older samples are ignored: the clock may have been set meanwhile."""

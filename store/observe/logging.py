@@ -44,7 +44,7 @@ _PLAIN: Final = "\x1b[0m"
 
 
 class FloodGate:
-    """A count of events by kind: of each, so many pass per interval, and the rest is counted.
+    """A count of events by kind: a number of each passes per interval, and the rest is counted.
 
     Time is an argument. ``total``: how many were suppressed since the start.
     """

@@ -25,7 +25,7 @@ _MIB: Final = 1024 * 1024
 
 ENDED_S: Final = 3_600.0
 MAX_ENDED: Final = 16
-"""A problem that is over is shown for so long, the newest so many."""
+"""Limits of the problems that are over and still shown, the newest ones."""
 
 _DETAILS: Final = frozenset({"cause"})
 """Labels that may change while a problem lasts."""

@@ -249,7 +249,7 @@ class _Archiver:
     def _write(
         self, rows: DataFrame, messages: int, *, by_hour: bool = True
     ) -> tuple[list[DataFile], Fingerprints]:
-        """Write about so many messages, and read them back; few of them by one task."""
+        """Write about ``messages`` messages, and read them back; few of them by one task."""
         wanted = max(1, messages // MIN_PORTION_ROWS)
         tasks = min(wanted, shuffle_partitions(self._session))
         try:

@@ -170,7 +170,7 @@ def chunks(path: str) -> Iterator[bytes]:
 def create(path: str, data: bytes | Iterable[bytes], folders: int = 0) -> None:
     """Write a file that is not there yet, whole or not at all, on the disk before this returns.
 
-    So many ``folders`` above it are synced, too.
+    ``folders``: the number of folders above it that are synced, too.
 
     Raises:
         FileExistsError: it is there; of two that write it at once, one gets this.

@@ -81,7 +81,7 @@ class Slice(NamedTuple):
 
 
 def plan_slices(hours: Fingerprints, within: Range, tasks: int) -> list[list[Slice]]:
-    """Return the slices of at most so many tasks: the messages of some hours ``within`` a range.
+    """Return the slices of at most ``tasks`` tasks: the messages of hours ``within`` a range.
 
     They ascend, and tasks have about the same number of messages. An hour that has more than fit in
     a slice is cut by time.

@@ -80,7 +80,7 @@ PROGRESS: Final = logging.getLogger("storenode.pipeline")
 
 @contextmanager
 def logged(what: str, messages: int = 0) -> Iterator[None]:
-    """Log that ``what`` begins, with about so many messages, and that it has ended.
+    """Log that ``what`` begins, with about ``messages`` messages, and that it has ended.
 
     In between Spark itself shows its tasks, on a terminal.
     """

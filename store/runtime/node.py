@@ -104,7 +104,7 @@ LAST_WRITE_TIMEOUT_S: Final = 2.0
 """The time limit of each last write of a node that shuts down, after the calls have ended."""
 
 WIDE_INTERVALS: Final = 12
-"""The whole history is reconciled once in so many sync intervals."""
+"""The whole history is reconciled once in this many sync intervals."""
 
 
 class NodeRuntime:

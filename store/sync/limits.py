@@ -92,8 +92,8 @@ RANDOM_CUTS: Final = 3
 
 MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
-"""Steps in which the horizon of reconciliations moves: at least so many in the time that messages
-are kept, and each at most 69 s long."""
+"""Limits of the steps in which the horizon of reconciliations moves: the least number in the time
+that messages are kept, and the longest, 69 s."""
 
 
 ONLINE_INTERVAL_S: Final = 15.0
@@ -103,7 +103,7 @@ MAX_OFFER_PAYLOAD_BYTES: Final = 1_024
 """A base payload of one fingerprint is shorter, but for very many shards."""
 
 COMPACT_FROM_IDS: Final = 4_096
-"""The compact mode is offered for so many IDs or more: with fewer, a base session takes one or two
+"""The compact mode is offered from this many IDs on: with fewer, a base session takes one or two
 round trips."""
 
 # The index in memory, and views that read from the database
@@ -134,7 +134,7 @@ class IndexLimits:
         chunk_ids: IDs in a full chunk of a small index.
         waiting_commits: commits that wait to be inserted; with more, the index is rebuilt.
         ids_at_once: IDs of commits that are inserted together.
-        inline_ids: so many are inserted on the event loop's thread; more in another one.
+        inline_ids: the most that are inserted on the event loop's thread; more in another one.
         warm_up_ids: IDs that the warm-up reads at a time.
         patience_s: how long a view waits until the index has a commit, or until it may read from
             the database.

@@ -129,7 +129,7 @@ class AsyncClient(_Connected):
     ) -> Published:
         """Publish one message; when this returns, the message is durable at the node.
 
-        With ``min_confirms`` it is also durable at so many other stores; ``confirm_timeout_s`` is
+        With ``min_confirms`` it is also durable at that many other stores; ``confirm_timeout_s`` is
         how long the node waits for them, its own default when ``None``. ``timeout_s`` takes the
         place of the client's for this call.
 
@@ -296,7 +296,7 @@ class AsyncClient(_Connected):
     ) -> AsyncMessageStream:
         """Read a time range, the oldest message first, at any size.
 
-        ``start`` is inclusive, ``end`` exclusive. ``limit`` ends it after so many messages;
+        ``start`` is inclusive, ``end`` exclusive. ``limit`` ends it after that many messages;
         ``newest_first`` turns the order around. The stream's ``cursor`` continues later,
         also at another node; ``resume`` and ``ack`` keep it as those of `follow` do. With
         ``coverage``, that of the stream says at the end how complete the answer was.

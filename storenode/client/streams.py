@@ -167,7 +167,7 @@ async def up_to_live(pages: AsyncGenerator[Page]) -> AsyncGenerator[Page]:
 
 
 async def limited(pages: AsyncGenerator[Page], limit: int) -> AsyncGenerator[Page]:
-    """Yield pages with so many messages together; the last one that is cut has no cursor."""
+    """Yield pages with ``limit`` messages in all; a last page that is cut has no cursor."""
     async with aclosing(pages):
         async for page in pages:
             if len(page.messages) > limit:

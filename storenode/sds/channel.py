@@ -163,7 +163,7 @@ class MessageChannel:
         return events
 
     def check_room(self, count: int = 1) -> None:
-        """Raise `ChannelFullError` where not so many more messages can be sent."""
+        """Raise `ChannelFullError` where ``count`` more messages cannot be sent."""
         unacknowledged, most = len(self.outgoing), self.config.max_outgoing
         if unacknowledged + count > most:
             raise ChannelFullError(

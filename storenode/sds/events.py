@@ -222,7 +222,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A peer's filter shows messages that we lack, ``at_least`` so many, with unknown IDs.
+    """A peer's filter shows ``at_least`` messages that we lack, with unknown IDs.
 
     Search for messages from ``since_ms`` (Unix time) on. ``searches`` counts these events for
     this peer; each reaches further back, the last to 0.

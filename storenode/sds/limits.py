@@ -51,8 +51,8 @@ Messages that a store has are not sent, and do not count."""
 ASK_EVERY_MS: Final = 1_000
 ASKS_IN_VAIN: Final = 32
 MAX_ASK_EVERY_MS: Final = 60_000
-"""Time between sync messages that are sent only to carry repair requests. After so many without an
-answer it doubles with each four, up to a bound."""
+"""Time between sync messages that are sent only to carry repair requests. After `ASKS_IN_VAIN`
+without an answer it doubles with each four, up to a bound."""
 
 MAX_REMEMBERED_ANSWERS: Final = 4_096
 """IDs answered lately, which are not answered again so soon."""

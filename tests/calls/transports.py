@@ -81,7 +81,7 @@ def check_query(page: Message) -> Message:
 
 @dataclass
 class Transport(ABC):
-    """A caller of one node; ``token`` is that of its client, of which it sends so many copies."""
+    """A caller of one node, which sends ``copies`` copies of its client's ``token``."""
 
     grpc_address: str
     http_address: str

@@ -44,7 +44,7 @@ DAYS: Final = 20
 """The length of a year in which its faults show."""
 
 RUNS: Final = 120
-"""A fault must show in one of so many runs from its seed on; most show in the first."""
+"""A fault must show in one of this many runs from its seed on; most show in the first."""
 
 EVENTS: Final = 30_000
 """The limit of events, above those of the same runs without a fault: an endless loop has no end."""

@@ -58,7 +58,7 @@ async def publishing(publishers: Sequence[Publisher]) -> AsyncIterator[None]:
 
 
 async def acknowledged(history: History, more: int) -> None:
-    """Wait until so many more messages are acknowledged."""
+    """Wait until ``more`` further messages are acknowledged."""
     wanted = len(history.acks) + more
     async with asyncio.timeout(PATIENCE_S):
         while len(history.acks) < wanted:  # noqa: ASYNC110 - tells nobody

@@ -116,7 +116,7 @@ def await_status(node: NodeProcess, is_right: Callable[[NodeStatus], object]) ->
 
 
 def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:
-    """Wait until a node has streams of gossip with so many others; what it says of gossip then."""
+    """Wait until a node gossips with ``peers`` others; return its gossip status."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         gossip: dict[str, Any] = status(node)["gossip"]

@@ -111,7 +111,7 @@ def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
 
 
 async def until(channel: Channel, length: int) -> None:
-    """Wait until the log has so many messages, and nothing is missing."""
+    """Wait until the log has ``length`` messages, and nothing is missing."""
     found = 0
     async for _ in channel.messages():
         found += 1

@@ -40,8 +40,8 @@ class SpecPeer:
         ids: all that it holds.
         cluster: its cluster.
         shards: its shards.
-        small: a range with so many IDs or fewer is sent as a set.
-        parts: into how many a larger one is split.
+        small: the most IDs of a range that is sent as a set.
+        parts: the number of parts of a larger one.
     """
 
     ids: list[Id]

@@ -1,7 +1,7 @@
 """Publishers that wait until other stores confirm what this node has stored.
 
 A wait ends when each of its messages has enough confirmations, when its time is up, or at once
-where so many cannot come: this node is alone on its database, and calls fewer peers. Confirmations
+where they cannot come: this node is alone on its database, and calls fewer peers. Confirmations
 reach this node as gossip; nodes on the same database write theirs into its table of unread events,
 which is polled while a request waits for long. Source: the contract, "Confirmations".
 """
@@ -55,8 +55,8 @@ class ConfirmationWaits:
     """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
 
     ``reach``: how many other stores may confirm; None: unknown, since peers may yet call.
-    ``unread_hashes``: messages that certainly have a row in the table. ``want``: asks for
-    confirmations of what was stored before, by so many stores.
+    ``unread_hashes``: messages that certainly have a row in the table. ``want``: requests
+    confirmations by a number of stores for what was stored before.
     """
 
     def __init__(

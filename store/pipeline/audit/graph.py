@@ -158,7 +158,7 @@ def _channels(rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
 
 
 def _first_rows(numbers: Numbers, distinct: int) -> Numbers:
-    """Return the first row of each of so many distinct numbers."""
+    """Return the first row of each of the ``distinct`` numbers."""
     first = np.empty(distinct, np.int64)
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
     return first

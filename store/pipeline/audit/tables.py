@@ -93,7 +93,7 @@ def require_bounded(sums_: DataFrame) -> int:
 def audit_tables(
     messages: MessageSet, claims: DataFrame, entries: int, outside: DataFrame | None = None
 ) -> AuditTables:
-    """Compute the tables of ``claims``, which have `CLAIMS_READ` and about so many ``entries``.
+    """Compute the tables of ``claims``, which have `CLAIMS_READ` and about ``entries`` rows.
 
     ``outside`` are IDs (channel, message_id, lamport) that are held and not audited.
     """

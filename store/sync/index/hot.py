@@ -405,7 +405,7 @@ async def _lowest_floor(cold: ColdView, room: int) -> int:
 
 
 def _raised_floor(index: Index, room: int) -> int:
-    """Return the floor with which so many IDs are left, fewer where many have one time."""
+    """Return the floor that leaves ``room`` IDs, fewer where many have one time."""
     rows = index.view()
     position = len(index) - room
     highest = int(rows.between(position - 1, position).timestamps[0])

@@ -679,7 +679,7 @@ async def in_time(work: Awaitable[_T], limit_s: float, sentence: str = "") -> _T
     """Wait for a frame to come, or to be taken, or for work that a sentence is about.
 
     Raises:
-        SessionFaultError: it does not happen in so many seconds.
+        SessionFaultError: it does not happen in time.
     """
     try:
         async with asyncio.timeout(limit_s) as scope:

@@ -193,7 +193,7 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 
 def read_file(path: Path, named: str, limit_bytes: int, advice: str = "") -> bytes:
-    """Read a file that an option names, of at most so many bytes.
+    """Read a file that an option names, of at most ``limit_bytes``.
 
     Raises:
         click.UsageError: It cannot be read, or is larger.

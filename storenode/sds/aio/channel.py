@@ -214,7 +214,7 @@ class AsyncChannel:
     async def messages(self, *, backlog: int | None = None) -> AsyncGenerator[Message, None]:
         """Yield the log in order, then each message as it is delivered, without gap.
 
-        ``backlog``: begin with so many of the log's last messages (1,000 at most), None with all.
+        ``backlog``: begin with that many of the log's last messages (1,000 at most), None with all.
         A message whose ``entries_after`` is not 0 belongs further up. An ID comes twice only if
         the first was forged: see `changes`.
         """

@@ -345,7 +345,7 @@ def revive(state: SqliteState, config: ChannelConfig, now_ms: int, rng: Rng) -> 
 
 
 def filter_length(shape: FilterShape, inserted: int) -> int:
-    """Return how many of the last IDs a rolling filter contains after so many insertions."""
+    """Return how many of the last IDs a rolling filter contains after ``inserted`` insertions."""
     kept = shape.capacity // 2
     if inserted <= shape.capacity:
         return inserted

@@ -15,7 +15,7 @@ class Status:
     - ``lost``: causes that were given up.
     - ``unreadable``: packets, ever, that could not be decoded, so that what they hold was not
       delivered; one that comes again counts again. `Refused` events say what is wrong with them.
-    - ``behind``: messages, at least so many, that a peer's filter proves and no history names.
+    - ``behind``: the least number of messages that a peer's filter proves and no history names.
     - ``incomparable``: peers whose newest filter cannot show that we lack something.
     - ``unpublished``: own messages that no node holds; ``unacknowledged``: by no participant.
     - ``trouble``: the last failure of a node or of the state, while it lasts.

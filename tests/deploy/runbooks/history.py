@@ -60,7 +60,7 @@ class History:
     _periods: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
     def lasts(self, minutes: int, *targets: str, expected: bool) -> None:
-        """Read the metrics of some HOST:PORT, as the job, for so many minutes from now on.
+        """Read the metrics of some HOST:PORT, as the job, for ``minutes`` from now on.
 
         ``expected``: whether the alert is to be true at their end.
         """

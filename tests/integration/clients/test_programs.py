@@ -43,7 +43,7 @@ def listed(node: NodeProcess, *call: str) -> list[str]:
 
 
 def follow(program: Program, cursor: Path, count: int) -> list[str]:
-    """Return the lines of a follow that is interrupted after so many of them."""
+    """Return the lines of a follow that is interrupted after ``count`` of them."""
     process = program.start("follow", str(cursor))
     try:
         assert process.stdout is not None

@@ -141,7 +141,7 @@ async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database
 
 
 async def rounds(watcher: Connection, node: Maintainer, count: int) -> None:
-    """Wait for so many further rounds of a maintainer."""
+    """Wait for ``count`` further rounds of a maintainer."""
     most = node.rounds + count
 
     async def reached() -> bool:

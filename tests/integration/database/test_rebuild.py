@@ -143,7 +143,7 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_what_is_left_goes_
 
 
 async def rebuilding(connection: Connection, count: int) -> None:
-    """Wait until so many indexes are being rebuilt."""
+    """Wait until ``count`` indexes are being rebuilt."""
     while await values(connection, _REBUILDING) != [count]:  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(PAUSE_S)
 

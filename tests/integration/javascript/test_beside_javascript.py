@@ -62,7 +62,7 @@ class World:
             self._ask(name, join={"history": self.history})
 
     def talk(self, count: int, every_ms: int) -> None:
-        """Let a random participant say something, so many times."""
+        """Send ``count`` messages, each from a random participant."""
         for number in range(count):
             who = self.rng.choice(OURS + THEIRS)
             text = f"{who} says line {number}"

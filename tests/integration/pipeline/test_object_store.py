@@ -145,7 +145,7 @@ def bucket(
 
 @contextmanager
 def few_requests(bucket: str, s3: ObjectStore, most: int) -> Iterator[None]:
-    """Assert that a block makes at most so many requests of an S3 server."""
+    """Assert that a block makes at most ``most`` requests of an S3 server."""
     before = s3.requests() if bucket.startswith("s3:") else 0
     yield
     assert not bucket.startswith("s3:") or s3.requests() - before <= most

@@ -63,7 +63,7 @@ def wait_for(address: str, right: Callable[[dict[str, Any]], object]) -> dict[st
 
 
 def holds(found: dict[str, Any], messages: int) -> bool:
-    """Return True if so many are shown; null stands for what was not read in time."""
+    """Return True if ``messages`` are shown; null stands for what was not read in time."""
     if not found["held"] or not found["history"]:
         return False
     return bool(found["held"]["messages"] >= messages <= sum(found["history"]["hours"]))

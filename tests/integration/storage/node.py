@@ -63,7 +63,7 @@ class Node:
             return await cursor.fetchall() if cursor.description else []
 
     async def until_blocked(self, kind: str, count: int = 1) -> None:
-        """Wait until so many sessions wait for a lock of this kind."""
+        """Wait until ``count`` sessions wait for a lock of this kind."""
         async with await self.database.connect() as connection:
 
             async def are_waiting() -> bool:

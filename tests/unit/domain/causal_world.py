@@ -64,7 +64,7 @@ class World:
 
     Hashes in ``foreign`` are readable in another channel. Keys that are read ahead are cut at
     ``most_prefetched``, so that small worlds too are walked in many reads. Requests prefer proven
-    messages if it ``prefers``, and have so many ``claimants`` for one ID.
+    messages if it ``prefers``, and have at most ``claimants`` for one ID.
     """
 
     messages: list[Stored] = field(default_factory=list)

@@ -79,7 +79,7 @@ def check_parts(
 ) -> None:
     """Check that parts tile the span, have expressible bounds and true sums, and make progress.
 
-    ``largest``: a part has at most so many times the IDs of an even one, and so many more.
+    ``largest``: the bound of a part's IDs: a factor of an even part's, and a number beside it.
     """
     assert len(parts.offsets) == len(spans) + 1
     assert parts.offsets[0] == 0

@@ -108,7 +108,7 @@ def random_bound(rng: random.Random, ids: list[SyncId]) -> SyncId:
 
 
 def random_spans(rng: random.Random, ids: list[SyncId], count: int) -> Spans:
-    """Return about so many spans, of which some touch."""
+    """Return about ``count`` spans, of which some touch."""
     bounds = sorted({random_bound(rng, ids) for _ in range(count + 1)})
     pairs = [(lower, upper) for lower, upper in pairwise(bounds) if rng.random() < 0.8]
     return Spans.of(pairs)

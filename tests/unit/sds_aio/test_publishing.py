@@ -292,7 +292,7 @@ PAGE = 2
 
 
 class ScannedStore:
-    """A link that can only be scanned, and that fails after so many pages of each scan."""
+    """A link that can only be scanned, and whose scans fail after ``fails_after`` pages."""
 
     def __init__(self, *fails_after: int) -> None:
         self.name = "store"

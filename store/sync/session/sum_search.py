@@ -74,12 +74,11 @@ class PeerNotes:
         self, now_ns: int, conflicts: Sequence[ContentConflict], spans: Sequence[Span]
     ) -> None:
         """Replace what is known about spans of time by the conflicts found in them."""
-        before = self.conflicts
+        before = {each: entry for each, entry in self.conflicts.items() if now_ns < entry[0]}
         entries = {
             digest: entry
             for digest, entry in before.items()
-            if now_ns < entry[0]
-            and not any(low <= entry[1].timestamp < high for low, high in spans)
+            if not any(low <= entry[1].timestamp < high for low, high in spans)
         }
         for each in conflicts:
             # A repeated conflict keeps its time: at its end it is searched for again.

@@ -34,7 +34,7 @@ from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import parse_reconcile
 from store.sync.index.views import StoredView
-from store.sync.limits import TransferLimits
+from store.sync.limits import REMEMBERED_NS, TransferLimits
 from store.sync.session import sum_search
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, asked_range
@@ -104,7 +104,6 @@ class Side:
 
     ``contents``: content digests that are others than usual. ``agrees``: it has the extension.
     ``sums``: it has lattice sums.
-
     ``compact_from`` and ``offers``: as `Reconciliation` has them.
     """
 
@@ -592,6 +591,9 @@ async def test_lasting_conflicts_are_searched_for_once() -> None:
         assert side.result is not None
         assert not side.result.truncated
     check_exact(*await world.meet({(5, bytes([1]) * 32)}, {(6, bytes([2]) * 32)}))
+    notes, known = world.memories[0], world.memories[0].known(0)
+    notes.update(REMEMBERED_NS, known, [(0, 2**62)])
+    assert notes.known(REMEMBERED_NS) == known
 
 
 async def test_a_new_conflict_is_found_among_those_that_last() -> None:

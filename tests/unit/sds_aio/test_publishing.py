@@ -271,9 +271,7 @@ async def test_what_no_store_holds_is_published_as_it_was_while_nodes_take_that(
         )
 
 
-async def test_a_refused_cursor_is_forgotten_and_the_channel_goes_on(
-    tmp_path: Path,
-) -> None:
+async def test_a_refused_cursor_is_forgotten_and_the_channel_goes_on(tmp_path: Path) -> None:
     transport, state = Bus(remembers=False).transport(), tmp_path / "alice.db"
     for count in (MAX_PUBLISH_MESSAGES + 1, 1):
         async with (

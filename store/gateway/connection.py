@@ -328,6 +328,9 @@ class WakuConnection:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks)
+            for stream in self._streams.values():
+                stream.discard()  # its task was cancelled before it began
+            self._streams.clear()
 
     async def _read_frames(self, joins: Iterable[Join]) -> None:
         for join in joins:

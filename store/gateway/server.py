@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from store.gateway import limits
@@ -93,7 +94,9 @@ class Server:
             task = asyncio.create_task(self._serve(address, accepted, client))
             self._tasks[task] = None
             self._shaking[task] = None
-            task.add_done_callback(self._forget)
+            # Not by the task itself, which may be cancelled before it begins.
+            task.add_done_callback(partial(self._forget, client))
+            self._around.metrics.open_connections.set(len(self._tasks))
 
     async def drain(self, timeout_s: float) -> None:
         """Let streams end for a while, then end all connections."""
@@ -122,48 +125,40 @@ class Server:
             self._around.metrics.refused("connections")
         return client
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, client: ClientAddress, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         self._shaking.pop(task, None)
+        self._clients.leave(client, time.monotonic_ns())
+        self._around.metrics.open_connections.set(len(self._tasks))
 
     async def _serve(
         self, address: ListenAddress, accepted: socket.socket, client: ClientAddress
     ) -> None:
-        self._around.metrics.open_connections.inc()
-        try:
-            with count_end(self._around.metrics, "connection_failed", client):
-                await self._converse(address, accepted, client)
-        finally:
-            self._clients.leave(client, time.monotonic_ns())
-            self._around.metrics.open_connections.dec()
-
-    async def _converse(
-        self, address: ListenAddress, accepted: socket.socket, client: ClientAddress
-    ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        writer = None
-        try:
-            async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
-                reader, writer = await self._opened(address, accepted)
-                link = (WebSocketLink if address.over_tcp else TcpLink)(reader, writer)
-                if isinstance(link, WebSocketLink):
-                    await link.accept()
-                secured = await shake_hands(link, self._around.identity)
-            self._shaking.pop(task, None)
-            connection = self._tasks[task] = WakuConnection(*secured, client, self._around)
+        with count_end(self._around.metrics, "connection_failed", client):
+            task = asyncio.current_task()
+            assert task is not None
+            writer = None
             try:
-                await connection.run()
+                async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
+                    reader, writer = await self._opened(address, accepted)
+                    link = (WebSocketLink if address.over_tcp else TcpLink)(reader, writer)
+                    if isinstance(link, WebSocketLink):
+                        await link.accept()
+                    secured = await shake_hands(link, self._around.identity)
+                self._shaking.pop(task, None)
+                connection = self._tasks[task] = WakuConnection(*secured, client, self._around)
+                try:
+                    await connection.run()
+                finally:
+                    if isinstance(link, WebSocketLink):
+                        link.close()
             finally:
-                if isinstance(link, WebSocketLink):
-                    link.close()
-        finally:
-            if writer is None:
-                accepted.close()
-            else:
-                # Closing would wait for a client that does not read.
-                is_stuck = writer.transport.get_write_buffer_size() > 0
-                writer.transport.abort() if is_stuck else writer.close()
+                if writer is None:
+                    accepted.close()
+                else:
+                    # Closing would wait for a client that does not read.
+                    is_stuck = writer.transport.get_write_buffer_size() > 0
+                    writer.transport.abort() if is_stuck else writer.close()
 
     async def _opened(
         self, address: ListenAddress, accepted: socket.socket

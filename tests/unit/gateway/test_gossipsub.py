@@ -65,21 +65,19 @@ def test_recorded_rpcs_are_read_and_written_alike(rpc: str) -> None:
     data = bytes.fromhex(rpc)
     parsed = parse_rpc(data)
     control = parsed.control
-    again = wire.GossipsubRpc(subscriptions=parsed.subscriptions).SerializeToString()
-    again += b"".join(encode_message(each.topic, each.data) for each in messages_of(parsed))
-    again += b"".join(
+    again = [wire.GossipsubRpc(subscriptions=parsed.subscriptions).SerializeToString()]
+    again += [encode_message(each.topic, each.data) for each in messages_of(parsed)]
+    again += [
         encode_control("ihave", each.topic, message_ids=ids_of(each)) for each in control.ihave
-    )
-    again += b"".join(encode_control("iwant", message_ids=ids_of(each)) for each in control.iwant)
-    again += b"".join(encode_control("graft", each.topic) for each in control.graft)
-    again += b"".join(
+    ]
+    for kind in ("iwant", "idontwant"):
+        again += [encode_control(kind, message_ids=ids_of(each)) for each in getattr(control, kind)]
+    again += [encode_control("graft", each.topic) for each in control.graft]
+    again += [
         encode_control("prune", each.topic, backoff_s=each.backoff_s) for each in control.prune
-    )
-    again += b"".join(
-        encode_control("idontwant", message_ids=ids_of(each)) for each in control.idontwant
-    )
+    ]
     parsed.DiscardUnknownFields()
-    assert parse_rpc(again) == parsed != wire.GossipsubRpc()
+    assert parse_rpc(b"".join(again)) == parsed != wire.GossipsubRpc()
 
 
 def test_message_ids_are_those_of_nwaku() -> None:

@@ -168,19 +168,21 @@ async def test_messages_are_pushed_on_one_stream_until_a_side_ends_it(is_mplex: 
         await until(lambda: streams[1].has_failed)
 
 
-async def end_at_once(stream: Stream) -> None:
-    del stream
-    raise StreamEndedError
-
-
-@pytest.mark.parametrize("handlers", [{}, {FILTER_PUSH: end_at_once}], ids=["unknown", "ended"])
-async def test_a_client_that_takes_no_push_has_no_subscription(
-    handlers: dict[str, Handler],
-) -> None:
+@pytest.mark.parametrize("names", [(), (FILTER_PUSH,)], ids=["unknown", "ended"])
+async def test_a_client_that_takes_no_push_has_no_subscription(names: Sequence[str]) -> None:
+    handlers: dict[str, Handler] = dict.fromkeys(names, AsyncMock(side_effect=StreamEndedError))
     async with subscribed(handlers) as (_, node, found):
         for _ in range(3):
             node.publish(b"one")
         await until(lambda: len(found) == 0)
+
+
+async def test_a_connection_that_ends_before_its_streams_begin_keeps_no_bytes() -> None:
+    async with connected_pair(GatewayMetrics("0"), {}, {}, is_mplex=True) as (own, _):
+        received = cast("MemoryPipe", own._pipe).incoming
+        received.put_nowait(b"\x00\x00" + b"\x02\x03abc" + b"\x00\x00")
+        await until(received.empty)
+    assert own.client.unread.used_bytes == 0
 
 
 @asynccontextmanager

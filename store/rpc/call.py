@@ -306,7 +306,8 @@ class RpcCall(Call):
     async def read(self) -> bytes | None:
         """Return the caller's next frame; None when it has half-closed."""
         try:
-            return await self.next_request(is_first=not self._is_reading)
+            is_first = not (self._is_reading or self.method.endless)
+            return await self.next_request(is_first=is_first)
         except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise PeerError(_GONE) from None
         except CallError as gave_way:

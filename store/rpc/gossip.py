@@ -31,7 +31,6 @@ GREETING_GRACE_S: Final = 0.25
 GREETING_PAUSE_S: Final = 2.0
 """The silence of a callee of ``Gossip`` after which it is sent something to answer, repeatedly."""
 
-
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
 _REFUSALS: Final = frozenset(
@@ -85,7 +84,7 @@ class GossipTransport:
 
     def __init__(self, connector: PeerConnector, admission: Callable[[], Admission]) -> None:
         self._connector = connector
-        self._admission = admission
+        self.admission = admission
 
     def node_id(self, peer: PeerAddress) -> str:
         """Return the ID that a peer gave when it last answered, or the configured one."""
@@ -99,11 +98,8 @@ class GossipTransport:
         with _peer_failures():
             async with self._connector.call(peer, GOSSIP, patience_s=None) as call:
                 callee = await _introduced(call, greeting)
-                yield GossipConnection(self.frames(call), callee.node_id, callee.store_id)
-
-    def frames(self, stream: FrameStream) -> GossipFrames:
-        """Return the frames of a call with a peer."""
-        return GossipFrames(stream, self._admission)
+                frames = GossipFrames(call, self.admission)
+                yield GossipConnection(frames, callee.node_id, callee.store_id)
 
 
 async def serve_gossip(call: RpcCall) -> None:
@@ -121,7 +117,7 @@ async def serve_gossip(call: RpcCall) -> None:
             Code.FAILED_PRECONDITION,
             f"this node is of cluster {own} and the caller of another: give both one --cluster",
         )
-    await driver.serve(transport.frames(call), caller)
+    await driver.serve(GossipFrames(call, transport.admission), caller)
 
 
 async def _introduced(
@@ -159,7 +155,6 @@ MAX_GOSSIP_FRAME_BYTES: Final = 4 * 1024 * 1024
 
 MAX_GOSSIP_ENTRIES: Final = 8_192
 """Messages or IDs in a ``GossipFrame``."""
-
 
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 

@@ -25,6 +25,8 @@ _LOG = get_logger("store.serving.sockets")
 
 _DESCRIPTORS: Final = Path("/dev/fd")
 _CACHED_ADDRESSES: Final = 4_096
+INLINE_CONNECTIONS: Final = 16
+"""The most connections whose bytes are read on the event loop: a thread takes longer."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 """The socket option of TCP's state, None where the system is not Linux."""
@@ -147,7 +149,9 @@ class ReceivedBytes:
 
     async def count(self, names: Iterable[Connection]) -> dict[Connection, int]:
         """Return the bytes of the open ones of these connections; of none but on Linux."""
-        return {} if _TCP_INFO is None else await asyncio.to_thread(self._count, list(names))
+        asked = () if _TCP_INFO is None else tuple(names)
+        counts = self._count_known(asked) if len(asked) <= INLINE_CONNECTIONS else {}
+        return counts if len(counts) == len(asked) else await asyncio.to_thread(self._count, asked)
 
     def _count(self, names: Sequence[Connection]) -> dict[Connection, int]:
         counts = self._count_known(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +14,15 @@ import grpc
 import psutil
 import pytest
 
-from store.rpc.gossip import GOSSIP, MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.rpc.call import RpcCall
+from store.rpc.gossip import GOSSIP, MAX_GOSSIP_FRAME_BYTES
 from storenode.connection.call_status import Ending
-from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
-from tests.integration.peers.harness import PeerNode
+from tests.integration.peers.harness import PeerNode, peer_node
 from tests.support.command import Command
 from tests.support.fleet import CONTENT, Fleet, status
 from tests.support.node import NodeProcess
 from tests.support.polling import PATIENCE_S
 
-MIB = 1024 * 1024
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
@@ -45,7 +44,7 @@ def unharmed(node: NodeProcess) -> Iterator[None]:
     before = process.memory_info().rss
     yield
     Command.of(node).ok("publish", "--content-topic", CONTENT, "still here")
-    assert process.memory_info().rss - before < 150 * MIB
+    assert process.memory_info().rss - before < 150 * 2**20
 
 
 @dataclass
@@ -58,16 +57,10 @@ class Stream:
         # What is still being sent would put another status in the place of the node's.
         self._ending = Ending(self.call)
 
-    async def send(self, *frames: GossipFrame | bytes) -> None:
-        """Send frames, as long as the node takes them."""
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, if the node takes it."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            for frame in frames:
-                data = frame if isinstance(frame, bytes) else frame.SerializeToString()
-                await self.call.write(data)
-
-    async def frame(self) -> GossipFrame:
-        """Return the next frame of the node."""
-        return GossipFrame.FromString(await self.call.read())
+            await self.call.write(frame)
 
     async def ending(self) -> tuple[grpc.StatusCode, str]:
         """Return how the node ends the stream, whatever it sends before that."""
@@ -96,39 +89,17 @@ async def stream(
         call.cancel()
 
 
-def inventory(ids: Iterable[bytes]) -> GossipFrame:
-    return GossipFrame(inv=Inventory(ids=ids))
-
-
 @pytest.mark.parametrize(
     ("frame", "code", "reported"),
     [
         (b"\xff" * 40, grpc.StatusCode.INVALID_ARGUMENT, "is no GossipFrame"),
-        (b"", grpc.StatusCode.INVALID_ARGUMENT, "holds nothing that this version knows"),
-        (inventory([b"short"]), grpc.StatusCode.INVALID_ARGUMENT, "has not 32 bytes"),
-        (
-            GossipFrame(sync_leaves=Inventory(rest_xor=b"short", rest_count=1)),
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "rest_xor has 5 bytes",
-        ),
-        (
-            inventory([bytes(32)] * (MAX_GOSSIP_ENTRIES + 1)),
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "8,193 entries",
-        ),
         (bytes(MAX_GOSSIP_FRAME_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, "4,194,305 bytes"),
-        (b"\x0a\x04\x0a\x02\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "is no GossipFrame"),
     ],
-    ids=["garbage", "empty", "short ID", "short rest", "many IDs", "oversized", "no message"],
 )
 async def test_what_cannot_be_read_ends_the_stream_and_keeps_the_peer_out(
-    node: NodeProcess,
-    frame: GossipFrame | bytes,
-    code: grpc.StatusCode,
-    reported: str,
-    request: pytest.FixtureRequest,
+    node: NodeProcess, frame: bytes, code: grpc.StatusCode, reported: str
 ) -> None:
-    name = request.node.callspec.id.replace(" ", "-")
+    name = code.name
     async with stream(node.peer, name) as garbler:
         await garbler.send(frame)
         ended, sentence = await garbler.ending()
@@ -153,3 +124,25 @@ async def test_a_node_without_gossip_says_so(first: PeerNode) -> None:
         code, sentence = await hopeful.ending()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert sentence == "this node exchanges nothing live: start it with --gossip on"
+
+
+async def test_a_stream_may_begin_with_silence(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(call: RpcCall) -> None:
+        await call.begin_peer()
+        reading = asyncio.create_task(call.read())
+        await asyncio.sleep(0)
+        await call.node.arrivals.measure()
+        await call.write(b"measured")
+        await call.write(await reading or b"")
+
+    monkeypatch.setattr("store.rpc.server.serve_gossip", serve)
+    monkeypatch.setattr("store.serving.arrivals.REQUEST_TIMEOUT_S", 0.0)
+    async with (
+        peer_node("b.example", new_database()) as callee,
+        stream(callee.listener.address, "quiet") as quiet,
+    ):
+        assert await quiet.call.read() == b"measured"
+        await quiet.send(b"late")
+        assert await quiet.call.read() == b"late"

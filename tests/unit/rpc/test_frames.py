@@ -208,19 +208,26 @@ async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_ids_are_message_hashes(kind: str) -> None:
-    frame = peer_pb2.GossipFrame()
-    getattr(frame, kind).ids.append(bytes(31))
-    with pytest.raises(CallError, match="has not 32 bytes"):
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (peer_pb2.Inventory(ids=[bytes(31)]), "has not 32 bytes"),
+        (peer_pb2.Inventory(ids=[bytes(32)] * 8_193), "8,193 entries"),
+        (peer_pb2.Inventory(ids=[bytes(32)] * 2, content_digests=[bytes(16)]), "content digest"),
+        (peer_pb2.Inventory(ids=[bytes(32)], content_digests=[bytes(15)]), "content digest"),
+        (peer_pb2.Inventory(content_digests=[b""]), "content digest"),
+        (peer_pb2.Inventory(rest_xor=b"short", rest_count=1), "rest_xor has 5 bytes"),
+    ],
+)
+async def test_ids_and_what_is_beside_them_must_fit(
+    kind: str, found: peer_pb2.Inventory, sentence: str
+) -> None:
+    frame = peer_pb2.GossipFrame(**{kind: found})  # type: ignore[arg-type]
+    with pytest.raises(CallError, match=sentence):
         await decode_gossip(frame.SerializeToString(), admission())
 
 
-@pytest.mark.parametrize(("ids", "digests"), [(2, [bytes(16)]), (1, [bytes(15)]), (0, [b""])])
-@pytest.mark.parametrize("kind", ["inv", "sync_leaves"])
-async def test_content_digests_that_do_not_fit_the_ids_are_refused(
-    kind: str, ids: int, digests: list[bytes]
-) -> None:
-    inventory = peer_pb2.Inventory(ids=[bytes(32)] * ids, content_digests=digests)
-    frame = peer_pb2.GossipFrame(**{kind: inventory}).SerializeToString()  # type: ignore[arg-type]
-    with pytest.raises(CallError, match="content digest"):
-        await decode_gossip(frame, admission())
+async def test_a_frame_has_something_that_can_be_read() -> None:
+    for data, sentence in ((b"", "holds nothing"), (b"\n\4\n\2\xff\xff", "no GossipFrame")):
+        with pytest.raises(CallError, match=sentence):
+            await decode_gossip(data, admission())

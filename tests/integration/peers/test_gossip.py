@@ -104,19 +104,6 @@ def test_the_page_for_operators_is_true(triangle: list[NodeProcess]) -> None:
     assert len(SHOWN) == 5
 
 
-def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> None:
-    ended, result = publish(triangle[0], "one", "--min-confirms", "2", *LONG)
-    assert ended.code == 0, ended
-    assert (result["outcome"], result["confirms"], result["reason"]) == ("STORED", 2, "")
-    digest = bytes.fromhex(result["message_hash"])
-    assert all(digest in holdings(node) for node in triangle), "who confirms has it"
-    shown = Command.of(triangle[1]).ok(
-        "publish", "--content-topic", CONTENT, "--min-confirms", "1", *LONG, "two"
-    )
-    assert "confirmed by " in shown.out
-    settle(triangle[0])
-
-
 async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(
     triangle: list[NodeProcess],
 ) -> None:

@@ -131,7 +131,6 @@ def node(
         tmp_path_factory.mktemp("node") / "data",
         *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(authority)),
         *("--peer-listen", "127.0.0.1:0", "--allow-peer", PEER, "--log-level", "info"),
-        *("--client-ca", str(authority)),
         database_url=new_store(),
     ) as node:
         yield node
@@ -228,19 +227,6 @@ def test_an_invalid_certificate_is_refused(
     lines = log_lines(node.log())
     assert lines, "handshakes that fail do not spoil the log"
     assert "peers_locked_out" not in {line["event"] for line in lines}
-
-
-def test_clients_show_certificates_when_an_authority_for_them_is_named(
-    node: NodeProcess, authority: Path, maker: Maker
-) -> None:
-    with channel_of(node.listen, authority, maker.make(dns(b"me"))) as channel:
-        assert health_of(channel) == HealthCheckResponse.SERVING
-    with (
-        channel_of(node.listen, authority, None) as channel,
-        pytest.raises(grpc.RpcError) as refused,
-    ):
-        health_of(channel)
-    assert refused.value.code() is UNREACHABLE
 
 
 SERVING: Final = HealthCheckResponse.SERVING

@@ -10,24 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import psutil
-import psycopg
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
-from psycopg import sql
 
 from chaos.ports import ReservedPort
-from store.db.migrate import upgrade
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.run.helpers import (
     TIMEOUT_S,
-    Ended,
     get,
     health_of,
     log_lines,
@@ -74,7 +69,9 @@ def test_a_node_keeps_its_id_and_ends_by_either_signal(tmp_path: Path, database_
         refused = run_to_end(data_dir, database_url=database_url)
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
-    check_it_is_in_use(refused, first)
+    (sentence,) = (line for line in refused.log.splitlines() if line.startswith("storenode: "))
+    assert f"is in use by process {first.process.pid}" in sentence
+    assert (refused.code, refused.output) == (1, "")
     own = (line for line in first.log().splitlines() if not line.startswith("storenode: "))
     lines = log_lines("\n".join(own))
     assert {"serving", "draining", "ended"} <= {line["event"] for line in lines}
@@ -93,12 +90,6 @@ def test_a_node_keeps_its_id_and_ends_by_either_signal(tmp_path: Path, database_
             next(call)
     with pytest.raises(json.JSONDecodeError):
         log_lines(second.log())
-
-
-def check_it_is_in_use(ended: Ended, node: NodeProcess) -> None:
-    (sentence,) = (line for line in ended.log.splitlines() if line.startswith("storenode: "))
-    assert f"is in use by process {node.process.pid}" in sentence
-    assert (ended.code, ended.output) == (1, "")
 
 
 @pytest.mark.parametrize("option", ["--listen", "--metrics-listen"])
@@ -140,13 +131,12 @@ def test_probes_see_the_end_before_the_node_is_gone(tmp_path: Path, database_url
     assert node.log() == ""
 
 
-def test_a_second_node_is_refused_and_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with (
         running_node(copy_cluster(tmp_path / "data"), "--drain-timeout", "1h") as node,
         grpc.insecure_channel(node.listen) as channel,
         endless_publisher(channel),
     ):
-        check_it_is_in_use(run_to_end(tmp_path / "data"), node)
         states = watch_health(channel)
         assert next(states) == SERVING
         children = psutil.Process(node.process.pid).children(recursive=True)
@@ -300,52 +290,3 @@ def test_a_node_with_time_tries_again_and_another_host(tmp_path: Path, database_
     other = with_unused_host(database_url, unused)
     with running_node(tmp_path / "data", database_url=other) as node:
         assert get(node.metrics, "/readyz") == (200, "ready\n")
-
-
-def allow_connections(server: PostgresServer, name: str, *, allowed: bool) -> None:
-    """Let a database accept connections again, or end those that it has and accept no more."""
-    with psycopg.connect(server.admin_url, autocommit=True) as connection:
-        allow = sql.SQL("alter database {} allow_connections {}")
-        connection.execute(allow.format(sql.Identifier(name), sql.Literal(allowed)))
-        if not allowed:
-            end = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
-            connection.execute(end, [name])
-
-
-def lines_of(node: NodeProcess, event: str) -> list[str]:
-    return [line for line in node.log().splitlines() if f"database_{event}" in line]
-
-
-def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> None:
-    server = PostgresServer(tmp_path / "postgres")
-    server.start()
-    try:
-        name = server.create_database()
-        url = server.url(name)
-        upgrade(url)
-        with (
-            running_node(tmp_path / "data", database_url=url) as node,
-            grpc.insecure_channel(node.listen) as channel,
-        ):
-            states = watch_health(channel)
-            assert next(states) == SERVING
-            allow_connections(server, name, allowed=False)
-            assert next(states) == NOT_SERVING
-            server.stop()
-            # The log follows the cause: not accepting connections first, then no server at all.
-            eventually(lambda: [line for line in lines_of(node, "away") if "refused" in line])
-            assert get(node.metrics, "/readyz") == (
-                503,
-                "not ready: the database does not answer\n",
-            )
-            assert get(node.metrics, "/healthz") == (200, "alive\n")
-            assert "storenode_ready 0.0" in get(node.metrics, "/metrics")[1]
-            server.start()
-            allow_connections(server, name, allowed=True)
-            assert next(states) == SERVING
-            assert node.terminate() == 0
-        reasons = [json.loads(line)["reason"] for line in lines_of(node, "away")]
-        assert all(one != other for one, other in pairwise(reasons))
-        assert len(lines_of(node, "back")) == 1
-    finally:
-        server.stop()

@@ -10,18 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psycopg
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client.parser import text_string_to_metric_families
-from psycopg.conninfo import conninfo_to_dict
+from psycopg import sql
 
 from chaos.ports import ReservedPort
+from store.db.migrate import upgrade
 from store.observe.http import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
 from store.observe.problems import RUNBOOKS
-from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
+from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange, watch_health
 from tests.support.command import Command
 from tests.support.fleet import await_status, made, publish
 from tests.support.node import NodeProcess, running_node
@@ -127,20 +131,41 @@ def test_the_root_leads_to_it_and_no_other_file_is_served(node: NodeProcess) -> 
         assert get(node.metrics, path)[0] == 404
 
 
-def test_a_node_without_its_database_shows_what_it_last_knew(
-    tmp_path: Path, postgres: PostgresServer, database_url: str
+def allow_connections(server: PostgresServer, name: str, *, allowed: bool) -> None:
+    """Let a database accept connections again, or end those that it has and accept no more."""
+    with psycopg.connect(server.admin_url, autocommit=True) as connection:
+        allow = sql.SQL("alter database {} allow_connections {}")
+        connection.execute(allow.format(sql.Identifier(name), sql.Literal(allowed)))
+        if not allowed:
+            end = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+            connection.execute(end, [name])
+
+
+def lines_of(node: NodeProcess, event: str) -> list[str]:
+    return [line for line in node.log().splitlines() if f"database_{event}" in line]
+
+
+def test_a_node_without_its_database_shows_what_it_last_knew_and_waits_for_it(
+    tmp_path: Path,
 ) -> None:
-    url = f"{database_url}{'&' if '?' in database_url else '?'}application_name=hunter2"
-    with running_node(tmp_path / "data", database_url=url) as node:
-        asyncio.run(publish(node, made(5, time.time_ns(), span_s=5)))
-        wait_for(node.metrics, lambda it: holds(it, 5))
-        assert "messages  5" in Command.of(node).ok("status").lines
-        name = conninfo_to_dict(url)["dbname"]
-        with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'alter database "{name}" allow_connections false'.encode())
-            connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
-            )
+    server = PostgresServer(tmp_path / "postgres")
+    server.start()
+    try:
+        name = server.create_database()
+        url = server.url(name)
+        upgrade(url)
+        url = f"{url}{'&' if '?' in url else '?'}application_name=hunter2"
+        with (
+            running_node(tmp_path / "data", database_url=url) as node,
+            grpc.insecure_channel(node.listen) as channel,
+        ):
+            asyncio.run(publish(node, made(5, time.time_ns(), span_s=5)))
+            wait_for(node.metrics, lambda it: holds(it, 5))
+            assert "messages  5" in Command.of(node).ok("status").lines
+            states = watch_health(channel)
+            assert next(states) == HealthCheckResponse.SERVING
+            allow_connections(server, name, allowed=False)
+            assert next(states) == HealthCheckResponse.NOT_SERVING
             found = wait_for(node.metrics, lambda it: not it["ready"])
             assert found["why_not_ready"] == "the database does not answer"
             assert found["held"]["messages"] == 5
@@ -153,11 +178,27 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
             assert (checked.code, len(checked.lines)) == (1, 1)
             assert checked.lines[0].startswith("CRITICAL database-unreachable: ")
             assert {"ready     no", "messages  5"} <= {*Command.of(node).ok("status").lines}
-            connection.execute(f'alter database "{name}" allow_connections true'.encode())
-        well = await_status(node, lambda it: it.ready and not it.problems)
-        assert (
-            wait_for(node.metrics, lambda it: it["held"]["age_s"] < 5)["revision"] >= well.revision
-        )
+            server.stop()
+            # The log follows the cause: not accepting connections first, then no server at all.
+            eventually(lambda: [line for line in lines_of(node, "away") if "refused" in line])
+            assert get(node.metrics, "/readyz") == (
+                503,
+                "not ready: the database does not answer\n",
+            )
+            assert get(node.metrics, "/healthz") == (200, "alive\n")
+            assert "storenode_ready 0.0" in get(node.metrics, "/metrics")[1]
+            server.start()
+            allow_connections(server, name, allowed=True)
+            assert next(states) == HealthCheckResponse.SERVING
+            well = await_status(node, lambda it: it.ready and not it.problems)
+            shown = wait_for(node.metrics, lambda it: it["held"]["age_s"] < 5)
+            assert shown["revision"] >= well.revision
+            assert node.terminate() == 0
+        reasons = [json.loads(line)["reason"] for line in lines_of(node, "away")]
+        assert all(one != other for one, other in pairwise(reasons))
+        assert len(lines_of(node, "back")) == 1
+    finally:
+        server.stop()
 
 
 def test_a_node_that_starts_is_alive_says_so_and_can_be_stopped(tmp_path: Path) -> None:

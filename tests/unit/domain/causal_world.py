@@ -175,7 +175,7 @@ def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
     lookup = Lookup(wanted)
     answer: ClaimAnswer | None = None
     while (query := lookup.step(answer)) is not None:
-        answer = world.answer(query, wanted.entries)
+        answer = world.answer(query, lookup.entries)
     return lookup
 
 

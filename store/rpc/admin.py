@@ -31,7 +31,7 @@ async def get_status(call: RpcCall, request: bytes) -> bytes:
 
 
 async def watch_status(call: RpcCall, request: bytes) -> bytes:
-    """Serve ``WatchStatus``: return the status once its revision is above the request's."""
+    """Serve ``WatchStatus``: return the status once its revision is not the request's."""
     asked = decode(admin_pb2.WatchStatusRequest, request)
     await call.node.await_revision(asked.since_revision)
     return await _status(call.node)

@@ -99,8 +99,8 @@ class RpcContext(NodeContext):
     ``gossip``: the live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
-    ``look``: evaluates the node's health, and returns it. ``await_revision``: waits for a
-    revision of it above the given one, and returns that.
+    ``look``: evaluates the node's health, and returns it. ``await_revision``: waits until its
+    revision is not the given one, and returns it.
     """
 
     exchange: Synchronizer | None = None

@@ -64,8 +64,11 @@ class NodeHealth:
         return self.value
 
     async def await_revision(self, since: int) -> int:
-        """Wait until the revision is above ``since``, and return it."""
-        while self.value.revision <= since:
+        """Wait until the revision is not ``since``, and return it.
+
+        One above the present revision is from before a restart.
+        """
+        while self.value.revision == since:
             await self._changed.wait()
         return self.value.revision
 

@@ -18,6 +18,7 @@ import psycopg
 from store.config.node import NodeConfig
 from store.db import migrate
 from store.db.errors import SchemaError, find_failure, sentence
+from store.db.locks import set_lock_timeout
 from store.domain.ports import StoreUnavailableError
 from store.embedded.binaries import choose
 from store.embedded.datadir import DataDir
@@ -30,6 +31,9 @@ from store.runtime.node_files import NODE_ID_FILE, kept_node_id
 from store.runtime.policy import TokenFile, client_limits, retention_brake
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities
+
+LOCK_TIMEOUT_MS: Final = 2_000
+"""The time to wait for another session's lock where retention is settled, and taken back."""
 
 _FAULTS: Final = (BindError, EmbeddedPostgresError, NodeFailedError, TlsError)
 
@@ -108,6 +112,7 @@ async def _retention_problems(config: NodeConfig, url: str) -> list[str]:
         await psycopg.AsyncConnection.connect(url) as connection,
         connection.transaction(force_rollback=True),
     ):
+        await set_lock_timeout(connection, LOCK_TIMEOUT_MS)
         await brake.settle(connection, time.time_ns())
     if (excess := brake.excess) is None:
         return []

@@ -80,8 +80,8 @@ class Rules:
         self.changed = asyncio.Event()
 
     async def await_revision(self, since: int) -> int:
-        """Wait for a revision above the given one, and return it."""
-        while len(self.reasons) <= since:
+        """Wait for a revision that is not the given one, and return it."""
+        while len(self.reasons) == since:
             await self.changed.wait()
         return len(self.reasons)
 

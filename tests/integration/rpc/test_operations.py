@@ -150,7 +150,7 @@ async def test_status_is_served_until_the_node_ends(database_url: str) -> None:
         assert not status.ready
         code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
         assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, "starting")
-        request = WatchStatusRequest(since_revision=9).SerializeToString()
+        request = WatchStatusRequest(since_revision=status.revision).SerializeToString()
         waiting = node.channel.unary_unary(ADMIN + "WatchStatus")(request)
         node.context.drain.begin()
         code, sentence = await failure(waiting)

@@ -160,6 +160,16 @@ def test_a_database_that_a_node_refuses_is_refused_by_both(
     assert ended.sentence == f"storenode: {line}"
 
 
+def test_a_lock_of_another_session_is_reported_and_not_waited_for(
+    check: Check, tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("select from storenode.store for update")
+        code, (line,) = check("--database-url", database_url, "--data-dir", str(tmp_path / "data"))
+    assert code == 1
+    assert "a lock was not free in time" in line
+
+
 def _file(directory: Path) -> str:
     path = directory / "node.toml"
     path.write_text("[run]\nsync-offset = '5s'\n")

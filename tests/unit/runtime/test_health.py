@@ -84,6 +84,7 @@ async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
     assert not waiting.done()
     health.set(Obstacle.STARTING, present=False)
     assert await waiting == now + 1
+    assert await health.await_revision(now + 9) == now + 1, "seen before a restart"
 
 
 async def test_a_status_reports_the_health_of_its_revision() -> None:

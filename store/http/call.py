@@ -3,7 +3,8 @@
 The way of a request is that of every call (`store.serving.call`), with the same tokens, rights,
 quotas and budgets as gRPC's. A chunk that is sent has left this process, but for `BUFFER_BYTES` of
 the transport, when `HttpExchange.send` returns: uvicorn waits for the buffer before the next event,
-so an empty one follows a chunk that is larger. What is sent to a caller that has gone is dropped.
+so a larger chunk is sent in parts, the last of them empty. What is sent to a caller that has gone is
+dropped.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ class HttpExchange:
         """
         if not self.started:
             await self.start(200, content_type, _UNBUFFERED)
-        for part in (chunk, b"") if len(chunk) > BUFFER_BYTES else (chunk,):
+        is_large = len(chunk) > BUFFER_BYTES
+        for start in range(0, len(chunk) + BUFFER_BYTES if is_large else 1, BUFFER_BYTES):
+            part = chunk[start : start + BUFFER_BYTES]
             if self._is_old:
                 self.protocol.send_plain(len(part))
             await self._send({"type": "http.response.body", "body": part, "more_body": True})

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from store.http.call import MAX_PARAMETERS, HttpExchange, as_http
 from store.http.listener import (
+    BUFFER_BYTES,
     LEAST_CHUNK_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADER_FIELDS,
@@ -27,6 +28,7 @@ from store.serving.addresses import ListenerAddress
 from store.serving.failure import CallError
 from store.serving.tls import TlsFiles
 from tests.support.credentials import Pki, check_renewal
+from tests.support.polling import until
 
 GET: Final = b"GET / HTTP/1.1\r\nhost: a\r\n"
 POST: Final = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -93,6 +95,7 @@ SERVED: Final = {
 }
 
 
+LARGE: Final = bytes(16 * 1024 * 1024)
 WHERE: Final = ListenerAddress("--http-listen", "127.0.0.1", 0)
 
 
@@ -106,7 +109,10 @@ class Server:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond, never to ``/late``, to ``/early`` at once, to ``/parts`` without a length."""
+        """Respond, never to ``/late``, to ``/early`` at once, to ``/parts`` without a length.
+
+        What ``/large`` gets is more than the kernel buffers.
+        """
         exchange = HttpExchange(scope, receive, send)
         try:
             if scope["path"] == "/late":
@@ -125,6 +131,7 @@ class Server:
                     await exchange.send(part, b"text/plain")
                 await exchange.finish()
             else:
+                body = LARGE if scope["path"] == "/large" else body
                 await exchange.respond(body, b"text/plain")
             self.answered += 1
         except CallError as failure:
@@ -237,6 +244,24 @@ async def test_a_request_ends_with_its_connection_although_others_wait_behind_it
     writer.write(GET + b"\r\n")
     writer.transport.abort()
     await server.gone.wait()
+
+
+async def test_an_answer_that_is_not_read_takes_two_buffers(
+    server: Server, listener: HttpListener
+) -> None:
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.transport.pause_reading()
+    writer.write(b"GET /large HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+
+    async def is_paused() -> bool:
+        return any(each.flow.write_paused for each in listener.state.connections)
+
+    await until(is_paused)
+    (connection,) = listener.state.connections
+    assert connection.transport.get_write_buffer_size() <= 2 * BUFFER_BYTES
+    writer.transport.resume_reading()
+    assert (await reader.read()).endswith(LARGE)
+    writer.close()
 
 
 async def test_a_listener_that_stops_ends_its_connections(

@@ -75,8 +75,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """Returns the state of the node when its revision is above the one in the request: at once, or after
-        the next change of readiness or of the problems. The client's deadline ends the wait.
+        """Returns the state of the node when its revision is not the one in the request: at once, also after
+        a restart of the node, or after the next change of readiness or of the problems. The client's
+        deadline ends the wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

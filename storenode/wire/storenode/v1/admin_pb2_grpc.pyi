@@ -40,8 +40,9 @@ class AdminStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]
     """Returns the state of the node. A node that is not ready answers, too."""
     WatchStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]
-    """Returns the state of the node when its revision is above the one in the request: at once, or after
-    the next change of readiness or of the problems. The client's deadline ends the wait.
+    """Returns the state of the node when its revision is not the one in the request: at once, also after
+    a restart of the node, or after the next change of readiness or of the problems. The client's
+    deadline ends the wait.
     """
     Synchronize: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]
     """Reconciles with a peer now. Returns when the session has ended, successfully or not."""
@@ -60,8 +61,9 @@ class AdminAsyncStub(AdminStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """Returns the state of the node. A node that is not ready answers, too."""
     WatchStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
-    """Returns the state of the node when its revision is above the one in the request: at once, or after
-    the next change of readiness or of the problems. The client's deadline ends the wait.
+    """Returns the state of the node when its revision is not the one in the request: at once, also after
+    a restart of the node, or after the next change of readiness or of the problems. The client's
+    deadline ends the wait.
     """
     Synchronize: _aio.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]  # type: ignore[assignment]
     """Reconciles with a peer now. Returns when the session has ended, successfully or not."""
@@ -89,8 +91,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NodeStatus, _abc.Awaitable[_admin_pb2.NodeStatus]]:
-        """Returns the state of the node when its revision is above the one in the request: at once, or after
-        the next change of readiness or of the problems. The client's deadline ends the wait.
+        """Returns the state of the node when its revision is not the one in the request: at once, also after
+        a restart of the node, or after the next change of readiness or of the problems. The client's
+        deadline ends the wait.
         """
 
     @_abc_1.abstractmethod

@@ -29,7 +29,7 @@ from store.gateway.noise import Identity, SecurePipe, secure
 from store.gateway.pipes import Pipe, negotiate, propose
 from store.gateway.wire import delimited
 from store.observe.logging import get_logger
-from store.serving.drain import Endable
+from store.serving.tasks import Endable
 
 _MAX_WINDOW_BYTES: Final = 2**32 - 1
 Handler = Callable[["Stream"], Awaitable[None]]

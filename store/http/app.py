@@ -277,7 +277,7 @@ async def follow(call: HttpCall, body: bytes) -> None:
 async def send_status(call: HttpCall, body: bytes) -> None:
     """Send the state of the node, with its messages' figures to callers that may read all."""
     read(codec.NoParameters, call, body)
-    found = NodeSummary(ready=call.node.health().ready)
+    found = NodeSummary(ready=call.node.health.ready)
     if call.client.topics.unrestricted:
         identity = call.node.identity
         found.version, found.node_id = identity.version, identity.node_id

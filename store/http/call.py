@@ -1,10 +1,8 @@
 """Requests over HTTP: identity by headers, bodies within bounds, answers and their status.
 
-The way of a request is that of every call (`store.serving.call`), with the same tokens, rights,
-quotas and budgets as gRPC's. A chunk that is sent has left this process, but for `BUFFER_BYTES` of
-the transport, when `HttpExchange.send` returns: uvicorn waits for the buffer before the next event,
-so a larger chunk is sent in parts, the last of them empty. What is sent to a caller that has gone is
-dropped.
+The way of a request is that of every call (`store.serving.call`), with the tokens, rights, quotas
+and budgets of gRPC. A chunk that is sent has left this process, but for two buffers of the
+transport, when `HttpExchange.send` returns. What is sent to a caller that has gone is dropped.
 """
 
 from __future__ import annotations
@@ -142,8 +140,7 @@ class HttpExchange:
         """
         if not self.started:
             await self.start(200, content_type, _UNBUFFERED)
-        is_large = len(chunk) > BUFFER_BYTES
-        for start in range(0, len(chunk) + BUFFER_BYTES if is_large else 1, BUFFER_BYTES):
+        for start in range(0, len(chunk) or 1, BUFFER_BYTES):
             part = chunk[start : start + BUFFER_BYTES]
             if self._is_old:
                 self.protocol.send_plain(len(part))

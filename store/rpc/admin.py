@@ -10,13 +10,12 @@ from google.protobuf.message import Message
 
 from store.domain.ports import HistoryEntry, TopicFilter
 from store.domain.query import sds_lookup
-from store.observe.problems import Problem
 from store.rpc.call import RpcCall, RpcContext
 from store.serving.failure import CallError, Code, malformed
 from store.serving.methods.decode import decode, history_entries
 from store.sync.schedule import PeerState, Synchronizer
 from store.sync.session.report import SessionReport
-from storenode.message.limits import MAX_SDS_ENTRIES, MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import MAX_SDS_ENTRIES, MAX_TIMESTAMP_NS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
 
@@ -27,24 +26,14 @@ _M = TypeVar("_M", bound=Message)
 async def get_status(call: RpcCall, request: bytes) -> bytes:
     """Serve ``GetStatus``, also while the node is not ready."""
     decode(admin_pb2.GetStatusRequest, request)
-    return await _status(call.node)
+    return (await call.node.state()).SerializeToString()
 
 
 async def watch_status(call: RpcCall, request: bytes) -> bytes:
     """Serve ``WatchStatus``: return the status once its revision is not the request's."""
     asked = decode(admin_pb2.WatchStatusRequest, request)
-    await call.node.await_revision(asked.since_revision)
-    return await _status(call.node)
-
-
-async def _status(node: RpcContext) -> bytes:
-    status = await node.state()
-    # After all that is waited for, so that the revision is that of what is reported.
-    health = node.look()
-    status.revision, status.ready = health.revision, health.ready
-    status.unready = health.unready or ""
-    status.problems.extend(map(_problem, health.problems))
-    return status.SerializeToString()
+    await call.node.health.await_revision(asked.since_revision)
+    return (await call.node.state()).SerializeToString()
 
 
 async def synchronize(call: RpcCall, request: bytes) -> bytes:
@@ -126,16 +115,6 @@ def peer_status(peer: PeerState) -> admin_pb2.PeerStatus:
         peer,
         last_report=None if peer.last is None else report_of(peer.last),
         failures=min(peer.failures, _MAX_COUNT),
-    )
-
-
-def _problem(problem: Problem) -> admin_pb2.Problem:
-    return admin_pb2.Problem(
-        name=problem.page,
-        critical=problem.critical,
-        sentence=problem.sentence,
-        since=int(problem.since_s * NS_PER_S),
-        runbook_url=problem.url,
     )
 
 

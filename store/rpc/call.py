@@ -44,7 +44,7 @@ from store.rpc.identity import (
     refuse_client,
 )
 from store.serving.call import REQUEST_IDS, Call, Method, request_id
-from store.serving.context import HealthValue, NodeContext
+from store.serving.context import NodeContext
 from store.serving.failure import CODES, CallerGoneError, CallError, Code, malformed, translate
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import NoPeersError, SyncRequestError
@@ -99,8 +99,6 @@ class RpcContext(NodeContext):
     ``gossip``: the live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``callers``: when peers began or ended a call last, in Unix seconds, the oldest first.
-    ``look``: evaluates the node's health, and returns it. ``await_revision``: waits until its
-    revision is not the given one, and returns it.
     """
 
     exchange: Synchronizer | None = None
@@ -110,15 +108,6 @@ class RpcContext(NodeContext):
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
-    look: Callable[[], HealthValue]
-    await_revision: Callable[[int], Awaitable[int]]
-
-
-class NoRequestError(CallError):
-    """The caller has hung up, or closed its side, before it sent a request."""
-
-    def __init__(self) -> None:
-        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
 
 
 ListenerKind = Literal["client", "peer", "admin"]
@@ -132,6 +121,7 @@ _Stream = Callable[["RpcCall", bytes], AsyncGenerator[bytes, None]]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
+_NO_REQUEST: Final = "the call ended before its request: send one"
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
@@ -243,7 +233,7 @@ class RpcCall(Call):
             await self.begin_peer()
         self._received = await self.next_request(is_first=True)
         if self._received is None:
-            raise NoRequestError
+            raise malformed(_NO_REQUEST)
         return self._received
 
     def translate(self, error: Exception) -> tuple[CallError, bool]:
@@ -266,7 +256,7 @@ class RpcCall(Call):
                     self._received = await self.next_request(is_first=True)
                 if self._received is not None:
                     return self.ok, refuse(self._received, failure)
-        if not isinstance(failure, NoRequestError):
+        if failure.sentence != _NO_REQUEST:
             self.report(_LOG, failure, crash, method=self.method.name, code=str(failure.code))
         self.context.set_code(grpc.StatusCode[failure.code])
         self.context.set_details(failure.sentence)

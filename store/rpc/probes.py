@@ -42,7 +42,7 @@ async def watch_health(
     node, is_known = call.node, _asked_service(request) in services
     last, revision = b"", 0
     while True:
-        revision = await node.await_revision(revision)
+        revision = await node.health.await_revision(revision)
         status = _status(node, is_known=is_known)
         if status != last:
             last = status
@@ -58,7 +58,7 @@ _STATES: Final[dict[str, bytes]] = {
 def _status(node: RpcContext, *, is_known: bool) -> bytes:
     if not is_known:
         return _STATES["SERVICE_UNKNOWN"]
-    return _STATES["SERVING" if node.health().ready else "NOT_SERVING"]
+    return _STATES["SERVING" if node.health.ready else "NOT_SERVING"]
 
 
 def _asked_service(request: bytes) -> str:

@@ -6,16 +6,14 @@ log show the same value, which `NodeHealth` alone changes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.observe.problems import Problems
-from store.serving.context import STARTING, HealthValue
+from store.serving.context import Health
 
 _LOG = get_logger("store.runtime.health")
 
@@ -24,7 +22,7 @@ class Obstacle(Enum):
     """A reason for which a node is not ready; the first that is present is reported."""
 
     DRAINING = "the node is shutting down"
-    STARTING = STARTING
+    STARTING = "the node is starting"
     DISK = "the database's disk is full; free space on it"
     REFUSED = "the database host that takes writes is not the newest one that this node has seen"
     DATABASE = "the database does not answer"
@@ -36,17 +34,17 @@ _ONLY_WRITES: Final = frozenset({Obstacle.SPACE, Obstacle.WRITES})
 """Queries are answered nevertheless."""
 
 
-class NodeHealth:
-    """The obstacles and problems that are present; begins as starting. ``value``: as they are."""
+class NodeHealth(Health):
+    """The obstacles and problems that are present. ``rules`` finds the problems."""
 
     def __init__(self, metrics: Metrics, refresh: Callable[[], None] = lambda: None) -> None:
         """Make the health of a node that is starting; ``refresh`` renews gauges before a look."""
-        self.value = HealthValue()
+        starting = Obstacle.STARTING.value
+        super().__init__(starting)
+        self.rules = Problems(metrics)
         self._metrics = metrics
         self._refresh = refresh
-        self.problems = Problems(metrics)
-        self._present = {Obstacle.STARTING: Obstacle.STARTING.value}
-        self._changed = asyncio.Event()
+        self._present = {Obstacle.STARTING: starting}
 
     def set(self, obstacle: Obstacle, present: bool, sentence: str | None = None) -> None:
         """Note an obstacle or its end; ``sentence`` takes the place of its usual one."""
@@ -55,45 +53,27 @@ class NodeHealth:
         if present:
             self._present[obstacle] = sentence or obstacle.value
         if self._present != before:
-            self._update()
+            self._evaluate()
 
-    def look(self) -> HealthValue:
-        """Evaluate the problems, and return the present health."""
+    def look(self) -> None:
+        """Evaluate the problems."""
         self._refresh()
-        self._update()
-        return self.value
+        self._evaluate()
 
-    async def await_revision(self, since: int) -> int:
-        """Wait until the revision is not ``since``, and return it.
-
-        One above the present revision is from before a restart.
-        """
-        while self.value.revision == since:
-            await self._changed.wait()
-        return self.value.revision
-
-    def _update(self) -> None:
+    def _evaluate(self) -> None:
         found = [each for each in Obstacle if each in self._present]
         if Obstacle.DATABASE not in found and Obstacle.REFUSED in found:
             found.remove(Obstacle.REFUSED)  # a newer host serves
         unready = next((self._present[each] for each in found), None)
         halting = (self._present[each] for each in found if each not in _ONLY_WRITES)
-        before = self.value
         # Problems look at the gauge of readiness.
         self._metrics.ready.set(int(unready is None))
-        problems = self.problems.evaluate(unready)
-        value = HealthValue(before.revision, unready, next(halting, None), problems)
-        if not value.differs(before):
-            self.value = value
-            return
-        self.value = replace(value, revision=before.revision + 1)
-        self._metrics.health_revision.set(self.value.revision)
-        _LOG.info(
-            "health_changed",
-            revision=self.value.revision,
-            ready=value.ready,
-            reason=unready,
-            problems=sorted({each.page for each in problems}),
-        )
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self.change(unready, next(halting, None), self.rules.evaluate(unready)):
+            self._metrics.health_revision.set(self.revision)
+            _LOG.info(
+                "health_changed",
+                revision=self.revision,
+                ready=self.ready,
+                reason=unready,
+                problems=sorted({each.page for each in self.problems}),
+            )

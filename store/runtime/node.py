@@ -81,9 +81,8 @@ from store.runtime.status import READ_TIMEOUT_S, NodeStatus
 from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
-from store.serving.drain import Drain
 from store.serving.sockets import ConnectionLimiter
-from store.serving.tasks import BackgroundTasks, Work
+from store.serving.tasks import BackgroundTasks, Drain, Work
 from store.serving.tls import TlsError, first_dns_name
 from store.sync import fetch
 from store.sync.coverage import StatementBuffer
@@ -238,7 +237,7 @@ class NodeRuntime:
         where, status = self.config.metrics_listen, self._status
         listener = MetricsListener(
             {METRICS_PATH: status.render_metrics, STATUS_DATA_PATH: status.render_page},
-            lambda: self.health.value.unready,
+            lambda: self.health.unready,
             self.config.metrics_hosts,
         )
         try:
@@ -442,7 +441,7 @@ class NodeRuntime:
             access=lambda: self._tokens.access,
             now_ns=time.time_ns,
             monotonic_ns=time.monotonic_ns,
-            health=lambda: self.health.value,
+            health=self.health,
             state=self._status.state,
             metrics=self.metrics,
             answers=UnsentBudget(time.monotonic, self.config.max_unsent_size),
@@ -452,8 +451,6 @@ class NodeRuntime:
             gossip=self._gossip_calls,
             confirmations=self._confirmations,
             callers=self.callers,
-            look=self.health.look,
-            await_revision=self.health.await_revision,
             intake=self._online.overlapping,
             missing_parents=lambda *asked: count_missing_parents(self.database, *asked),
             coverage=self.coverage,

@@ -1,8 +1,7 @@
 """The state of a node: as gauges, as the answer of ``GetStatus``, and as JSON for the status page.
 
-The page is made of the answer. Its data are described in docs/operations.md. Times in it are Unix
-seconds, 0 for never; values that are not known yet are null. Nothing secret is in it, and texts of
-peers are cut.
+The page's data are that answer, by its descriptor, and what docs/operations.md lists beside it.
+Nothing secret is in them, and texts of peers are cut.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from prometheus_client import Gauge
 
 from store.config.node import NodeConfig
@@ -63,8 +64,7 @@ FEWEST_DEAD_ROWS: Final = 100_000
 """Fewer dead rows in a table are no problem."""
 
 MAX_STATUS_TEXT_CHARS: Final = 300
-MAX_STATUS_NOTES: Final = 5
-"""The number of notes of a session, and of a text that a peer may have written, that are kept."""
+"""The length to which texts are cut, since peers may have written them."""
 
 Fields = dict[str, Any]
 """An object of JSON."""
@@ -270,7 +270,7 @@ class NodeStatus:
     # The answer of ``GetStatus``
 
     async def state(self) -> admin_pb2.NodeStatus:
-        """Return the answer of ``GetStatus``, but for the health of the node."""
+        """Return the answer of ``GetStatus``."""
         is_up = bool(total(self._metrics.database_up))
         if is_up:
             await self.read_summary()
@@ -279,6 +279,21 @@ class NodeStatus:
 
     def _message(self) -> admin_pb2.NodeStatus:
         """Return the state of the parts now, and of the database as it was read last."""
+        node, health = self._node, self._node.health
+        # After all that was waited for, so that the revision is that of what is reported.
+        health.look()
+        status = admin_pb2.NodeStatus(
+            version=node.version,
+            ready=health.ready,
+            unready=health.unready or "",
+            revision=health.revision,
+            problems=map(_problem, health.problems),
+        )
+        if node.is_open:
+            status.MergeFrom(self._parts())
+        return status
+
+    def _parts(self) -> admin_pb2.NodeStatus:
         node, metrics, summary = self._node, self._metrics, self._summary
         identity, resume, condition = node.identity, node.resumer.state(), self.condition.value
         gossip = database = None
@@ -299,7 +314,6 @@ class NodeStatus:
                 oldest_unarchived=condition.archive.oldest_unarchived_ns,
             )
         return admin_pb2.NodeStatus(
-            version=identity.version,
             node_id=identity.node_id,
             store_id=identity.store_id,
             messages=summary.messages,
@@ -331,28 +345,21 @@ class NodeStatus:
         return await self._render_page() if found is None else found
 
     async def _render_page(self) -> bytes:
-        node, metrics, health = self._node, self._metrics, self._node.health.look()
-        status, known = admin_pb2.NodeStatus(version=node.version), _UNKNOWN
+        node, metrics = self._node, self._metrics
         if node.is_open:
             reads = self._stored, self._history, self.condition
             await asyncio.gather(*(each.get(PATIENCE_S) for each in reads))
-            status = self._message()
-            known = _UNKNOWN | self._known(status)
         ended = Counter[str]()
         for labels, count in samples(metrics.sync_sessions):
             ended[labels["outcome"]] += int(count)
         fields: Fields = {
-            "version": status.version,
             "time": time.time(),
             "started": self._started_s,
-            "revision": health.revision,
-            "ready": health.ready,
-            "why_not_ready": health.unready,
-            "problems": [_problem(each) for each in health.problems],
+            "status": as_json(self._message()),
             "ended": [
-                _problem(each) | {"ended": int(each.ended_s)} for each in node.health.problems.ended
+                as_json(_problem(each)) | {"ended": int(each.ended_s)}
+                for each in node.health.rules.ended
             ],
-            "disks": [_row(each, "volume", "free_bytes", "size_bytes") for each in self._disks()],
             "clocks_ahead_s": {
                 _text(labels["other"]): round(value, 1)
                 for labels, value in samples(metrics.clock_offset_seconds)
@@ -360,90 +367,44 @@ class NodeStatus:
             "totals": read_totals(metrics),
             "followers": total(metrics.followers),
             "publishes_in_flight": total(metrics.publishes_in_flight),
-            "conflicts": status.conflicts,
-            "sessions": {
-                "running": sum(peer.in_session for peer in status.peers),
-                "ended": ended,
-            },
-            **known,
+            "sessions_ended": ended,
+            "calls": {name: int(at_s) for name, at_s in node.callers.items()},
+            **self._known(),
         }
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
-    def _known(self, status: admin_pb2.NodeStatus) -> Fields:
-        """Return the fields of a node that is open."""
-        metrics, condition, history = self._metrics, self.condition.value, self._history.value
-        fields: Fields = {
-            "node_id": status.node_id,
-            "store_id": status.store_id,
-            "peers": self._peers(status),
-        }
-        if status.HasField("gossip"):
-            fields["gossip"] = _row(status.gossip, "unread", "waiting") | {
-                "oldest_unread_s": _seconds(status.gossip.oldest_unread)
-            }
-        if status.HasField("resume"):
-            fields["resume"] = _row(status.resume, "running", "messages", "stored", "error") | {
-                "start": _seconds(status.resume.time_start),
-                "end": _seconds(status.resume.time_end),
-                "reached": _seconds(status.resume.reached),
-            }
+    def _known(self) -> Fields:
+        """Return the fields that are read from the database; they are null until then."""
+        policy, condition, history = self._node.policy, self.condition.value, self._history.value
+        fields: Fields = dict.fromkeys(("held", "history", "coverage", "tables"))
         if self._summary_s:
-            policy = self._node.policy
-            fields["held"] = _row(status, "messages", "index_entries") | {
+            age_ns = policy.retention_ns
+            fields["held"] = {
                 "age_s": round(time.monotonic() - self._summary_s, 1),
-                "oldest": _seconds(status.oldest_timestamp),
-                "newest": _seconds(status.newest_timestamp),
                 "horizon": _seconds(self._summary.horizon_ns),
-                "retention_s": None
-                if policy.retention_ns is None
-                else _seconds(policy.retention_ns),
+                "retention_s": None if age_ns is None else _seconds(age_ns),
                 "shortfall_s": _seconds(policy.shortfall_ns()),
             }
         if history is not None:
             timeline, fields["coverage"] = history
-            fields["history"] = _row(timeline, "complete", "hours", "slot_days", "slots") | {
+            fields["history"] = {
+                "complete": timeline.complete,
                 "hours_start": _seconds(timeline.hours_start_ns),
+                "hours": timeline.hours,
                 "slots_start": _seconds(timeline.slots_start_ns),
+                "slot_days": timeline.slot_days,
+                "slots": timeline.slots,
             }
         if condition is not None:
-            names = "host", "standby", "size_bytes", "timeline"
-            fields["database"] = _row(status.database, *names) | {
+            tables = condition.tables.values()
+            fields["tables"] = {
                 "partitions": condition.partitions,
-                "rows": sum(each.live_rows for each in condition.tables.values()),
-                "dead_rows": sum(each.dead_rows for each in condition.tables.values()),
-                "hosts_refused": int(total(metrics.database_hosts_refused)),
+                "rows": sum(each.live_rows for each in tables),
+                "dead_rows": sum(each.dead_rows for each in tables),
                 "ahead_s": max(0, _seconds(condition.covered_until_ns - time.time_ns())),
+                "hosts_refused": int(total(self._metrics.database_hosts_refused)),
             }
-        # None also where nothing was ever archived: then there is no archive to lag behind.
-        if status.database.archived:
-            oldest_s = _seconds(status.database.oldest_unarchived)
-            fields["archive"] = {"oldest_unarchived": oldest_s or None}
         return fields
-
-    def _peers(self, status: admin_pb2.NodeStatus) -> list[Fields]:
-        """Return the configured peers, then those that only call."""
-        last_call_s = self._node.callers
-        live = {each.node_id: _live(each) for each in status.gossip.peers}
-        others = (live.keys() | last_call_s.keys()) - {peer.node_id for peer in status.peers}
-        return [
-            _peer(peer) | {"live": live.get(peer.node_id)}
-            for peer in sorted(status.peers, key=lambda peer: peer.address)
-        ] + [
-            {
-                "node_id": _text(name),
-                "live": live.get(name),
-                "last_heard": int(last_call_s.get(name, 0)),
-            }
-            for name in sorted(others)
-        ]
-
-
-_UNKNOWN: Final[Fields] = {
-    **dict.fromkeys(("node_id", "store_id", "gossip", "resume", "held", "history", "coverage")),
-    **dict.fromkeys(("database", "archive")),
-    "peers": [],
-}
-"""The fields of a node that starts, as far as they come from its database and its peers."""
 
 
 def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
@@ -470,45 +431,35 @@ def read_expiries_s(config: NodeConfig) -> dict[str, float]:
     return expiries_s
 
 
-def _problem(problem: Problem) -> Fields:
-    return {
-        "name": problem.page,
-        "critical": problem.critical,
-        "sentence": _text(problem.sentence),
-        "since": int(problem.since_s),
-        "runbook": problem.url,
-    }
+def _problem(problem: Problem) -> admin_pb2.Problem:
+    return admin_pb2.Problem(
+        name=problem.page,
+        critical=problem.critical,
+        sentence=problem.sentence,
+        since=int(problem.since_s * NS_PER_S),
+        runbook_url=problem.url,
+    )
 
 
-def _peer(peer: admin_pb2.PeerStatus) -> Fields:
-    names = "address", "node_id", "store_id", "connected", "in_session", "failures", "lacks", "has"
-    return _row(peer, *names) | {
-        "last_sync": _seconds(peer.last_sync),
-        "error": _text(peer.last_error),
-        "last": _session(peer.last_report) if peer.HasField("last_report") else None,
-    }
+def as_json(message: Message) -> Fields:
+    """Return the fields of a message by name, texts cut; one that is not set is null."""
 
+    def value_of(value: Any) -> Any:  # noqa: ANN401 - whatever a field has
+        if isinstance(value, Message):
+            return as_json(value)
+        if isinstance(value, bytes):
+            return value.hex()
+        return _text(value) if isinstance(value, str) else value
 
-def _session(report: admin_pb2.SyncReport) -> Fields:
-    names = "outcome", "in_sync", "equality", "compact", "missing_here", "missing_there"
-    return _row(report, *names) | {
-        "keyed_from": _seconds(report.keyed_from) if report.HasField("keyed_from") else None,
-        "received": report.messages_received,
-        "sent": report.messages_sent,
-        "notes": [_text(note) for note in report.notes[:MAX_STATUS_NOTES]],
-    }
-
-
-def _live(peer: admin_pb2.GossipPeer) -> Fields:
-    return _row(peer, "connected", "slowed", "reason") | {
-        "cut_off_until": _seconds(peer.cut_off_until)
-    }
-
-
-def _row(state: object, *names: str) -> Fields:
-    """Return attributes by name, texts cut."""
-    values = ((name, getattr(state, name)) for name in names)
-    return {name: _text(each) if isinstance(each, str) else each for name, each in values}
+    fields: Fields = {}
+    for each in cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields):
+        value = getattr(message, each.name)
+        if each.is_repeated:
+            fields[each.name] = [value_of(item) for item in value]
+        else:
+            is_unset = each.has_presence and not message.HasField(each.name)
+            fields[each.name] = None if is_unset else value_of(value)
+    return fields
 
 
 def _seconds(time_ns: int) -> int:

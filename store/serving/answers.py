@@ -22,10 +22,10 @@ from math import inf
 from typing import Final
 
 from store.domain.quota import DEFAULT_UNSENT_BYTES
-from store.serving.drain import Endable
 from store.serving.failure import over_limit
 from store.serving.queue import FairQueue
 from store.serving.sockets import hang_up
+from store.serving.tasks import Endable
 
 COPIES: Final = 3
 """Copies of a page in memory while it is sent: its entries, the response, gRPC's own copy."""

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, TypeVar
 
-from store.serving.drain import Endable
 from store.serving.failure import CallError, Code, unready
 from store.serving.sockets import Connection, ReceivedBytes
+from store.serving.tasks import Endable
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
 _T = TypeVar("_T")

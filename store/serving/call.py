@@ -154,7 +154,7 @@ class Call(ABC):
             account.begin(method.kind, now_ns)
             self.client, self.account, self.is_admitted = client, account, True
             self.max_request_bytes = min(client.limits.request_bytes, method.max_request_bytes)
-            if not method.always and (halted := self.node.health().halted) is not None:
+            if not method.always and (halted := self.node.health.halted) is not None:
                 raise unready(halted)
             with self.node.drain.endless() if method.endless else _NOTHING:
                 request = await self.read_request()
@@ -240,7 +240,7 @@ class Call(ABC):
             CallError, QuotaExceededError: as `charge` does, or the node serves no calls now.
         """
         self.account.requests.take(1, self.node.monotonic_ns())
-        if not self.method.always and (halted := self.node.health().halted):
+        if not self.method.always and (halted := self.node.health.halted):
             raise unready(halted)
         self.charge(size_bytes)
 

@@ -23,8 +23,8 @@ from store.observe.metrics import Metrics
 from store.observe.problems import Problem
 from store.serving.answers import UnsentBudget
 from store.serving.arrivals import Arrivals
-from store.serving.drain import Drain
 from store.serving.queue import FairQueue
+from store.serving.tasks import Drain
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
@@ -56,36 +56,50 @@ class NodeIdentity:
     cluster: int | None = None
 
 
-STARTING: Final = "the node is starting"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthValue:
-    """The health of a node at one moment.
+class Health:
+    """The health of a node, as it is now.
 
     ``revision`` grows with each change of readiness and of the problems, not of their numbers.
     ``unready``: why the node is not ready; None if it is. ``halted``: why it serves no calls.
     ``problems``: critical ones first, then the oldest.
     """
 
-    revision: int = 1
-    unready: str | None = STARTING
-    halted: str | None = STARTING
-    problems: Sequence[Problem] = ()
+    def __init__(self, unready: str | None = None) -> None:
+        self.revision = 1
+        self.unready = self.halted = unready
+        self.problems: Sequence[Problem] = ()
+        self._changed = asyncio.Event()
 
     @property
     def ready(self) -> bool:
         """True if there is no obstacle."""
         return self.unready is None
 
-    def differs(self, other: HealthValue) -> bool:
-        """Return True if another value deserves a new revision."""
+    def change(
+        self, unready: str | None, halted: str | None, problems: Sequence[Problem] = ()
+    ) -> bool:
+        """Replace the present health; return True if that is a new revision."""
+        before = self._content()
+        self.unready, self.halted, self.problems = unready, halted, problems
+        if self._content() == before:
+            return False
+        self.revision += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return True
 
-        def content(value: HealthValue) -> object:
-            names = [(each.page, each.critical, each.since_s) for each in value.problems]
-            return value.unready, value.halted, names
+    async def await_revision(self, since: int) -> int:
+        """Wait until the revision is not ``since``, and return it.
 
-        return content(self) != content(other)
+        One above the present revision is from before a restart.
+        """
+        while self.revision == since:
+            await self._changed.wait()
+        return self.revision
+
+    def _content(self) -> object:
+        names = [(each.page, each.critical, each.since_s) for each in self.problems]
+        return self.unready, self.halted, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +108,8 @@ class NodeContext:
 
     ``policy``: the rules for messages of clients, as they are now, horizon included.
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
-    ``access``: the rules in force. ``health``: the node's present health.
-    ``state``: the status without its health; may raise the errors of ``store.domain.ports``.
+    ``access``: the rules in force.
+    ``state``: the status; may raise the errors of ``store.domain.ports``.
     Coverage is read for one caller at a time. ``arrivals``: the requests that have not come in
     full, whose bounds a task of the node keeps to. ``requests``, ``followed``: the memory of those
     that have come, and of followed topics.
@@ -113,7 +127,7 @@ class NodeContext:
     access: Callable[[], Access]
     now_ns: Callable[[], int]
     monotonic_ns: Callable[[], int]
-    health: Callable[[], HealthValue]
+    health: Health
     state: Callable[[], Awaitable[NodeStatus]]
     metrics: Metrics
     coverage: Coverage

@@ -104,7 +104,7 @@ def hours(page: Page) -> tuple[list[str], str, int]:
 
 def stored_count(node: NodeProcess) -> str:
     """Return the number of stored messages as the page shows it."""
-    return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['held']['messages']:,}"
+    return f"{json.loads(get(node.metrics, STATUS_DATA_PATH)[1])['status']['messages']:,}"
 
 
 def test_it_shows_what_the_node_holds_and_loads_nothing_from_elsewhere(
@@ -246,9 +246,11 @@ def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess
     page.open(node.metrics)
     until(page, lambda: "attempt failed" in page.text("#peers"), "the peer is known")
     data = with_hostile_texts(json.loads(get(node.metrics, STATUS_DATA_PATH)[1]))
-    data["peers"][0]["last"]["notes"] = [HOSTILE] * 5
-    data["peers"].append({"node_id": HOSTILE, "live": {"reason": HOSTILE, "cut_off_until": 9e9}})
-    data["why_not_ready"], data["ready"] = HOSTILE, False
+    status = data["status"]
+    status["peers"][0]["last_report"]["notes"] = [HOSTILE] * 5
+    status["gossip"]["peers"] = [{"node_id": HOSTILE, "reason": HOSTILE, "cut_off_until": 9e18}]
+    data["calls"][HOSTILE] = 1
+    status["unready"], status["ready"] = HOSTILE, False
     with showing(json.dumps(data).encode()) as origin:
         for width in WIDTHS:
             page.look("light", width)

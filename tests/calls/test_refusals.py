@@ -291,12 +291,12 @@ async def test_every_method_needs_a_token_and_its_right(
 async def test_a_node_that_is_not_ready_serves_no_call(
     open_node: Node, method: str, kind: type[Transport]
 ) -> None:
-    open_node.rules.unready = "the database does not answer: retry with backoff"
+    open_node.rules.halt("the database does not answer: retry with backoff")
     try:
         with pytest.raises(RefusedError) as refused:
             await caller(open_node, kind).call(method, REQUESTS[method])
     finally:
-        open_node.rules.unready = None
+        open_node.rules.halt(None)
     assert refused.value.code == "UNAVAILABLE"
     assert refused.value.request_id == ("r" if (method, kind) == ("Query", Grpc) else "")
     assert "the database does not answer" in refused.value.sentence

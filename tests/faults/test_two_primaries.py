@@ -25,7 +25,6 @@ from tests.support.postgres import COMMITTING
 COMMITS = "select count(*), coalesce(max(position), 0) from storenode.commits"
 NOT_THE_NEWEST = f"not ready: {Obstacle.REFUSED.value}\n"
 END_ALL = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'storenode'"
-REFUSED = ("storenode_database_hosts_refused",)
 
 
 async def published(node: NodeProcess, rng: Random, count: int = 100) -> History:
@@ -183,12 +182,13 @@ def ended(node: NodeProcess) -> str:
 
 def shown(node: NodeProcess) -> tuple[object, ...]:
     """Return the server of a node's status page, and the number of refused hosts."""
-    database = json.loads(get(node.metrics, "/status.json")[1])["database"] or {}
+    found = json.loads(get(node.metrics, "/status.json")[1])
+    database = (found["status"]["database"] or {}) | (found["tables"] or {})
     return tuple(map(database.get, ("host", "standby", "timeline", "hosts_refused")))
 
 
 def hosts_refused(node: NodeProcess) -> float:
-    return metrics(node)[REFUSED]
+    return metrics(node)[("storenode_database_hosts_refused",)]
 
 
 def copied(server: ClusterServer) -> Path:

@@ -1,7 +1,8 @@
 "use strict";
 
-// The page asks for /status.json again and again and shows what it says. Whatever comes from there
-// is put in as text, never as markup: peers write some of it.
+// The page asks for /status.json again and again and shows what it says: the answer of GetStatus, as
+// `status`, whose times are nanoseconds, and others in seconds. Whatever comes from there is put in as
+// text, never as markup: peers write some of it.
 
 const INTERVAL_MS = 2000;
 const MOST_ANSWERS = 150;
@@ -38,6 +39,8 @@ function setClass(node, name) {
 }
 
 // Numbers and times as words
+
+const secondsOf = (nanoseconds) => nanoseconds / 1e9;
 
 const count = (value) => value.toLocaleString("en");
 const plural = (value, one, many = one + "s") => `${count(value)} ${value === 1 ? one : many}`;
@@ -78,26 +81,26 @@ const yetUnknown = "not known yet";
 
 // The header and the tiles
 
-function stateOf(data) {
-  const problems = data.problems;
+function stateOf({ problems, ready, unready }) {
   const number = plural(problems.length, "problem");
-  if (!data.ready) return [`not ready: ${data.why_not_ready}`, "bad"];
+  if (!ready) return [`not ready: ${unready}`, "bad"];
   if (problems.some((each) => each.critical)) return [`ready, ${number}`, "bad"];
   return problems.length ? [`ready, ${number}`, "warn"] : ["ready, no problems", "good"];
 }
 
 function showHeader(data) {
   const state = byId("state");
-  const [words, kind] = stateOf(data);
+  const { version, ready, problems, node_id: node, store_id: store } = data.status;
+  const [words, kind] = stateOf(data.status);
   setText(state, words);
   setClass(state, `state ${kind}`);
-  const parts = [`version ${data.version}`, `up for ${duration(data.time - data.started)}`];
-  if (data.node_id) parts.unshift(`node ${data.node_id}`);
-  if (data.store_id) parts.push(`store ${data.store_id}`);
+  const parts = [`version ${version}`, `up for ${duration(data.time - data.started)}`];
+  if (node) parts.unshift(`node ${node}`);
+  if (store) parts.push(`store ${store}`);
   setText(byId("identity"), parts.join(" · "));
-  const number = data.problems.length;
-  const marks = (data.ready ? "" : "! ") + (number ? `(${number}) ` : "");
-  document.title = `${marks}storenode${data.node_id ? ` ${data.node_id}` : ""}`;
+  const number = problems.length;
+  const marks = (ready ? "" : "! ") + (number ? `(${number}) ` : "");
+  document.title = `${marks}storenode${node ? ` ${node}` : ""}`;
 }
 
 // What is wrong
@@ -106,12 +109,13 @@ function problemLine(problem, now) {
   const over = problem.ended !== undefined;
   const line = element("li", undefined, over ? "over" : problem.critical ? "bad" : "warn");
   const link = element("a", "what to do");
-  if (/^https:/.test(problem.runbook)) link.href = problem.runbook;
+  if (/^https:/.test(problem.runbook_url)) link.href = problem.runbook_url;
   link.rel = "noreferrer";
-  const length = now - problem.since < 60 ? "" : `for ${duration(now - problem.since)}, `;
+  const began = secondsOf(problem.since);
+  const length = now - began < 60 ? "" : `for ${duration(now - began)}, `;
   const since = over
-    ? `ended ${duration(Math.max(60, now - problem.ended))} ago, began ${moment(problem.since)}`
-    : `${length}since ${moment(problem.since)}`;
+    ? `ended ${duration(Math.max(60, now - problem.ended))} ago, began ${moment(began)}`
+    : `${length}since ${moment(began)}`;
   line.append(
     element("strong", over ? "over" : problem.critical ? "critical" : "warning"),
     element("span", problem.sentence),
@@ -122,11 +126,11 @@ function problemLine(problem, now) {
 }
 
 function showProblems(data) {
-  const shown = data.problems.concat(data.ended);
+  const shown = data.status.problems.concat(data.ended);
   byId("trouble").hidden = shown.length === 0;
   // Minutes are enough: a screen reader would be told of every second.
   const now = data.time - (data.time % 60);
-  const lines = shown.map((each) => problemLine(each, Math.max(now, each.since)));
+  const lines = shown.map((each) => problemLine(each, Math.max(now, secondsOf(each.since))));
   const list = byId("problems");
   const same =
     list.children.length === lines.length &&
@@ -134,28 +138,25 @@ function showProblems(data) {
   if (!same) list.replaceChildren(...lines);
 }
 
+function timeTile(name, nanoseconds, now) {
+  const at = secondsOf(nanoseconds);
+  return at ? [name, `${duration(now - at)} ago`, moment(at)] : [name, "–", "no messages"];
+}
+
 function tilesOf(data) {
-  const held = data.held;
-  const gossip = data.gossip;
+  const { status, held } = data;
+  const running = status.peers.filter((peer) => peer.in_session).length;
   return [
-    ["messages", held ? count(held.messages) : "–", held ? "" : yetUnknown],
-    [
-      "oldest",
-      held && held.oldest ? `${duration(data.time - held.oldest)} ago` : "–",
-      held && held.oldest ? moment(held.oldest) : "no messages",
-    ],
-    [
-      "newest",
-      held && held.newest ? `${duration(data.time - held.newest)} ago` : "–",
-      held && held.newest ? moment(held.newest) : "no messages",
-    ],
+    ["messages", held ? count(status.messages) : "–", held ? "" : yetUnknown],
+    timeTile("oldest", status.oldest_timestamp, data.time),
+    timeTile("newest", status.newest_timestamp, data.time),
     ["published per second", rate(ratesOf("published").at(-1) || 0), publishNote(data)],
     failedTile(data),
-    diskTile(data),
-    unreadTile(gossip),
-    ["sessions", count(data.sessions.running), endedOf(data.sessions.ended)],
+    diskTile(status.database),
+    unreadTile(status.gossip),
+    ["sessions", count(running), endedOf(data.sessions_ended)],
     ["followers", count(data.followers), "live now"],
-    archiveTile(data),
+    archiveTile(status.database, data.time),
   ];
 }
 
@@ -169,18 +170,19 @@ function failedTile({ totals }) {
   return ["failed calls", count(totals.failed), "by the node's fault, since its start"];
 }
 
-function diskTile(data) {
+function diskTile(database) {
   const name = "free disk";
-  if (!data.disks.length) return [name, "–", "the database is elsewhere"];
-  const least = data.disks.reduce((a, b) => (b.free_bytes < a.free_bytes ? b : a));
+  if (!database) return [name, "–", yetUnknown];
+  if (!database.disks.length) return [name, "–", "the database is elsewhere"];
+  const least = database.disks.reduce((a, b) => (b.free_bytes < a.free_bytes ? b : a));
   const share = least.size_bytes ? `, ${Math.floor((100 * least.free_bytes) / least.size_bytes)} %` : "";
   return [name, bytes(least.free_bytes), `volume ${least.volume}${share}`];
 }
 
 function unreadTile(gossip) {
   if (!gossip) return ["unread events", "–", "gossip is off"];
-  if (gossip.unread === null) return ["unread events", "–", yetUnknown];
-  const oldest = gossip.unread ? `oldest waiting for ${duration(gossip.oldest_unread_s)}` : "none waiting";
+  const age = duration(secondsOf(gossip.oldest_unread));
+  const oldest = gossip.unread ? `oldest waiting for ${age}` : "none waiting";
   const waiting = gossip.waiting ? `; ${plural(gossip.waiting, "parent")} missing` : "";
   return ["unread events", count(gossip.unread), oldest + waiting];
 }
@@ -192,13 +194,13 @@ function endedOf(ended) {
   return parts.map(([name, number]) => `${count(number)} ${words[name] || name}`).join(", ");
 }
 
-function archiveTile(data) {
+function archiveTile(database, now) {
   const name = "oldest unarchived hour";
-  if (!data.database) return [name, "–", yetUnknown];
-  if (!data.archive) return [name, "–", "nothing archived yet"];
-  const oldest = data.archive.oldest_unarchived;
-  if (oldest === null) return [name, "none", "everything is archived"];
-  return [name, `${duration(data.time - oldest)} ago`, moment(oldest)];
+  if (!database) return [name, "–", yetUnknown];
+  if (!database.archived) return [name, "–", "nothing archived yet"];
+  const oldest = secondsOf(database.oldest_unarchived);
+  if (!oldest) return [name, "none", "everything is archived"];
+  return [name, `${duration(now - oldest)} ago`, moment(oldest)];
 }
 
 function showTiles(data) {
@@ -239,7 +241,7 @@ function kindOf(data, start, value, bounds) {
   if (value > 0) return `l${levelOf(value, bounds)}`;
   if (start > data.time) return "future";
   if (start + HOUR_S > data.time) return "open";
-  const oldest = data.held ? data.held.oldest : 0;
+  const oldest = secondsOf(data.status.oldest_timestamp);
   return !oldest || start + HOUR_S <= oldest ? "before" : "gap";
 }
 
@@ -256,7 +258,7 @@ function knownOf(data, start, length) {
   if (!data.coverage) return known;
   const offset = Math.round((data.coverage.start - start) / HOUR_S);
   for (const { store_id: id, runs } of data.coverage.stores) {
-    const peer = data.peers.find((each) => each.store_id === id);
+    const peer = data.status.peers.find((each) => each.store_id === id);
     const name = (peer && (peer.node_id || peer.address)) || `store ${id.slice(0, 8)}`;
     for (const [first, number, state, compared, until, here, there, last] of runs) {
       for (let place = first + offset; place < first + offset + number; place += 1) {
@@ -357,7 +359,7 @@ function showMap(data) {
   hideEmptyDays([...map.querySelectorAll("tbody tr")], kinds);
   showLegend(bounds, most, compares);
   repeatDetail();
-  setText(byId("gaps"), data.held && data.held.oldest ? gapsOf(kinds, start) : "No messages yet.");
+  setText(byId("gaps"), data.status.oldest_timestamp ? gapsOf(kinds, start) : "No messages yet.");
 }
 
 // Days before the oldest message say nothing of this store; today is always shown.
@@ -575,8 +577,8 @@ function badgesOf(peer, shortfall) {
   else if (live && live.slowed) badges.push(["live, throttled for violations", "warn"]);
   else if (live && live.connected) badges.push(["live", peer.failures ? "" : "good"]);
   else badges.push(["not live", ""]);
-  if (peer.last && peer.last.outcome === "done") {
-    if (!peer.last.in_sync) badges.push(["differences left", "warn"]);
+  if (peer.last_report && peer.last_report.outcome === "done") {
+    if (!peer.last_report.in_sync) badges.push(["differences left", "warn"]);
     else badges.push(shortfall ? ["in sync above the horizon", "warn"] : ["in sync", "good"]);
   }
   return badges;
@@ -589,15 +591,19 @@ function calling(peer) {
 
 function comparedBy(last) {
   if (last.equality === "keyed") return "Compared by sums that nobody can forge.";
-  if (last.keyed_from) return `Compared by sums that nobody can forge from ${moment(last.keyed_from)} on, before that by XOR.`;
+  if (last.keyed_from !== null) {
+    const from = moment(secondsOf(last.keyed_from));
+    return `Compared by sums that nobody can forge from ${from} on, before that by XOR.`;
+  }
   return "Compared by XOR, which publishers can forge.";
 }
 
 function sentencesOf(peer, now) {
   const lines = [];
-  const last = peer.last;
+  const last = peer.last_report;
   if (peer.address !== undefined) {
-    const when = peer.last_sync ? `${duration(now - peer.last_sync)} ago, ${moment(peer.last_sync)}` : "never";
+    const synced = secondsOf(peer.last_sync);
+    const when = synced ? `${duration(now - synced)} ago, ${moment(synced)}` : "never";
     lines.push([`Last reconciled: ${when}.`, ""]);
   }
   if (peer.last_heard) {
@@ -606,7 +612,7 @@ function sentencesOf(peer, now) {
   if (last && last.outcome === "done") {
     lines.push([
       `Found ${count(last.missing_here)} missing here, ${count(last.missing_there)} missing there; ` +
-        `${count(last.received)} received, ${count(last.sent)} sent.`,
+        `${count(last.messages_received)} received, ${count(last.messages_sent)} sent.`,
       "",
     ]);
   }
@@ -617,7 +623,7 @@ function sentencesOf(peer, now) {
   if (peer.lacks || peer.has) {
     lines.push([`Still missing: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
   }
-  if (peer.error) lines.push([`The last attempt failed: ${peer.error}.`, "fault"]);
+  if (peer.last_error) lines.push([`The last attempt failed: ${peer.last_error}.`, "fault"]);
   if (peer.live && peer.live.reason) lines.push([`Cut off: ${peer.live.reason}.`, "fault"]);
   if (last) last.notes.forEach((note) => lines.push([note, "quiet"]));
   if (peer.address && peer.node_id) lines.push([`node ${peer.node_id}`, "quiet"]);
@@ -635,17 +641,31 @@ function peerCard(peer, now, shortfall) {
   return card;
 }
 
+// The configured peers, then those that only call.
+function peersOf({ status, calls }) {
+  const live = new Map((status.gossip ? status.gossip.peers : []).map((each) => [each.node_id, each]));
+  const known = new Set(status.peers.map((peer) => peer.node_id));
+  const others = new Set([...live.keys(), ...Object.keys(calls)].filter((name) => !known.has(name)));
+  const configured = status.peers.map((peer) => ({ ...peer, live: live.get(peer.node_id) }));
+  return [
+    ...configured.sort((a, b) => (a.address < b.address ? -1 : 1)),
+    ...[...others].sort().map((name) => ({ node_id: name, live: live.get(name), last_heard: calls[name] })),
+  ];
+}
+
 function showPeers(data) {
-  const cards = data.peers.map((peer) => peerCard(peer, data.time, data.held && data.held.shortfall_s));
+  const peers = peersOf(data);
+  const cards = peers.map((peer) => peerCard(peer, data.time, data.held && data.held.shortfall_s));
   const box = byId("peers");
   const same =
     box.children.length === cards.length &&
     cards.every((card, place) => card.isEqualNode(box.children[place]));
   if (!same) box.replaceChildren(...cards);
-  const resume = data.resume;
-  let text = data.peers.length ? "" : "This node has no peers, and none has called it: configure them with --peer.";
+  const resume = data.status.resume;
+  let text = peers.length ? "" : "This node has no peers, and none has called it: configure them with --peer.";
   if (resume && resume.running) {
-    text += ` Fetching messages missed from ${moment(resume.start)} to ${moment(resume.end)}: ` +
+    const [start, end] = [resume.time_start, resume.time_end].map((each) => moment(secondsOf(each)));
+    text += ` Fetching messages missed from ${start} to ${end}: ` +
       `${plural(resume.messages, "message")} so far.`;
   }
   setText(byId("peers-note"), text.trim());
@@ -653,7 +673,7 @@ function showPeers(data) {
 
 // The database
 
-function serverOf({ host, timeline, hosts_refused: refused }) {
+function serverOf({ host, timeline }, refused) {
   const parts = [host];
   if (timeline) parts.push(`timeline ${timeline}`);
   if (refused) parts.push(`${plural(refused, "other host")} refused`);
@@ -661,16 +681,16 @@ function serverOf({ host, timeline, hosts_refused: refused }) {
 }
 
 function showDatabase(data) {
-  const found = data.database;
-  const held = data.held;
+  const { held, tables: found } = data;
+  const { database: server, index_entries: entries } = data.status;
   const rows = [];
-  if (found) {
+  if (found && server) {
     const all = found.rows + found.dead_rows;
     const share = all ? ` (${((100 * found.dead_rows) / all).toFixed(1)} %)` : "";
     const total = Object.values(found.partitions).reduce((sum, number) => sum + number, 0);
     rows.push(
-      [found.standby ? "standby that is read" : "primary", serverOf(found)],
-      ["size", bytes(found.size_bytes)],
+      [server.standby ? "standby that is read" : "primary", serverOf(server, found.hosts_refused)],
+      ["size", bytes(server.size_bytes)],
       ["rows (estimate)", count(found.rows)],
       ["dead rows (estimate)", count(found.dead_rows) + share],
       ["partitions", `${count(total)}, ${count(found.partitions.messages || 0)} of them for messages`],
@@ -681,7 +701,7 @@ function showDatabase(data) {
     rows.push(
       ["retention", held.retention_s === null ? "off" : duration(held.retention_s)],
       ["horizon", held.horizon ? moment(held.horizon) : "nothing dropped yet"],
-      ["IDs in memory", count(held.index_entries)],
+      ["IDs in memory", count(entries)],
       ["read", `${duration(held.age_s)} ago`],
     );
   }

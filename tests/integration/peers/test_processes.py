@@ -171,9 +171,9 @@ async def test_peers_reconcile_by_themselves_and_report_one_that_is_away(fleet: 
     failed = eventually(away)
     assert failed["failures"] >= 1
     assert not failed["connected"]
-    (shown,) = json.loads(get(second.metrics, "/status.json")[1])["peers"]
+    (shown,) = json.loads(get(second.metrics, "/status.json")[1])["status"]["peers"]
     assert (shown["address"], shown["connected"]) == (first.peer, False)
-    assert "could not be reached" in shown["error"]
+    assert "could not be reached" in shown["last_error"]
     refused, report = synchronize(second)
     assert refused.code == 1
     assert "could not be reached" in report["error"]

@@ -156,13 +156,13 @@ async def test_nodes_of_one_store_and_the_node_itself_are_not_reconciled_with(
 
 
 async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: PeerNode) -> None:
-    second.rules.unready = "the database is away"
+    second.rules.halt("the database is away")
     outcome = await first.synchronize(second)
     assert outcome.ending is SyncEnding.FAILED
     assert "the database is away" in outcome.error
     with pytest.raises(PeerError, match="the database is away"):
         await anext(first.caller.scan(second.address, 1, 2, b""))
-    second.rules.unready = None
+    second.rules.halt(None)
     with pytest.raises(CursorOutOfRangeError, match="cursor"):
         await anext(first.caller.scan(second.address, 1, 2, b"no cursor"))
     await second.listener.stop(0)

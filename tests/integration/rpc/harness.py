@@ -36,7 +36,7 @@ from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
 from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
-from store.serving.context import HealthValue, NodeIdentity
+from store.serving.context import Health, NodeIdentity
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from storenode.message.rules import Policy
@@ -65,29 +65,11 @@ class Rules:
     access: Access = field(default_factory=Access)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    reasons: list[str | None] = field(default_factory=lambda: [None])
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    health: Health = field(default_factory=Health)
 
-    @property
-    def unready(self) -> str | None:
-        """The reason for which the node is not ready, or None; another one is a new revision."""
-        return self.reasons[-1]
-
-    @unready.setter
-    def unready(self, reason: str | None) -> None:
-        self.reasons.append(reason)
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    async def await_revision(self, since: int) -> int:
-        """Wait for a revision that is not the given one, and return it."""
-        while len(self.reasons) == since:
-            await self.changed.wait()
-        return len(self.reasons)
-
-    def health(self) -> HealthValue:
-        """Return the present health: without a reason calls are served."""
-        return HealthValue(len(self.reasons), self.unready, self.unready)
+    def halt(self, reason: str | None) -> None:
+        """Make the node serve no calls for a reason; None: it serves them again."""
+        self.health.change(reason, reason)
 
 
 @dataclass
@@ -215,6 +197,8 @@ def context_of(
         summary = await services["reader"].summary()
         return NodeStatus(
             version=identity.version,
+            ready=rules.health.ready,
+            revision=rules.health.revision,
             node_id=identity.node_id,
             store_id=identity.store_id,
             messages=summary.messages,
@@ -237,8 +221,6 @@ def context_of(
         state=state,
         metrics=metrics,
         confirmations=cast("Any", SimpleNamespace(confirmed=confirm_nothing)),
-        look=rules.health,
-        await_revision=rules.await_revision,
     )
 
 

@@ -69,7 +69,7 @@ async def test_health_is_that_of_the_node(node: Node) -> None:
         assert await check(node, service) == SERVING
     code, _ = await failure(check(node, "storenode.v1.Admin"))
     assert code is grpc.StatusCode.NOT_FOUND
-    node.rules.unready = "starting"
+    node.rules.halt("starting")
     assert await check(node, "") == NOT_SERVING
     code, _ = await failure(node.unary(HEALTH + "Check", b"\xff"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -88,9 +88,9 @@ async def test_those_that_watch_hear_of_changes(node: Node) -> None:
     known, unknown = await watch(node, ""), await watch(node, "nothing")
     assert await next_status(known) == SERVING
     assert await next_status(unknown) == SERVICE_UNKNOWN
-    node.rules.unready = "starting"
+    node.rules.halt("starting")
     assert await next_status(known) == NOT_SERVING
-    node.rules.unready = None
+    node.rules.halt(None)
     assert await next_status(known) == SERVING
     known.cancel()
     unknown.cancel()
@@ -145,7 +145,7 @@ async def test_status_is_served_until_the_node_ends(database_url: str) -> None:
         assert (status.oldest_timestamp, status.newest_timestamp) == (5, 9)
         assert (status.messages, status.index_entries) == (2, 7)
         assert status.ready
-        node.rules.unready = "starting"
+        node.rules.halt("starting")
         status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
         assert not status.ready
         code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))

@@ -70,7 +70,7 @@ def holds(found: dict[str, Any], messages: int) -> bool:
     """Return True if ``messages`` are shown; null stands for what was not read in time."""
     if not found["held"] or not found["history"]:
         return False
-    return bool(found["held"]["messages"] >= messages <= sum(found["history"]["hours"]))
+    return bool(found["status"]["messages"] >= messages <= sum(found["history"]["hours"]))
 
 
 def test_it_shows_the_stored_messages_and_their_times(node: NodeProcess) -> None:
@@ -79,27 +79,24 @@ def test_it_shows_the_stored_messages_and_their_times(node: NodeProcess) -> None
     found = wait_for(
         node.metrics,
         lambda it: (
-            holds(it, 40)
-            and it["gossip"]["unread"] is not None
-            and "messages" in (it["database"] or {"partitions": ()})["partitions"]
+            holds(it, 40) and "messages" in (it["tables"] or {"partitions": ()})["partitions"]
         ),
     )
-    assert found["ready"]
-    assert found["why_not_ready"] is None
-    assert found["node_id"] == node.ready["node_id"]
-    assert abs(found["held"]["newest"] - now_ns // 10**9) <= 1
+    state = found["status"]
+    assert (state["ready"], state["unready"]) == (True, "")
+    assert state["node_id"] == node.ready["node_id"]
+    assert abs(state["newest_timestamp"] - now_ns) <= 10**9
     history = found["history"]
     assert history["complete"]
     start, hours = history["hours_start"], history["hours"]
     assert len(hours) == 720
     filled = {start + place * HOUR_S for place, count in enumerate(hours) if count}
-    seconds = now_ns // 10**9
-    assert filled <= {(seconds - back) // HOUR_S * HOUR_S for back in range(7)}
+    assert filled <= {(now_ns // 10**9 - back) // HOUR_S * HOUR_S for back in range(7)}
     assert sum(count for count, _ in history["slots"]) == sum(hours)
-    assert found["database"]["partitions"]["messages"] >= 1
-    assert found["archive"] is None
-    assert found["peers"] == []
-    assert found["gossip"] == {"unread": 0, "oldest_unread_s": 0, "waiting": 0}
+    assert found["tables"]["partitions"]["messages"] >= 1
+    assert not state["database"]["archived"]
+    assert (state["peers"], found["calls"], state["resume"]) == ([], {}, None)
+    assert state["gossip"] == {"unread": 0, "oldest_unread": 0, "waiting": 0, "peers": []}
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -166,9 +163,9 @@ def test_a_node_without_its_database_shows_what_it_last_knew_and_waits_for_it(
             assert next(states) == HealthCheckResponse.SERVING
             allow_connections(server, name, allowed=False)
             assert next(states) == HealthCheckResponse.NOT_SERVING
-            found = wait_for(node.metrics, lambda it: not it["ready"])
-            assert found["why_not_ready"] == "the database does not answer"
-            assert found["held"]["messages"] == 5
+            found = wait_for(node.metrics, lambda it: not it["status"]["ready"])
+            assert found["status"]["unready"] == "the database does not answer"
+            assert found["status"]["messages"] == 5
             assert sum(found["history"]["hours"]) == 5
             assert "hunter2" not in json.dumps(found)
             assert Command.of(node)("status", "--check").code == 1
@@ -192,7 +189,7 @@ def test_a_node_without_its_database_shows_what_it_last_knew_and_waits_for_it(
             assert next(states) == HealthCheckResponse.SERVING
             well = await_status(node, lambda it: it.ready and not it.problems)
             shown = wait_for(node.metrics, lambda it: it["held"]["age_s"] < 5)
-            assert shown["revision"] >= well.revision
+            assert shown["status"]["revision"] >= well.revision
             assert node.terminate() == 0
         reasons = [json.loads(line)["reason"] for line in lines_of(node, "away")]
         assert all(one != other for one, other in pairwise(reasons))
@@ -215,8 +212,9 @@ def test_a_node_that_starts_is_alive_says_so_and_can_be_stopped(tmp_path: Path) 
             assert get(metrics, "/readyz") == (503, "not ready: the node is starting\n")
             assert "storenode_ready 0.0" in get(metrics, "/metrics")[1]
             found = status(metrics)
-            assert (found["ready"], found["why_not_ready"]) == (False, "the node is starting")
-            assert (found["held"], found["history"], found["peers"]) == (None, None, [])
+            state = found["status"]
+            assert (state["ready"], state["unready"]) == (False, "the node is starting")
+            assert (found["held"], found["history"], state["peers"]) == (None, None, [])
             node.signal(signal.SIGTERM)
             connection.close()
             assert node.wait() == 0

@@ -11,12 +11,10 @@ import pytest
 
 from store.domain.ports import PeerAddress, StoreUnavailableError
 from store.observe.metrics import Metrics, total
-from store.rpc.admin import get_status
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.peer_states import PeerStates
-from store.runtime.status import SharedRead
+from store.runtime.status import NodeStatus, SharedRead
 from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, SyncRole, Window
-from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 
 STARTING, AWAY, DRAINING = (
     each.value for each in (Obstacle.STARTING, Obstacle.DATABASE, Obstacle.DRAINING)
@@ -31,9 +29,8 @@ def node_health() -> tuple[NodeHealth, Metrics]:
 
 async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
     health, metrics = node_health()
-    value = health.value
-    assert (value.ready, value.unready, value.halted) == (False, STARTING, STARTING)
-    revisions = [health.value.revision]
+    assert (health.ready, health.unready, health.halted) == (False, STARTING, STARTING)
+    revisions = [health.revision]
     for obstacle, present, expected in (
         (Obstacle.DATABASE, True, STARTING),
         (Obstacle.STARTING, False, AWAY),
@@ -43,11 +40,10 @@ async def test_the_first_obstacle_is_the_reason_everywhere() -> None:
         (Obstacle.DATABASE, True, DRAINING),
     ):
         health.set(obstacle, present)
-        is_ready, value = expected is None, health.value
-        assert (value.ready, value.unready, value.halted) == (is_ready, expected, expected)
-        assert total(metrics.ready) == is_ready
-        assert total(metrics.health_revision) in (0, health.value.revision)
-        revisions.append(health.value.revision)
+        assert (health.unready, health.halted) == (expected, expected)
+        assert total(metrics.ready) == health.ready == (expected is None)
+        assert total(metrics.health_revision) in (0, health.revision)
+        revisions.append(health.revision)
     first = revisions[0]
     assert revisions == [first + each for each in (0, 0, 1, 2, 2, 3, 3)]
 
@@ -56,28 +52,30 @@ async def test_a_node_that_takes_no_writes_is_not_ready_and_serves_queries() -> 
     health, _ = node_health()
     health.set(Obstacle.STARTING, present=False)
     health.set(Obstacle.WRITES, present=True, sentence="the database is read-only")
-    assert (health.value.unready, health.value.halted) == ("the database is read-only", None)
+    assert (health.unready, health.halted) == ("the database is read-only", None)
     health.set(Obstacle.WRITES, present=False)
-    assert health.value.ready
+    assert health.ready
 
 
 async def test_a_problem_changes_the_revision_and_its_numbers_do_not() -> None:
     health, metrics = node_health()
     health.set(Obstacle.STARTING, present=False)
-    before = health.value.revision
+    before = health.revision
     for failures in (3, 4):
         metrics.peer_failures.labels("a:1").set(failures)
-        (found,) = health.look().problems
+        health.look()
+        (found,) = health.problems
         assert found.sentence == f"the last {failures} sessions with a:1 have failed"
-        assert health.value.revision == before + 1
+        assert health.revision == before + 1
     metrics.peer_failures.labels("a:1").set(0)
-    assert not health.look().problems
-    assert health.value.revision == before + 2
+    health.look()
+    assert not health.problems
+    assert health.revision == before + 2
 
 
 async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
     health, _ = node_health()
-    now = health.value.revision
+    now = health.revision
     assert await health.await_revision(now - 1) == now
     waiting = asyncio.create_task(health.await_revision(now))
     await asyncio.sleep(0)
@@ -89,19 +87,21 @@ async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
 
 async def test_a_status_reports_the_health_of_its_revision() -> None:
     """Check what a watcher needs that waits for the revision after this one."""
-    health = NodeHealth(Metrics("test"))
+    health, metrics = node_health()
     health.set(Obstacle.STARTING, present=False)
 
-    async def read_state() -> NodeStatus:
-        health.set(Obstacle.DATABASE, present=True)  # while the database is read
-        return NodeStatus()
+    async def read_summary() -> None:
+        health.set(Obstacle.DATABASE, present=True)
+        raise StoreUnavailableError("away")
 
-    node = SimpleNamespace(state=read_state, look=health.look)
-    answer = await get_status(cast("Any", SimpleNamespace(node=node)), b"")
-    status = NodeStatus.FromString(answer)
-    assert (status.ready, status.unready) == (False, Obstacle.DATABASE.value)
-    assert status.revision == health.value.revision
-    assert [each.name for each in status.problems] == [each.page for each in health.value.problems]
+    node = SimpleNamespace(metrics=metrics, health=health, version="1.0", is_open=False)
+    node.reader = SimpleNamespace(summary=read_summary)
+    status = NodeStatus(cast("Any", node))
+    status.condition = SharedRead(cast("Any", read_summary), FOREVER_S)
+    found = await status.state()
+    assert (found.ready, found.unready) == (False, Obstacle.DATABASE.value)
+    assert found.revision == health.revision
+    assert [each.name for each in found.problems] == [each.page for each in health.problems]
 
 
 # Peers

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from store.serving.drain import Drain
 from store.serving.failure import CallError
+from store.serving.tasks import Drain
 
 
 async def wait_for_ever(drain: Drain, began: asyncio.Event) -> None:

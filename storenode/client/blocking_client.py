@@ -45,12 +45,11 @@ class MessageStream(Iterator[Message]):
         return self._stream.coverage
 
     def __next__(self) -> Message:
-        while not self._stream.waiting:
-            page = run_blocking(self._stream.next_page)
-            if page is None:
-                raise StopIteration
-            self._stream.waiting.extend(page.messages)
-        return self._stream.waiting.popleft()
+        waiting = self._stream.waiting
+        message = waiting.popleft() if waiting else run_blocking(anext, self._stream, None)
+        if message is None:
+            raise StopIteration
+        return message
 
     def pages(self) -> Iterator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
@@ -104,16 +103,8 @@ class Publisher:
     async def _send(self, message: Message) -> Future[Published]:
         answer = await self._publisher.send(message)
         result: Future[Published] = Future()
-
-        def forward(done: asyncio.Future[Published]) -> None:
-            if done.cancelled():
-                result.cancel()
-            elif (fault := done.exception()) is not None:
-                result.set_exception(fault)
-            else:
-                result.set_result(done.result())
-
-        answer.add_done_callback(forward)
+        # As `asyncio.run_coroutine_threadsafe`: the program may have cancelled its future.
+        asyncio.futures._chain_future(answer, result)  # type: ignore[attr-defined]
         return result
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from storenode.client.errors import MessageRejectedError, NotConfirmedError, PublishError
-from storenode.client.messages import outcome_name
+from storenode.client.messages import new_message, outcome_name
 from storenode.client.sds_messages import SdsView, sds_view
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_content_topic, check_text
@@ -21,7 +21,6 @@ from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.store_pb2 import PublishResult, SdsStoredMessage
-from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -98,17 +97,15 @@ class Message:
 
     def encode(self) -> WakuMessageAndTopic:
         """Return the message in the schema's own class."""
-        return WakuMessageAndTopic(
-            message=WakuMessage(
-                payload=self.payload,
-                content_topic=self.content_topic,
-                timestamp=self.timestamp,
-                meta=self.meta,
-                version=self.version,
-                ephemeral=self.ephemeral or None,
-                rate_limit_proof=self.rate_limit_proof,
-            ),
-            pubsub_topic=self.pubsub_topic,
+        return new_message(
+            self.payload,
+            self.content_topic,
+            self.pubsub_topic,
+            self.timestamp,
+            meta=self.meta,
+            ephemeral=self.ephemeral or None,
+            version=self.version,
+            rate_limit_proof=self.rate_limit_proof,
         )
 
     @classmethod
@@ -221,8 +218,7 @@ class SdsMessage(SdsView):
     @classmethod
     def decode(cls, stored: SdsStoredMessage) -> SdsMessage | None:
         """Read a node's answer; ``None`` where the payload is no SDS message."""
-        view = sds_view(stored.stored.message.payload)
-        if view is None:
+        if (view := sds_view(stored.stored.message.payload)) is None:
             return None
         names = view.channel_id, view.message_id, view.sender_id
         message = Message.decode(stored.stored)

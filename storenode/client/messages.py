@@ -35,6 +35,7 @@ def new_message(
     meta: bytes | None = None,
     ephemeral: bool | None = None,
     version: int | None = None,
+    rate_limit_proof: bytes | None = None,
 ) -> WakuMessageAndTopic:
     """Build a message to publish; ``timestamp_ns`` is Unix time in nanoseconds."""
     message = WakuMessage(
@@ -44,6 +45,7 @@ def new_message(
         meta=meta,
         ephemeral=ephemeral,
         version=version,
+        rate_limit_proof=rate_limit_proof,
     )
     return WakuMessageAndTopic(message=message, pubsub_topic=pubsub_topic)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from storenode.client.nodes import Node, Nodes
+from storenode.common.backoff import Backoff
 from storenode.common.errors import ClientClosedError
 from storenode.connection.channel import explain_failure
 from storenode.connection.errors import (
@@ -32,9 +33,6 @@ _log = logging.getLogger("storenode")
 
 HEDGE_DELAY_S: Final = 1.0
 """The silence of a node after which the next one is called too."""
-
-# Past any maximum of the delay, and far from what a float cannot hold.
-_MAX_DOUBLINGS = 64
 
 _UNSERVED = "CANCELLED"
 """The status with which gRPC ends a call that was not begun; the node itself never uses it."""
@@ -60,10 +58,6 @@ class Retry:
     max_delay_s: float = 5.0
     at_start: bool = False
 
-    def delay_s(self, rounds: int) -> float:
-        """Return the pause after this many failed rounds in a row, from 1 on."""
-        return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(rounds - 1, _MAX_DOUBLINGS))
-
 
 class Attempts:
     """The attempts of one call, in rounds over all nodes.
@@ -83,6 +77,7 @@ class Attempts:
         self._may_repeat = retry.at_start or retry.attempts is None or nodes.have_answered
         self._warned = False
         self._rounds = 0
+        self._backoff = Backoff(min(retry.first_delay_s, retry.max_delay_s), retry.max_delay_s)
         self._errors: list[NodeError] = []
         self._refused: CursorRefusedError | None = None
         self._deadline_s = self._next_deadline_s()
@@ -91,6 +86,7 @@ class Attempts:
         """Count rounds and time from here again."""
         self._may_repeat = self._nodes.have_answered = True
         self._rounds, self._refused = 0, None
+        self._backoff.reset()
         self._errors.clear()
         self._deadline_s = self._next_deadline_s()
 
@@ -225,11 +221,10 @@ class Attempts:
         self._rounds += 1
         self._may_repeat = self._may_repeat or any(map(_is_for_the_moment, errors))
         is_repeatable = self._may_repeat and any(each.retryable for each in errors)
-        pause_s, left_s = self._retry.delay_s(self._rounds), self._left_s()
-        if attempts is None:
-            is_last = False
-        else:
-            is_last = self._rounds > attempts or (left_s is not None and left_s <= pause_s)
+        pause_s, left_s = self._backoff.take(), self._left_s()
+        is_last = attempts is not None and (
+            self._rounds > attempts or (left_s is not None and left_s <= pause_s)
+        )
         if is_last or not is_repeatable:
             raise errors[-1]
         self._errors = []

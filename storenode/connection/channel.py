@@ -25,7 +25,6 @@ MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 PROBE_TIMEOUT_S: Final = 1.0
 """The time to wait for the reason why a listener closes a connection at once."""
 
-
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS: Final[list[tuple[str, Any]]] = [

@@ -15,6 +15,8 @@ from concurrent.futures import CancelledError
 from functools import cache, partial, wraps
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
+from storenode.common.errors import ArgumentError
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _A = TypeVar("_A")
@@ -118,9 +120,12 @@ def run_blocking(
 ) -> _T:
     """Run an asynchronous function to its end.
 
-    An interruption cancels it, and waits for its end once more.
+    An interruption cancels it, and waits for its end once more. It raises `ArgumentError` in the
+    thread of the event loop, which would wait for itself.
     """
     call, loop = _Call(partial(function, *args, **kwargs)), _loop()
+    if asyncio._get_running_loop() is loop:
+        raise ArgumentError("A callback of a result may not make a blocking call: use a thread.")
     try:
         loop.call_soon_threadsafe(call.start)
         call.wait()
@@ -148,6 +153,17 @@ def iterate_blocking(
         while (item := run_blocking(anext, items, None)) is not None:
             yield item
     finally:
+        close_blocking(close)
+
+
+def close_blocking(close: Callable[[], Awaitable[None]]) -> None:
+    """Run what closes an object to its end.
+
+    The collector of garbage may call it in the loop's own thread, where it only begins.
+    """
+    if asyncio._get_running_loop() is (loop := _loop()):
+        loop.call_soon(_Call(close).start)
+    else:
         run_blocking(close)
 
 

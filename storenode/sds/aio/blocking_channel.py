@@ -10,6 +10,7 @@ from typing import Self, Unpack
 from storenode.connection.event_loop import (
     blocking,
     call_on_loop,
+    close_blocking,
     iterate_blocking,
     iterating,
     on_loop,
@@ -57,7 +58,7 @@ class Channel:
             # An interruption that comes when it has joined must not leave it joined.
             yield cls(run_blocking(stack.enter_async_context, joining))
         finally:
-            run_blocking(stack.aclose)
+            close_blocking(stack.aclose)
 
     @property
     def status(self) -> Status:
@@ -82,11 +83,7 @@ class Channel:
     def events(self) -> Iterator[ChannelEvent]:
         """Return an iterator over everything that happens from now on; read it, or drop it."""
         events = call_on_loop(self._asynchronous.events)
-
-        async def close() -> None:
-            events.close()
-
-        return iterate_blocking(events, close)
+        return iterate_blocking(events, events.__aexit__)
 
     def __iter__(self) -> Iterator[ChannelEvent]:
         return self.events()

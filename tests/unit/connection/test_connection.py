@@ -7,10 +7,11 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -22,8 +23,10 @@ from store.serving.context import NodeIdentity
 from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
 from storenode.cli.client.session import run_session
 from storenode.cli.errors import OK
+from storenode.client import Message, Publisher
+from storenode.common.errors import ArgumentError
 from storenode.connection.call_status import Ending, cancelled
-from storenode.connection.event_loop import call_on_loop, run_blocking
+from storenode.connection.event_loop import call_on_loop, iterate_blocking, run_blocking
 from tests.support.virtual_time import virtual_time
 
 Status = tuple[grpc.StatusCode, str]
@@ -203,6 +206,32 @@ def test_a_collection_of_garbage_runs_no_callback_of_a_call() -> None:
     sys.setprofile(None)
     gc.enable()
     assert "_remove" not in called  # of `asyncio.all_tasks`; other tests have callbacks too
+
+
+def test_the_loop_closes_an_iterator_that_is_garbage_and_does_not_wait_for_itself() -> None:
+    closed = threading.Event()
+
+    async def count() -> AsyncIterator[int]:
+        yield 1
+
+    items = iterate_blocking(count(), AsyncMock(side_effect=closed.set))
+    garbage: list[object] = [items, next(items)]
+    garbage.append(garbage)
+    del items, garbage
+    call_on_loop(gc.collect)
+    assert closed.wait(GIVE_UP_S)
+
+
+def test_a_callback_of_the_loop_may_not_make_a_blocking_call() -> None:
+    with pytest.raises(ArgumentError, match="use a thread"):
+        call_on_loop(call_on_loop, threading.get_ident)
+
+
+def test_a_future_that_the_program_cancels_is_settled_once() -> None:
+    answer = call_on_loop(asyncio.get_running_loop).create_future()
+    publisher = Publisher(Mock(send=AsyncMock(return_value=answer)))
+    assert publisher.send(Message(b"", "/a/1/b/c")).cancel()
+    assert call_on_loop(answer.cancelled)
 
 
 # Calls of peers

@@ -1,33 +1,60 @@
-"""Tests of what a participant's state holds is what its core held at the last transaction."""
+"""The state of a participant, and reliable channels."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.common.errors import ClientClosedError
+from storenode.common.errors import ArgumentError, ClientClosedError
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Events, Message, NotStored
 from storenode.sds.aio.ledger import ParticipantLedger, revive
+from storenode.sds.aio.reliable import (
+    AssemblyFailed,
+    Content,
+    ContentDropped,
+    ContentReader,
+    Found,
+    MessageDelivered,
+    MessageDeliveryError,
+    MessageReceived,
+    MessageSendError,
+    MessageSent,
+    ReliableChannel,
+    ReliableEvent,
+    SegmentationConfig,
+    SegmentRefused,
+    _Requests,
+)
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTakenError
+from storenode.sds.aio.transport import Outbound
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Broadcast, Packet
-from storenode.sds.log import MessageLog
+from storenode.sds.events import Acknowledged, Broadcast, GaveUp, Packet, Sent, Signed
+from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
+from storenode.sds.log import Key, MessageLog
+from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
+from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
+from tests.support.bus import PATIENCE_S, ROUTE, Bus, BusTransport, fetched, has, joined, now_ms
 from tests.unit.sds.worlds import SMALL, grows_when_written, wire
 
 START_NS = 1_763_625_600_000_000_000
@@ -328,3 +355,326 @@ def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
     (last,) = state.page(1, after=None, before=(NOW_MS, "\ue000"), committed=1)
     assert last["message_id"].decode() == "é"
     state.close()
+
+
+COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+@given(COUNTS, st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3))), st.randoms())
+def test_a_request_is_sent_and_then_delivered_or_not_once(
+    counts: list[int], lost: set[tuple[int, int]], rng: random.Random
+) -> None:
+    requests = _Requests()
+    steps: list[Sent | NotStored | Acknowledged | GaveUp] = []
+    for number, count in enumerate(counts):
+        # All contents are equal: what belongs together follows from the order alone.
+        whole = SegmentSet(bytes(32), count)
+        for index in range(count):
+            name = f"{number}-{index}"
+            requests.unsent.add(name)
+            requests.open.add(name)
+            requests.add(name, Segment(whole, index, b""))
+            end = GaveUp(name, 2) if (number, index) in lost else Acknowledged(name)
+            steps += [Sent(name, None), end, Sent(name, None)]
+    rng.shuffle(steps)
+    reported = [event for step in steps for event in requests.take(step)]
+    for number, count in enumerate(counts):
+        mine = [event for event in reported if event.request_id == f"{number}-0"]
+        failed = any((number, index) in lost for index in range(count))
+        end_of = MessageDeliveryError if failed else MessageDelivered
+        assert [type(each) for each in mine] == [MessageSent, end_of]
+    assert not requests.of
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_request_of_the_last_life_goes_on_under_its_id(given_up: bool) -> None:
+    # Two of three segments were acknowledged before, or one given up, and nodes hold all.
+    requests, whole = _Requests(open=["m1"]), SegmentSet(bytes(32), 3)
+    for index in range(3):
+        segment = Segment(whole, index, b"")
+        requests.add(f"m{index}", segment, acknowledged=index == 2 or (index == 0 and not given_up))
+    requests.loaded()
+    assert requests.take(Sent("m1", None)) == []
+    (end,) = requests.take(Acknowledged("m1"))
+    if given_up:
+        assert isinstance(end, MessageDeliveryError)
+        assert "1 of 3 segments" in end.error
+    else:
+        assert end == MessageDelivered("m0")
+    assert not requests.of
+
+
+def test_a_refusal_is_reported_once() -> None:
+    requests = _Requests(["m0", "m1"], ["m0", "m1"])
+    for index in range(2):
+        requests.add(f"m{index}", Segment(SegmentSet(bytes(32), 2), index, b""))
+    assert requests.take(NotStored("m1", "too large")) == [MessageSendError("m0", "too large")]
+    assert requests.take(NotStored("m0", "too large")) == []
+    assert requests.take(NotStored("unknown", "too large")) == []
+
+
+CONTENT = random.Random(1).randbytes(8 * 256)
+COUNT = 8
+MIDDLE = 4
+
+
+def of_alice(name: str, content: bytes, lamport: int, causes: Sequence[str] = ()) -> Message:
+    history = tuple(map(Entry, causes))
+    return Message(name, "alice", lamport, content, proof=Proof.MESSAGE, history=history)
+
+
+def genuine() -> list[Message]:
+    """Return the segments of a sender: each names the one before and another cause."""
+    parts = split(CONTENT, 256, Revision.PUBLISHED)
+    return [
+        of_alice(f"m{number}", part, number, ["other", f"m{number - 1}"])
+        for number, part in enumerate(parts)
+    ]
+
+
+def forged(
+    count: int, index: int = MIDDLE, causes: Sequence[str] = (), **fields: int | bytes
+) -> Sequence[Message]:
+    made = []
+    for number in range(count):
+        segment = SegmentMessageProto(
+            entire_message_hash=content_hash(CONTENT),
+            data_segment_index=index,
+            data_segment_count=COUNT,
+            payload=b"forged %d" % number,
+        )
+        for name, value in fields.items():
+            setattr(segment, name, value)
+        name = f"f{index}-{number}-{len(causes)}"
+        made.append(of_alice(name, segment.SerializeToString(), index, causes))
+    return made
+
+
+class Log:
+    """The log of a channel, as a reader uses it."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Key, Message] = {}
+
+    async def at(self, key: Key) -> Message | None:
+        """Return the message at a place."""
+        return self.messages.get(key)
+
+
+async def read(messages: Sequence[Message], noted: Sequence[Message] = ()) -> list[Found]:
+    log = Log()
+    reader = ContentReader(cast("Channel", log), 86_400_000)
+    found: list[Found] = []
+    for message in noted:
+        log.messages[message.key] = message
+        reader.note(0, message, read_segment(message.content))
+    for message in messages:
+        log.messages[message.key] = message
+        found += await reader.take(0, message)
+        reader._reassembly.check()
+    return found
+
+
+G = genuine()
+BEFORE, AFTER = G[:MIDDLE], G[MIDDLE + 1 :]
+CASES: dict[str, Callable[[], Sequence[Message]]] = {
+    "three for a later index first": lambda: [*forged(3), *G],
+    "three for each index first": lambda: [
+        *(each for index in range(COUNT) for each in forged(3, index)),
+        *G,
+    ],
+    "many that name the segment before": lambda: [*BEFORE, *forged(99, causes=["m3"]), *G[MIDDLE:]],
+    "many in the place of one that comes late": lambda: [
+        *BEFORE,
+        *AFTER,
+        *forged(999, causes=["m3"]),
+        G[MIDDLE],
+    ],
+    "fewer than are kept between the genuine ones": lambda: [
+        *G[: MIDDLE + 1],
+        *forged(MAX_CANDIDATES - 1, causes=["m3"]),
+        *AFTER,
+    ],
+    "one for the last index that names the one before": lambda: [
+        *G[:-1],
+        *forged(20, COUNT - 1, causes=["m6"]),
+        G[-1],
+    ],
+    "another count": lambda: [*forged(99, data_segment_count=COUNT + 1), *G],
+    "another hash": lambda: [*forged(99, entire_message_hash=content_hash(b"other")), *G],
+    "each twice": lambda: [each for message in G for each in (message, message)],
+    "in reverse": lambda: [*forged(3), *reversed(G)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_forged_segments_keep_no_content_away(case: str) -> None:
+    found = await read(CASES[case]())
+    assert [each.content for each in found if isinstance(each, Content)] == [CONTENT]
+
+
+async def test_what_the_segments_of_an_earlier_run_completed_is_not_reported_again() -> None:
+    copy = of_alice("copy", G[0].content, COUNT)
+    assert await read([copy], noted=G) == []
+
+
+async def test_a_failed_assembly_is_reported_at_once() -> None:
+    messages = [*BEFORE, *AFTER, *forged(1)]
+    assert await read(messages) == [AssemblyFailed("alice", COUNT, 1)]
+
+
+async def test_parity_and_segments_past_the_count_are_refused_one_by_one() -> None:
+    found = await read([*forged(1, is_parity=True), *forged(1, data_segment_index=COUNT), *G])
+    assert [type(each) for each in found] == [SegmentRefused, SegmentRefused, Content]
+
+
+async def test_a_signed_segment_is_tried_before_forged_ones() -> None:
+    signed = [
+        Message(each.message_id, "alice", each.lamport, each.content, signed=Signed.VALID)
+        for each in G
+    ]
+    later = forged(99, causes=["m3"])
+    found = await read([*signed[: MIDDLE + 1], *later, *signed[MIDDLE + 1 :]])
+    assert [type(each) for each in found] == [Content]
+
+
+async def test_a_content_that_never_has_its_hash_is_dropped_in_the_end() -> None:
+    messages = [*BEFORE, *AFTER]
+    for number in range(99):
+        messages += forged(1, causes=["m3", *["x"] * number])
+        last = SegmentMessageProto.FromString(G[-1].content).SerializeToString()
+        messages.append(of_alice(f"last{number}", last, 99 + number, ["m6"]))
+    messages[MIDDLE] = of_alice("m5", G[MIDDLE + 1].content, 5, [f"f4-0-{n}" for n in range(1, 9)])
+    found = await read(messages)
+    assert not [each for each in found if isinstance(each, Content)]
+    assert sum(each.attempts for each in found if isinstance(each, AssemblyFailed)) == 64 + 16
+    assert [type(each) for each in found if not isinstance(each, AssemblyFailed)] == [
+        ContentDropped
+    ]
+
+
+async def test_contents_dropped_for_lack_of_space_are_reported() -> None:
+    endless = [
+        SegmentMessageProto(
+            entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
+        ).SerializeToString()
+        for number in range(MAX_SETS + 2)
+    ]
+    sent = [of_alice(f"e{number}", each, number) for number, each in enumerate(endless)]
+    dropped = ContentDropped("alice", 1, 255)
+    assert (await read([of_alice("plain", b"no segment", 0), *sent]))[1:] == [dropped, dropped]
+
+
+# Reliable channels on a bus
+
+
+def quick(sender: str) -> ChannelConfig:
+    """Return options of a participant that acknowledges at once."""
+    return ChannelConfig("room", sender, sync_min_ms=100, sync_max_ms=200, filter_every=1)
+
+
+async def next_of(
+    events: Events[ReliableEvent], kind: type[ReliableEvent], count: int
+) -> list[Any]:
+    """Return the next events of a kind."""
+    return [
+        await anext(each async for each in events if isinstance(each, kind)) for _ in range(count)
+    ]
+
+
+async def test_a_large_content_comes_whole_over_a_link_that_loses_half() -> None:
+    rng, content = random.Random(0), random.Random(1).randbytes(200_000)
+    bus = Bus(drops=lambda name, _: name == "b" and rng.random() < 0.5)
+    small = SegmentationConfig(segment_bytes=1_024)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            bus.transport("a"), "room", "alice", config=quick("alice"), segmentation=small
+        ) as alice,
+        ReliableChannel.join(
+            bus.transport("b"), "room", "bob", config=quick("bob"), segmentation=small
+        ) as bob,
+    ):
+        for each in (alice, bob):
+            await each.channel.wait_for(lambda status: status.synced)
+        reported, ends, arrivals = alice.events(), alice.events(), bob.events()
+        ids = [await alice.send(content), await alice.send(b"")]
+        came = [each.content for each in await next_of(arrivals, MessageReceived, 2)]
+        expected = [(ids[0], "alice", content, False), (ids[1], "alice", b"", False)]
+        assert [(c.request_id, c.sender_id, c.content, c.own) for c in came] == expected
+        # Each once, and nothing else of a request.
+        assert await next_of(reported, MessageSent, 2) == [MessageSent(each) for each in ids]
+        delivered = await next_of(ends, MessageDelivered, 2)
+        assert set(delivered) == {MessageDelivered(each) for each in ids}
+        for channel in (alice, bob):
+            messages = channel.messages()
+            log = [await anext(messages) for _ in range(2)]
+            assert [each.content for each in log] == [content, b""]
+            assert [each.own for each in log] == [channel is alice] * 2
+
+
+async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
+    tmp_path: Path,
+) -> None:
+    bus, state = Bus(), tmp_path / "bob.db"
+    segments = split(b"0123456789" * 100, 256, Revision.NIM)
+    async with asyncio.timeout(PATIENCE_S), joined(bus.transport("a"), "alice") as alice:
+        await alice.send_all(segments[:4])
+        async with (
+            joined(bus.transport("b"), "bob", state=state) as channel,
+            ReliableChannel.over(channel),
+        ):
+            await has(channel, 4)
+        async with (
+            joined(bus.transport("b"), "bob", state=state) as channel,
+            ReliableChannel.over(channel) as bob,
+        ):
+            arrivals = bob.events()
+            await alice.send_all(segments[4:])
+            await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
+            came = await next_of(arrivals, MessageReceived, 2)
+            assert [each.content.content for each in came] == [b"0123456789" * 100, b"next"]
+
+
+class Refusing(BusTransport):
+    """A bus that does not take one word."""
+
+    async def refusal(self, message: Outbound) -> str:
+        return "That word is not allowed." if b"forbidden" in message.payload else ""
+
+
+async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported() -> None:
+    config = ChannelConfig("room", "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(Refusing(Bus()), "room", "alice", config=config) as alice,
+    ):
+        reported, ends = alice.events(), alice.events()
+        with pytest.raises(ArgumentError, match="content is str, not bytes"):
+            await alice.send("text")  # type: ignore[arg-type]
+        refused = await alice.send(b"forbidden")
+        expected = MessageSendError(refused, "That word is not allowed.")
+        assert await next_of(reported, MessageSendError, 1) == [expected]
+        taken = await alice.send(b"nobody is there")
+        assert await next_of(reported, MessageSent, 1) == [MessageSent(taken)]
+        given_up = await next_of(ends, MessageDeliveryError, 2)
+        assert {each.request_id for each in given_up} == {refused, taken}
+
+
+async def test_a_segment_published_under_our_name_is_no_request_of_ours() -> None:
+    bus = Bus()
+    forged_segment = fetched(
+        SdsMessage("room", "forged", "alice", now_ms(), content=forged(1)[0].content)
+    )
+    async with (
+        joined(bus.transport("a"), "alice") as channel,
+        ReliableChannel.over(channel) as alice,
+    ):
+        await channel.wait_for(lambda status: status.synced)
+        bus.add(ROUTE, forged_segment)
+        await has(channel, 1)
+        events = alice.events()
+        request = await alice.send(b"content")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await anext(events) == MessageSent(request)
+        assert len(alice._requests.of) == 1

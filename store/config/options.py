@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from functools import partial
 from typing import Any, Final
@@ -41,6 +41,34 @@ limit = partial(declare, "Limits")
 peers = partial(declare, "Peers")
 running = partial(declare, "Running")
 
+_SAME: Final = "the limits of requests are the same on every node: leave it out"
+_POOLS: Final = "give --database-connections for all work together"
+_TRACES: Final = "join the logs of a caller and of the node by x-request-id: leave it out"
+
+REMOVED: Final[Mapping[str, str]] = {
+    "--peer-secret-file": "peers beyond loopback need certificates: give --tls-cert and --tls-ca",
+    **dict.fromkeys(("--write-connections", "--read-connections", "--bulk-connections"), _POOLS),
+    "--http-page": "the page is always at / of --http-listen: leave it out",
+    "--max-connections-per-host": "it is a quarter of --max-connections: set that",
+    "--max-received-per-second": "set bytes_per_second in the file of --client-token-file",
+    "--retention-interval": "maintenance runs every minute: leave it out",
+    "--retention-lock-timeout": "a drop waits for locks at most 250 ms: leave it out, or drop by"
+    " `storenode db prune --retention-lock-timeout`",
+    **dict.fromkeys(("--tracing", "--trace-sample"), _TRACES),
+    "--wide-sync-interval": "every twelfth --sync-interval reconciles the whole history: set that",
+    **dict.fromkeys(
+        (
+            *("--max-batch-messages", "--max-response-size", "--default-page-limit"),
+            *("--max-page-limit", "--max-query-hashes", "--max-query-topics", "--max-sds-entries"),
+            *("--max-sds-claimants", "--max-causal-heads", "--max-causal-known-ids"),
+            *("--max-causal-messages", "--max-meta-size", "--max-topic-size"),
+            "--max-request-size",
+        ),
+        _SAME,
+    ),
+}
+"""Removed options, and what replaced them."""
+
 USUAL: Final = frozenset(
     (
         *("--data-dir", "--database-url", "--read-only"),
@@ -57,6 +85,8 @@ SHOW_ALL: Final = "storenode.help_all"
 
 class RunCommand(LayeredCommand):
     """A command with many options: ``--help`` shows the usual ones, ``--help-all`` all."""
+
+    removed = REMOVED
 
     def __init__(self, name: str | None, **more: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(name, **more)

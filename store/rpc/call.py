@@ -110,6 +110,13 @@ class RpcContext(NodeContext):
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
 
 
+class NoRequestError(CallError):
+    """The caller has hung up, or closed its side, before it sent a request."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.INVALID_ARGUMENT, "the call ended before its request: send one")
+
+
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 BidiMethod = Callable[["RpcCall"], Awaitable[None]]
@@ -121,7 +128,6 @@ _Stream = Callable[["RpcCall", bytes], AsyncGenerator[bytes, None]]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
-_NO_REQUEST: Final = "the call ended before its request: send one"
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
 
@@ -218,6 +224,7 @@ class RpcCall(Call):
             self.client.name if self.is_admitted else self.remote.name,
             is_first=is_first,
             is_stranger=self.method.right is None,
+            is_peer=self.is_peer,
         )
         return request if isinstance(request, bytes) else None
 
@@ -233,7 +240,7 @@ class RpcCall(Call):
             await self.begin_peer()
         self._received = await self.next_request(is_first=True)
         if self._received is None:
-            raise malformed(_NO_REQUEST)
+            raise NoRequestError
         return self._received
 
     def translate(self, error: Exception) -> tuple[CallError, bool]:
@@ -256,7 +263,7 @@ class RpcCall(Call):
                     self._received = await self.next_request(is_first=True)
                 if self._received is not None:
                     return self.ok, refuse(self._received, failure)
-        if failure.sentence != _NO_REQUEST:
+        if not isinstance(failure, NoRequestError):
             self.report(_LOG, failure, crash, method=self.method.name, code=str(failure.code))
         self.context.set_code(grpc.StatusCode[failure.code])
         self.context.set_details(failure.sentence)

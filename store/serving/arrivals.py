@@ -66,8 +66,9 @@ PAUSE_ROUNDS: Final = 10
 """The pause between two measurements, as a multiple of the duration of the last one."""
 
 MAX_PAUSE_S: Final = 0.5
-"""The pause while no read begins and nothing comes over connections that await a request, such as
-the streams of peers."""
+MAX_PEERS_PAUSE_S: Final = 5.0
+"""The pause while no read begins and nothing comes over connections that await a request: of any
+caller, and of peers alone, whose streams are silent for hours."""
 
 FILLING_PAUSE_S: Final = 0.01
 FILLING_SHARE: Final = 8
@@ -148,7 +149,7 @@ class Arrivals:
         count: Callable[[Iterable[Connection]], Awaitable[dict[Connection, int]]] | None = None,
     ) -> None:
         self.connections: dict[Connection, ArrivingRequests] = {}
-        self.awaited = self.round = self.counted_bytes = 0
+        self.awaited = self.awaited_of_peers = self.round = self.counted_bytes = 0
         self.alarm: asyncio.TimerHandle | None = None
         self.limit_bytes = limit_bytes
         self._count = count or ReceivedBytes().count
@@ -163,6 +164,7 @@ class Arrivals:
         *,
         is_first: bool = True,
         is_stranger: bool = False,
+        is_peer: bool = False,
     ) -> _T:
         """Await a request of a connection, whose caller is ``owner``.
 
@@ -183,6 +185,7 @@ class Arrivals:
         awaited.late_s = loop.time() + REQUEST_TIMEOUT_S if is_first else inf
         connection.awaited.add(awaited)
         self.awaited += 1
+        self.awaited_of_peers += is_peer
         if self.alarm is None:
             # Most requests are there already: they need not be measured.
             pause_s = FILLING_PAUSE_S if connection.is_stranger else PAUSE_S
@@ -192,6 +195,7 @@ class Arrivals:
                 request = await read(awaited)
         finally:
             self.awaited -= 1
+            self.awaited_of_peers -= is_peer
             connection.awaited.discard(awaited)
             if name[0] == COUNTED:
                 self.counted_bytes -= connection.unread_bytes
@@ -220,8 +224,10 @@ class Arrivals:
         loop, pause_s, growing = asyncio.get_running_loop(), 0.0, list[int]()
         while True:
             if not growing:
+                of_others = self.awaited - self.awaited_of_peers
+                longest_s = MAX_PAUSE_S if of_others else MAX_PEERS_PAUSE_S
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(MAX_PAUSE_S if self.awaited else None):
+                    async with asyncio.timeout(longest_s if self.awaited else None):
                         await self._active.wait()
             elif sum(growing) > self.limit_bytes // FILLING_SHARE:
                 pause_s = FILLING_PAUSE_S

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -77,9 +78,11 @@ class LayeredCommand(click.Command):
     """A command whose options also come from the environment and from a file.
 
     Attributes:
+        removed: By the flag of an option that was removed, what replaced it.
         table: The table of the file that has its options; empty: that of its own name.
     """
 
+    removed: ClassVar[Mapping[str, str]] = {}
     table: ClassVar[str] = ""
 
     def __init__(
@@ -113,11 +116,17 @@ class LayeredCommand(click.Command):
         """Parse the command line.
 
         Raises:
-            click.UsageError: An option is unknown, or is given twice.
+            click.UsageError: An option is unknown, was removed, or is given twice.
         """
+        for flag in self.removed:
+            variable = f"{ENV_PREFIX}{flag[2:].replace('-', '_').upper()}"
+            if os.environ.get(variable) and not ctx.resilient_parsing:
+                raise click.UsageError(self.replaced(flag, variable), ctx)
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except click.NoSuchOption as error:
+            if error.option_name in self.removed:
+                raise click.UsageError(self.replaced(error.option_name), ctx) from None
             hidden = {flag for each in _options_of(self) if each.hidden for flag in each.opts}
             near = [each for each in error.possibilities or () if each not in hidden]
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
@@ -127,6 +136,11 @@ class LayeredCommand(click.Command):
                 flag = max(param.opts, key=len)
                 raise click.UsageError(f"{flag} is given {times} times: give it once.", ctx)
         return super().parse_args(ctx, args)
+
+    def replaced(self, flag: str, place: str = "") -> str:
+        """Return the sentence that refuses a removed option, which ``place`` sets."""
+        set_by = f"{place} is set, and " if place else ""
+        return f"{set_by}{flag} was removed: {self.removed[flag]}."
 
 
 def option_name(param: click.Parameter) -> str:
@@ -259,7 +273,11 @@ def _require_known(key: str, path: Path, table: str, commands: list[click.Comman
     options = [param for command in commands for param in _options_of(command)]
     names = {option_name(param) for param in options}
     names.discard(_CONFIG)
+    flag = f"--{key.replace('_', '-')}"
     if key.replace("-", "_") not in names:
+        for command in commands:
+            if isinstance(command, LayeredCommand) and flag in command.removed:
+                raise click.UsageError(command.replaced(flag, f"{key} in {path}"))
         place = f"{key} in [{table}]" if table else key
         hidden = {option_name(each) for each in options if each.hidden}
         raise _unknown(place, path, key, sorted(names - hidden))

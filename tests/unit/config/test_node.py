@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from store.cli.run import run
-from store.config.options import USUAL
+from store.config.options import REMOVED, USUAL
 from storenode.cli.options.types import Address, Peer
 from tests.unit.config.cases import CommandLine
 
@@ -35,6 +35,19 @@ def test_the_defaults_are_those_of_the_contract(command_line: CommandLine) -> No
     assert config.max_message_size == 150 * 1024
     assert config.drain_timeout == 30 * 10**9
     assert (config.log_format, config.log_level) == (None, "info")
+
+
+@pytest.mark.parametrize("option", REMOVED)
+def test_an_option_that_was_removed_says_what_replaced_it(
+    command_line: CommandLine, option: str, tmp_path: Path
+) -> None:
+    sentence = f"{option} was removed: {REMOVED[option]}."
+    variable = f"STORENODE_{option[2:].upper().replace('-', '_')}"
+    file = tmp_path / "node.toml"
+    file.write_text(f"[run]\n{option[2:]} = 7\n")
+    assert command_line.refusal(f"{option}=7") == sentence
+    assert command_line.refusal(env={variable: "7"}) == f"{variable} is set, and {sentence}"
+    assert command_line.refusal("--config", str(file)).endswith(f"is set, and {sentence}")
 
 
 def test_help_shows_the_usual_options_and_help_all_shows_every_one() -> None:

@@ -77,11 +77,11 @@ async def read(
     owner: str = "a",
     *,
     is_first: bool = False,
-    is_stranger: bool = False,
+    **kind: bool,
 ) -> bytes:
     """Read a request."""
     return await requests.receive(
-        lambda _: coming, (PORT, connection), owner, is_first=is_first, is_stranger=is_stranger
+        lambda _: coming, (PORT, connection), owner, is_first=is_first, **kind
     )
 
 
@@ -240,6 +240,13 @@ async def test_connections_are_measured_only_while_they_await_a_request() -> Non
     await asyncio.sleep(2 * arrivals.PAUSE_S)
     assert times_s[before] - begun_s < 1.5 * arrivals.PAUSE_S
     await stop([silent, calling])
+    peer = Stream(incomplete, kernel, "ipv4:192.0.2.3:1", "peer", is_peer=True)
+    before = len(times_s)
+    await asyncio.sleep(60)
+    assert (
+        60 / arrivals.MAX_PEERS_PAUSE_S <= len(times_s) - before < 80 / arrivals.MAX_PEERS_PAUSE_S
+    )
+    await stop([peer])
     measured = len(times_s)
     await asyncio.sleep(3_600)
     assert len(times_s) <= measured + 2

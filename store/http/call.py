@@ -1,8 +1,9 @@
 """Requests over HTTP: identity by headers, bodies within bounds, answers and their status.
 
-The way of a request is that of every call (`store.serving.call`), with the tokens, rights, quotas
-and budgets of gRPC. A chunk that is sent has left this process, but for two buffers of the
-transport, when `HttpExchange.send` returns. What is sent to a caller that has gone is dropped.
+The way of a request is that of every call (`store.serving.call`), with the same tokens, rights,
+quotas and budgets as gRPC's. A chunk that is sent has left this process, but for `BUFFER_BYTES` of
+the transport, when `HttpExchange.send` returns: uvicorn waits for the buffer before the next event,
+so an empty one follows a chunk that is larger. What is sent to a caller that has gone is dropped.
 """
 
 from __future__ import annotations
@@ -140,8 +141,7 @@ class HttpExchange:
         """
         if not self.started:
             await self.start(200, content_type, _UNBUFFERED)
-        for start in range(0, len(chunk) or 1, BUFFER_BYTES):
-            part = chunk[start : start + BUFFER_BYTES]
+        for part in (chunk, b"") if len(chunk) > BUFFER_BYTES else (chunk,):
             if self._is_old:
                 self.protocol.send_plain(len(part))
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
@@ -159,12 +159,12 @@ class HttpExchange:
         status: int = 200,
         headers: HeaderList = (),
     ) -> None:
-        """Send a whole response; JSON ends a line, for callers in a terminal."""
+        """Send a whole response in parts of a buffer; JSON ends a line, for those in a terminal."""
         if content_type == JSON:
             body += b"\n"
-        length = (b"content-length", str(len(body)).encode())
-        await self.start(status, content_type, [length, *headers])
-        await self.send(body, content_type)
+        await self.start(status, content_type, [(b"content-length", b"%d" % len(body)), *headers])
+        for start in range(0, len(body), BUFFER_BYTES):
+            await self.send(body[start : start + BUFFER_BYTES], content_type)
         await self.finish()
 
 

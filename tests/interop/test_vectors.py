@@ -490,20 +490,19 @@ def _query_fields(message: ProtoMessage) -> dict[str, object]:
     return {name: _shown(name, getattr(message, name)) for name in names}
 
 
-@pytest.mark.parametrize("case", QUERIES_VECTORS["request"], ids=case_name)
-def test_requests_read_and_write_the_same_bytes(case: Case) -> None:
-    raw = bytes.fromhex(case["bytes"])
-    request = StoreQueryRequest.FromString(raw)
-    assert _query_fields(request) == case["fields"]
-    assert request.SerializeToString() == raw
+QUERIES = [
+    pytest.param(kind, case, id=f"{name}-{case_name(case)}")
+    for name, kind in (("request", StoreQueryRequest), ("response", StoreQueryResponse))
+    for case in QUERIES_VECTORS[name]
+]
 
 
-@pytest.mark.parametrize("case", QUERIES_VECTORS["response"], ids=case_name)
-def test_responses_read_and_write_the_same_bytes(case: Case) -> None:
+@pytest.mark.parametrize(("kind", "case"), QUERIES)
+def test_queries_read_and_write_the_same_bytes(kind: type[ProtoMessage], case: Case) -> None:
     raw = bytes.fromhex(case["bytes"])
-    response = StoreQueryResponse.FromString(raw)
-    assert _query_fields(response) == case["fields"]
-    assert response.SerializeToString() == raw
+    message = kind.FromString(raw)
+    assert _query_fields(message) == case["fields"]
+    assert message.SerializeToString() == raw
 
 
 HASHES_VECTORS = load("message_hash")

@@ -37,7 +37,6 @@ from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.session.report import SessionReport, SyncRole, Window
 from store.sync.transfer.transfer import DEFAULT_LIMITS
-from storenode.message.hashing import message_hash
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -229,11 +228,3 @@ def item(
 def items(*ranges: range) -> list[WakuMessageAndTopic]:
     """Return messages of these numbers."""
     return [item(number) for numbers in ranges for number in numbers]
-
-
-def hash_of(message: WakuMessageAndTopic) -> bytes:
-    """Return its hash."""
-    inner = message.message
-    return message_hash(
-        message.pubsub_topic, inner.payload, inner.content_topic, inner.meta, inner.timestamp
-    )

@@ -14,9 +14,10 @@ from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.session import PayloadFrame, ReconcileSession, Result, Role, SessionConfig
 from store.domain.ports import PeerAddress
 from store.sync.session.exchange import RECONCILE, TRANSFER
+from storenode.client.messages import hash_of
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.peers.harness import PeerNode, hash_of
+from tests.integration.peers.harness import PeerNode
 from tests.integration.rpc.harness import within
 from tests.support.reconcile_pair import Node, memory_view
 

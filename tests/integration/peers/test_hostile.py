@@ -22,9 +22,10 @@ from store.sync.session import exchange
 from store.sync.session.exchange import RECONCILE, TRANSFER
 from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.transfer import transfer as transferring
+from storenode.client.messages import hash_of
 from storenode.message.varint import varint
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from tests.integration.peers.harness import PeerNode, hash_of, items, peer_node
+from tests.integration.peers.harness import PeerNode, items, peer_node
 from tests.integration.peers.hostile import (
     METADATA,
     SESSION_ID,

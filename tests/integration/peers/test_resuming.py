@@ -24,11 +24,12 @@ from store.serving.tasks import BackgroundTasks
 from store.sync.fetch import FetchWork, OnlineRecorder, Resumer
 from store.sync.peers import ScannedPage
 from storenode.cli.options.types import parse_peer
+from storenode.client.messages import hash_of
 from storenode.message.varint import delimited
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
+from tests.integration.peers.harness import NOW_NS, PeerNode, item, items
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
 from tests.integration.rpc.harness import PUBSUB, within
 from tests.support.admission import encode_entry

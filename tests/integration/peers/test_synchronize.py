@@ -16,10 +16,11 @@ from store.domain.ports import CursorOutOfRangeError, PeerError
 from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.report import Equality, SyncEnding, SyncRole, Window
 from storenode.client import AsyncClient
+from storenode.client.messages import hash_of
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import CoverageStep, StoreCoverage
-from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, peer_node
+from tests.integration.peers.harness import NOW_NS, PeerNode, item, items, peer_node
 from tests.integration.rpc.harness import within
 
 MINUTE_NS = 60_000_000_000

@@ -137,6 +137,6 @@ class LongTransaction:
 
 
 TERMINATE_OTHERS = """
-select count(pg_terminate_backend(pid)) from pg_stat_activity
+select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
 """

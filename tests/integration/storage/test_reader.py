@@ -42,7 +42,7 @@ from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
-from tests.integration.storage.followers import following, from_beginning
+from tests.integration.storage.followers import TERMINATE_OTHERS, following, from_beginning
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
     CONTENTS,
@@ -136,10 +136,6 @@ async def shared(history: tuple[str, World]) -> AsyncIterator[Node]:
         yield opened
 
 
-END_OTHERS = """
-select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
-where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
-"""
 _END_SESSIONS = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s"
 
 
@@ -592,6 +588,6 @@ async def test_a_read_after_a_restart_is_tried_again_once(node: Node) -> None:
 
     await asyncio.gather(*(database.read(meet) for _ in range(together.parties)))
     assert len(database.read_pool.idle) == together.parties > 2
-    await node.rows(END_OTHERS)
+    await node.rows(TERMINATE_OTHERS)
     await database.read(ask)
     assert attempts == 2

@@ -254,80 +254,70 @@ def known(**stores: list[Statement]) -> KnownCoverage:
     return KnownCoverage(stores, sums, [(1, 1)])
 
 
-def answer(of: KnownCoverage, span: Span = DAY, horizon_ns: int = 0) -> AnswerCoverage:
-    return of.answer(span, horizon_ns, lost=False)
-
-
 EVERY: Final = [statement(hour) for hour in range(24)]
+BY_XOR: Final = [replace(each, keyed=False) for each in EVERY]
+LATE: Final = {**known(b=EVERY).sums, (5 * HOUR_NS, 6 * HOUR_NS): (6, PRINT)}
+COMPLETE, PARTIAL = AnswerCoverage.COMPLETE, AnswerCoverage.PARTIAL
+INCOMPLETE, UNCONFIRMED = AnswerCoverage.INCOMPLETE, AnswerCoverage.UNCONFIRMED
 
 
 def hours(first: int, last: int) -> Span:
     return first * HOUR_NS, last * HOUR_NS
 
 
-def test_complete_needs_every_part_and_names_who_agrees_on_all_of_it() -> None:
-    found = answer(known(b=EVERY, c=[replace(EVERY[0], compared_ns=3), *EVERY[1:]], d=EVERY[:20]))
-    assert (found.state, [*found.store_ids]) == (AnswerCoverage.COMPLETE, ["b", "c"])
-    assert (found.compared_at, found.reason) == (3, "")
-    assert (found.complete_from, found.complete_until) == DAY
+Said = tuple[str, int, Span]
+"""Stores, each named by a letter, the time of the earliest comparison, and the complete part."""
+
+Row = tuple[AnswerCoverage, AnswerCoverage.State.ValueType, Said, str]
 
 
-def test_a_late_message_leaves_the_longest_part_without_it() -> None:
-    before = known(b=EVERY)
-    found = answer(replace(before, sums={**before.sums, hours(5, 6): (6, PRINT)}))
-    assert found.state == AnswerCoverage.PARTIAL
-    assert (found.complete_from, found.complete_until) == hours(6, 24)
-    assert "rest of this time" in found.reason
+def row(
+    of: KnownCoverage,
+    state: AnswerCoverage.State.ValueType,
+    said: Said,
+    reason: str = "",
+    *,
+    span: Span = DAY,
+    horizon_ns: int = 0,
+    lost: bool = False,
+) -> Row:
+    """Return an answer, by default about a day, and what it says."""
+    return of.answer(span, horizon_ns, lost=lost), state, said, reason
 
 
-def test_part_of_an_hour_is_asked_for() -> None:
-    within = HOUR_NS + 1, 2 * HOUR_NS - 1
-    found = answer(known(b=[statement(1)]), within)
-    assert (found.state, found.complete_from, found.complete_until) == (
-        AnswerCoverage.COMPLETE,
-        *within,
-    )
+FEWER: Final = known(b=EVERY, c=[replace(EVERY[0], compared_ns=3), *EVERY[1:]], d=EVERY[:20])
+LACKED: Final = known(b=EVERY, c=[statement(3, here=2, compared_ns=9)])
+SENT: Final = known(b=EVERY, c=[statement(3, there=2)])
+IN_PART: Final = known(b=[*EVERY[:12], *BY_XOR[12:]])
+WITHIN: Final = HOUR_NS + 1, 2 * HOUR_NS - 1
+REST: Final = "rest of this time"
+NO: Final = "", 0, (0, 0)
+ANSWERS: Final = {
+    "who agrees on every part": row(FEWER, COMPLETE, ("bc", 3, DAY)),
+    "the longest part without a late message": row(
+        replace(known(b=EVERY), sums=LATE), PARTIAL, ("b", 7, hours(6, 24)), REST
+    ),
+    "part of an hour": row(known(b=EVERY[1:2]), COMPLETE, ("b", 7, WITHIN), span=WITHIN),
+    "what this store lacked": row(LACKED, INCOMPLETE, ("c", 9, (0, 0)), "lacked"),
+    "what the other store lacked": row(SENT, COMPLETE, ("b", 7, DAY)),
+    "by XOR": row(known(b=BY_XOR), UNCONFIRMED, NO, "by XOR only"),
+    "in part by XOR": row(IN_PART, PARTIAL, ("b", 7, hours(0, 12)), REST),
+    "a horizon": row(
+        known(b=EVERY), PARTIAL, ("b", 7, hours(4, 24)), "horizon", horizon_ns=4 * HOUR_NS
+    ),
+    "all below it": row(known(b=EVERY), UNCONFIRMED, NO, "horizon", horizon_ns=24 * HOUR_NS),
+    "no statement": row(known(), UNCONFIRMED, NO, "no comparison", span=hours(0, 1)),
+    "a loss": row(known(b=EVERY[:1]), UNCONFIRMED, NO, "lost commits", span=hours(0, 1), lost=True),
+}
 
 
-def test_what_this_store_lacked_outweighs_what_others_confirm() -> None:
-    found = answer(known(b=EVERY, c=[statement(3, here=2, compared_ns=9)]))
-    assert (found.state, found.compared_at) == (AnswerCoverage.INCOMPLETE, 9)
-    assert found.store_ids == ["c"]
-    # What the other store lacked makes no answer of this one incomplete.
-    found = answer(known(b=EVERY, c=[statement(3, there=2)]))
-    assert (found.state, [*found.store_ids]) == (AnswerCoverage.COMPLETE, ["b"])
-
-
-def test_what_was_compared_by_xor_alone_is_never_complete() -> None:
-    by_xor = [replace(each, keyed=False) for each in EVERY]
-    found = answer(known(b=by_xor))
-    assert (found.state, "by XOR only" in found.reason) == (AnswerCoverage.UNCONFIRMED, True)
-    found = answer(known(b=[*EVERY[:12], *by_xor[12:]]))
-    assert (found.state, found.complete_from, found.complete_until) == (
-        AnswerCoverage.PARTIAL,
-        *hours(0, 12),
-    )
-    assert found.keyed
-
-
-def test_below_the_horizon_nothing_is_complete() -> None:
-    for hours_ago, state in ((4, AnswerCoverage.PARTIAL), (24, AnswerCoverage.UNCONFIRMED)):
-        found = answer(known(b=EVERY), horizon_ns=hours_ago * HOUR_NS)
-        assert (found.state, "horizon" in found.reason) == (state, True)
-        assert state == AnswerCoverage.UNCONFIRMED or found.complete_from == 4 * HOUR_NS
-
-
-@pytest.mark.parametrize(
-    ("stores", "lost", "reason"),
-    [({}, False, "no comparison"), ({"b": [statement(0)]}, True, "lost commits")],
-)
-def test_nothing_is_claimed_without_a_statement_or_after_a_loss(
-    *, stores: dict[str, list[Statement]], lost: bool, reason: str
-) -> None:
-    found = known(**stores).answer(hours(0, 1), 0, lost=lost)
-    assert found.state == AnswerCoverage.UNCONFIRMED
-    assert reason in found.reason
-    assert not found.store_ids
+@pytest.mark.parametrize("row", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_is_as_complete_as_statements_that_hold_say(row: Row) -> None:
+    found, state, said, reason = row
+    part = found.complete_from, found.complete_until
+    assert (found.state, "".join(found.store_ids), found.compared_at, part) == (state, *said)
+    assert reason in found.reason if reason else not found.reason
+    assert found.keyed == (state != UNCONFIRMED)
 
 
 TEN: Final = 10 * HOUR_NS

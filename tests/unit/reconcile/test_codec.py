@@ -392,26 +392,26 @@ def test_damaged_payloads(
     assert_all_agree(mutated(random, data, changes))
 
 
+def memory_of(data: bytes, sentence: str | None = None) -> int:
+    """Return the memory that it takes to refuse a payload."""
+    tracemalloc.start()
+    with pytest.raises(MalformedPayloadError, match=sentence):
+        parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
 def test_memory_is_a_small_multiple_of_the_payload() -> None:
     half = 1 << 17
     for unit in (b"\1\0", b"\1\1" + b"\2" * 32, b"\1\2\0\0", b"\1\1" + b"\x80" * 32):
         data = unit * (half // len(unit)) + b"\x80" * half
-        tracemalloc.start()
-        with pytest.raises(MalformedPayloadError):
-            parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 16 * len(data)
+        assert memory_of(data) < 16 * len(data)
 
 
 def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
     data = b"\1\2" + varint(2**40) + bytes(40)
-    tracemalloc.start()
-    with pytest.raises(MalformedPayloadError, match="claims 1099511627776 items"):
-        parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 100_000
+    assert memory_of(data, "claims 1099511627776 items") < 100_000
 
 
 # Bounds that can follow each other, against the letter of the specification

@@ -157,7 +157,7 @@ class MetricsListener:
     async def _listen(self, host: str, port: int, bound: Future[int]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         try:
-            server = await asyncio.start_server(self._serve, host, port, limit=MAX_HTTP_HEAD_BYTES)
+            server = await asyncio.start_server(self.serve, host, port, limit=MAX_HTTP_HEAD_BYTES)
         except OSError as error:
             bound.set_exception(error)
             return
@@ -191,24 +191,23 @@ class MetricsListener:
         silent_s = now_s - asked_s
         return f"nothing has run for {silent_s:.0f} s" if silent_s > longest_s else None
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve the request of a connection, and end the connection."""
         try:
             async with asyncio.timeout(HTTP_TIMEOUT_S):
-                head = await self._head(reader, writer)
-                if head is not None:
+                if (head := await self._head(reader, writer)) is not None:
                     await self._exchange(head, writer)
-        except asyncio.LimitOverrunError:
-            with contextlib.suppress(OSError):
-                await _send(writer, _TOO_LARGE)
+                writer.close()
+                await writer.wait_closed()  # a caller may leave the end of a response unread
         except (OSError, TimeoutError):
-            writer.transport.abort()
+            pass
         finally:
-            writer.close()
+            writer.transport.abort()
 
     async def _head(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes | None:
-        """Return the request line and the headers; None where the connection ended before."""
+        """Return the request line and the headers; None where there are none to answer."""
         if len(self._unfinished) >= MAX_UNFINISHED_REQUESTS:
             oldest = next(iter(self._unfinished))
             del self._unfinished[oldest]
@@ -218,6 +217,9 @@ class MetricsListener:
             async with asyncio.timeout(HTTP_HEAD_TIMEOUT_S):
                 return await reader.readuntil(_END_OF_HEAD)
         except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            await _send(writer, _TOO_LARGE)
             return None
         finally:
             self._unfinished.pop(writer, None)
@@ -273,8 +275,6 @@ async def _send(writer: asyncio.StreamWriter, answer: _Answer, *, with_body: boo
     )
     writer.write(head.encode("latin-1") + (answer.body if with_body else b""))
     await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.write_eof()
 
 
 ANY: Final = "*"

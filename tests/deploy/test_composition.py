@@ -37,10 +37,7 @@ IMAGE: Final[Mapping[str, str]] = {
 """The environment that containers of the image have without any file (`deploy/container`)."""
 
 STOP_TIMEOUT_S: Final = 60
-PATHS: Final[Mapping[str, str]] = {
-    "/run/secrets": "run-secrets",
-    "/var/lib/storenode": "state",
-}
+PATHS: Final[Mapping[str, str]] = {"/run/secrets": "run-secrets", "/var/lib/storenode": "state"}
 """The mounts of a container, and their names below the directory of the service."""
 
 _MULTIADDR: Final = re.compile(r"/ip4/0\.0\.0\.0/tcp/(\d+)")

@@ -622,9 +622,7 @@ def test_the_servers_account_is_the_owner_of_the_cluster(
         binaries.account_for(cluster)
 
 
-def test_a_cluster_of_roots_is_refused_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_of_roots_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(EmbeddedPostgresError, match="chown -R"):
         binaries.account_for(Path("/usr"))

@@ -37,11 +37,7 @@ def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
 
 
 async def start(
-    connection: Connection,
-    policy: RetentionPolicy,
-    *,
-    confirmed: bool = False,
-    now_ns: int = NOW,
+    connection: Connection, policy: RetentionPolicy, *, confirmed: bool = False, now_ns: int = NOW
 ) -> RetentionBrake:
     """Start a node and let it maintain the database once."""
     brake = RetentionBrake(policy, confirmed=confirmed)

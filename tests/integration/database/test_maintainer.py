@@ -228,8 +228,7 @@ async def test_partitions_are_analyzed_after_they_have_grown(database_url: str) 
         await fill(connection, 0, 3_000)
         assert "messages_20261120" in await analyze_stale(connection)
         estimate = await values(
-            connection,
-            "select reltuples::int from pg_class where relname = 'messages_20261120'",
+            connection, "select reltuples::int from pg_class where relname = 'messages_20261120'"
         )
         assert estimate == [3_000]
         await fill(connection, 3_000, 3_100)

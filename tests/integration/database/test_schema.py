@@ -126,9 +126,7 @@ CHANGES = {
 """A name that the check must mention, by the change of the schema."""
 
 
-def test_the_migrated_schema_is_the_described_one_and_changes_are_found(
-    database_url: str,
-) -> None:
+def test_the_migrated_schema_is_the_described_one_and_changes_are_found(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         lines = sorted(line for _, _, line in described(connection))
         assert "\n".join(lines) + "\n" == EXPECTED.read_text()

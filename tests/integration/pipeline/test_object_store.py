@@ -152,11 +152,7 @@ def few_requests(bucket: str, s3: ObjectStore, most: int) -> Iterator[None]:
 
 
 def test_an_archive_from_the_first_message_to_an_empty_database(
-    spark: SparkSession,
-    url: str,
-    new_database: Callable[[], str],
-    bucket: str,
-    s3: ObjectStore,
+    spark: SparkSession, url: str, new_database: Callable[[], str], bucket: str, s3: ObjectStore
 ) -> None:
     path = f"{bucket}/history/one"
     first = archive(spark, ArchiveJob(url, DeltaArchive(path.replace("s3:", "s3a:"))))

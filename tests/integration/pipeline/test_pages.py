@@ -34,11 +34,7 @@ def run_step(step: Step, folder: Path, code: int = 0) -> None:
     """Assert that a job prints what the page shows."""
     program, *arguments = shlex.split(step.command)
     assert program == "storenode"
-    with (
-        chdir(folder),
-        redirect_stdout(StringIO()) as printed,
-        pytest.raises(SystemExit) as ended,
-    ):
+    with chdir(folder), redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == code
     assert matches(step.output, printed.getvalue()), printed.getvalue()

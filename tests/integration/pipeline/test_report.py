@@ -66,8 +66,7 @@ def test_the_figures_of_an_archive_are_those_of_duckdb(
     (not_sds,) = asked(archived, "select count(*) from lake where channel is null and ts > 1")
     assert (traffic["messages_not_sds"],) == not_sds
     topics = asked(
-        archived,
-        f"select pubsub_topic, content_topic, {sums} from lake where ts > 1 group by 1, 2",
+        archived, f"select pubsub_topic, content_topic, {sums} from lake where ts > 1 group by 1, 2"
     )
     assert {tuple(each.values()) for each in traffic["topics"]["top"]} == {
         (cut(pubsub), cut(content), *rest) for pubsub, content, *rest in topics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from store.observe.metrics import Metrics, read_totals
 from store.observe.problems import RULES, Problems
 from tests.integration.run.helpers import get
 from tests.support.faults import FAULTS, START_S, Fault, healthy, record
+from tests.support.virtual_time import virtual_time
 
 
 def test_every_problem_is_the_problem_of_a_fault() -> None:
@@ -295,6 +297,18 @@ async def test_a_node_whose_loop_does_not_run_is_not_ready_and_later_not_alive(n
     assert get(node.address, "/healthz") == (200, "alive\n")
     node.now_s = LIVE_SILENCE_S + 1
     assert get(node.address, "/healthz") == (503, "not alive: nothing has run for 61 s\n")
+
+
+@virtual_time
+async def test_a_connection_ends_although_its_response_is_not_read() -> None:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport = Mock(**{"is_closing.return_value": False})
+    transport.abort.side_effect = lambda: protocol.connection_lost(None)
+    writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+    reader.feed_data(b"GET / HTTP/1.1\r\n\r\n")
+    await MetricsListener({}, lambda: None, ()).serve(reader, writer)
+    transport.abort.assert_called_once_with()
 
 
 async def test_more_requests_for_metrics_than_are_rendered_at_one_time_are_refused(

@@ -272,7 +272,7 @@ def check(target: Target, sample: int | None) -> int:
     Changes nothing and can run beside nodes. The exit code is 1 if anything was found.
     """
     with target.url() as url:
-        report = database_check.check(url, now_ns=time.time_ns, sample=sample, progress=_progress())
+        report = database_check.check(url, sample=sample, progress=_progress())
     lines = []
     for each in report.findings:
         lines.append(f"{each.where}: {each.kind} ({each.count:,})")

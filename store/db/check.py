@@ -2,10 +2,9 @@
 
 Reads everything, or a random share of it, and changes nothing. It can run beside nodes that serve.
 What is looked for: a schema as migrations leave it; partitions, indexes and sequences that are
-sane; every message's hash computed again from its bytes, its rows in the lookup tables, and those
-rows' messages; SDS rows that are what the payload says, for every payload that is a readable SDS
-message and for no other; commits that account for what is stored; unread events whose messages are
-stored; missing parents that are missing.
+sane; messages, and the rows about them, that are what a node would write of their bytes today
+(`store.domain.admission`), and rows whose messages are there; commits that account for what is
+stored; unread events whose messages are stored; missing parents that are missing.
 
 Rows come in chunks, each by one statement that joins what must agree, so that a check of any size
 needs little memory, sees no transaction by halves, and neither writers nor retention wait for it.
@@ -19,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, LiteralString, NamedTuple
+from typing import Any, Final, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -39,22 +38,16 @@ from store.db.buckets import (
     unfolded,
 )
 from store.db.connection import Connection, fetch_rows
-from store.db.locks import MAINTENANCE
+from store.db.insert import lay_out_sds
+from store.db.messages import admit_again, frame_of
 from store.db.migrate import differences, require_served
 from store.db.partitions import Catalog, read_catalog
-from store.db.statements import BUCKETS_TABLE, COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
-from store.domain.audit import RowFault, SdsRow, StoredMessage, audit, sds_row
-from store.domain.partitioning import (
-    COMMITS_PER_PARTITION,
-    DAY_NS,
-    HOUR_NS,
-    MAX_COARSE,
-    UNBOUNDED_HIGH,
-    UNBOUNDED_LOW,
-    Bounds,
-    Cover,
-)
+from store.db.statements import BUCKETS_TABLE, FINE_TABLE, SCHEMA, SQL
+from store.domain.partitioning import HOUR_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
+from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.sds.codec import decode, sds_key
 
 Progress = Callable[[str, int], None]
 """Receives the table and how many rows of it were compared so far."""
@@ -77,22 +70,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _KEEP: Final[LiteralString] = "lock table only {} in access share mode"
 
-NOT_MISSING: Final = "missing parent that is not missing"
-NOT_COUNTED: Final = "parent that is missing and is not counted"
 WRONG_SUMMARY: Final = "summary differs from its messages"
 WRONG_LEVEL: Final = "summary differs from those it is made of"
 WRONG_LATTICE: Final = "lattice sum differs from what it is made of"
-FOLDED_BEYOND: Final = "folded beyond the newest commit"
-
-_MISSING: Final[LiteralString] = """
-select '{}', 'missing_parents', format('%s of channel %s at %s', parent, channel, ts)
-from ({}) as found(channel, ts, parent)
-"""
 
 _FAULTS: Final[tuple[LiteralString, ...]] = (
     SQL.partitions.check_tables,
+    SQL.partitions.check_partitions,
     SQL.partitions.check_indexes,
     SQL.stores.check_count,
+    SQL.stores.check_folded,
     SQL.commits.check_sequences,
     SQL.stores.check_unread,
 )
@@ -100,8 +87,8 @@ _FAULTS: Final[tuple[LiteralString, ...]] = (
 
 _FAULTS_OF_ALL: Final = (
     SQL.commits.check_batches,
-    _MISSING.format(NOT_MISSING, SQL.sds.check_not_missing),
-    _MISSING.format(NOT_COUNTED, SQL.sds.check_not_counted),
+    SQL.sds.check_not_missing,
+    SQL.sds.check_not_counted,
 )
 """The checks that read everything, which a check of a sample leaves out."""
 
@@ -118,32 +105,35 @@ _RECOUNT: Final = (
 )
 
 ADVICE: Final[dict[str, str]] = {
-    **dict.fromkeys(RowFault, _RESTORE),
-    RowFault.NO_HASH_ROW: _REINDEX,
-    RowFault.NO_TOPIC_ROW: _REINDEX,
-    RowFault.WRONG_TOPIC_ROW: _REINDEX,
-    RowFault.NO_SDS_ROW: _REINDEX,
-    RowFault.WRONG_SDS_ROW: _REINDEX,
-    RowFault.STRANGE_SDS_ROW: _REINDEX,
-    RowFault.LOST_SDS_MESSAGE: "it finds nothing and harms nothing; it goes with its partition",
+    "damaged frame": _RESTORE,
+    "wrong timestamp": _RESTORE,
+    "wrong hash": _RESTORE,
+    "wrong topic": _RESTORE,
+    "wrong content digest": _RESTORE,
+    "row in hashes without a message": _RESTORE,
+    "message without a row in hashes": _REINDEX,
+    "message without a row in topics": _REINDEX,
+    "row in topics has other names": _REINDEX,
+    "SDS message without a row in sds": _REINDEX,
+    "row in sds differs from its message": _REINDEX,
+    "row in sds about a message that is none of SDS": _REINDEX,
+    "row in sds without a message": (
+        "it finds nothing and harms nothing; it goes with its partition"
+    ),
     "wrong schema": "undo what was changed by hand, or restore the database from a backup",
     "wrong store": "restore the database from a backup",
     "default partition": "move its rows away and drop it: it hides partitions that are missing",
     "partition being detached": "finish with ALTER TABLE ... DETACH PARTITION ... FINALIZE",
     "stray table": "drop it, or move it to another schema: its name may be needed",
-    "odd bounds": "restore the partition, or drop it if what it holds may go",
-    "too many partitions": "drop the oldest ones of hashes, sds and topics alike",
-    "uncovered messages": "restart a node: it makes the partitions that are missing",
-    "missing partition": "look into the log of the node that does the maintenance",
     "invalid index": "run REINDEX INDEX on it",
     "batch without a commit": "restore the database from a backup: followers miss these messages",
     "commit of fewer messages than are held": "restore the database from a backup",
     WRONG_SUMMARY: _RESUMMARIZE,
     WRONG_LEVEL: _RESUMMARIZE,
     WRONG_LATTICE: _RESUMMARIZE,
-    NOT_MISSING: _RECOUNT,
-    NOT_COUNTED: _RECOUNT,
-    FOLDED_BEYOND: (
+    "missing parent that is not missing": _RECOUNT,
+    "parent that is missing and is not counted": _RECOUNT,
+    "folded beyond the newest commit": (
         "set folded_position of storenode.store to the newest position of storenode.commits, then"
         " run `storenode db resummarize`"
     ),
@@ -178,30 +168,14 @@ class CheckReport:
     full: bool
 
 
-class _RowTable(NamedTuple):
-    """A table that is partitioned by time.
-
-    ``statement`` reads the rows behind a position, which their first columns are, beside what must
-    agree with them; ``first`` is the position before all rows.
-    """
-
-    statement: LiteralString
-    first: tuple[Any, ...]
-    chunk_rows: int
-
-
 _NO_KEY: Final = UUID(int=0)
-_ROW_TABLES: Final = {
-    "messages": _RowTable(SQL.messages.check_messages, (UNBOUNDED_LOW, b""), MESSAGE_CHUNK_ROWS),
-    "hashes": _RowTable(SQL.messages.check_hashes, (-(1 << 63), UNBOUNDED_LOW), INDEX_CHUNK_ROWS),
-    "sds": _RowTable(SQL.sds.check_payloads, (_NO_KEY, UNBOUNDED_LOW, b""), INDEX_CHUNK_ROWS),
-}
+_OTHER_NAMES: Final = "row in topics has other names"
+_OTHER_SDS: Final = "row in sds differs from its message"
 
 
 def check(
     url: str,
     *,
-    now_ns: Callable[[], int],
     sample: int | None = None,
     progress: Progress = lambda _table, _rows: None,
 ) -> CheckReport:
@@ -218,7 +192,7 @@ def check(
             work = _DatabaseCheck(connection, sample, progress)
             full = sample is None
             try:
-                await work.run(now_ns())
+                await work.run()
             except psycopg.ProgrammingError:
                 if not work.findings:
                     raise
@@ -239,12 +213,12 @@ class _DatabaseCheck:
         self._sample = sample
         self._progress = progress
 
-    async def run(self, now_ns: int) -> None:
-        """Check everything; ``now_ns`` is the node's clock."""
+    async def run(self) -> None:
+        """Check everything."""
         for difference in differences(await self._rows(SQL.partitions.describe)):
             self._add("wrong schema", "storenode", difference)
-        catalog = await self._check_partitions(now_ns)
-        for table in _ROW_TABLES:
+        catalog = await read_catalog(self._connection, with_sizes=True)
+        for table in ("messages", "hashes", "sds"):
             self.checked[table] = await self._check_table(table, catalog)
         for statement in (*_FAULTS, *(_FAULTS_OF_ALL if self._sample is None else ())):
             await self._find(statement)
@@ -256,12 +230,16 @@ class _DatabaseCheck:
 
     def _add(self, kind: str, where: str, example: str) -> None:
         """Note a fault in the table ``where``."""
-        finding = self.findings.setdefault((kind, where), Finding(str(kind), where))
+        finding = self.findings.setdefault((kind, where), Finding(kind, where))
         finding.count += 1
         if len(finding.examples) < MAX_EXAMPLES:
             finding.examples.append(example[:MAX_EXAMPLE_CHARS])
 
-    async def _rows(self, statement: str, parameters: Sequence[object] | None = None) -> list[Any]:
+    async def _rows(
+        self,
+        statement: str,
+        parameters: Mapping[str, object] | Sequence[object] | None = None,
+    ) -> list[Any]:
         return await fetch_rows(self._connection, statement, parameters, prepare=False)
 
     async def _count(self, statement: LiteralString) -> int:
@@ -276,40 +254,33 @@ class _DatabaseCheck:
             async for kind, where, example in cursor:
                 self._add(kind, where, example)
 
-    # Partitions
-
-    async def _check_partitions(self, now_ns: int) -> Catalog:
-        """Check that partitions are complete, sane and of one mind; return them."""
-        catalog = await read_catalog(self._connection, with_sizes=True, on_fault=self._add)
-        for each in catalog.partitions:
-            unit = COMMITS_PER_PARTITION if each.table == COMMITS_TABLE else DAY_NS
-            ends = {each.bounds.low, each.bounds.high} - {UNBOUNDED_LOW, UNBOUNDED_HIGH}
-            if any(end % unit for end in ends):
-                self._add("odd bounds", each.table, each.bounds.clause)
-        bounds = {table: catalog.bounds(table) for table in (FINE_TABLE, *COARSE_TABLES)}
-        self._check_coarse(bounds, now_ns + DAY_NS)
-        if await self._rows(SQL.partitions.is_maintained, (MAINTENANCE,)) == [(True,)]:
-            for table, found in bounds.items():
-                if not Cover(found).spans(now_ns, now_ns + DAY_NS):
-                    self._add("missing partition", table, "for now and the next 24 hours")
-        return catalog
-
-    def _check_coarse(self, bounds: dict[str, list[Bounds]], last_ns: int) -> None:
-        for table in COARSE_TABLES:
-            cover = Cover(bounds[table])
-            if len(cover.bounds) > MAX_COARSE:
-                self._add("too many partitions", table, f"{len(cover.bounds)} of {MAX_COARSE}")
-            for each in bounds[FINE_TABLE]:
-                if each.low <= last_ns and not cover.spans(each.low, min(each.high - 1, last_ns)):
-                    self._add("uncovered messages", table, each.clause)
-        if len({tuple(bounds[table]) for table in COARSE_TABLES}) > 1:
-            self._add("odd bounds", "sds", "hashes, sds and topics differ")
-
     # Rows of the tables that are partitioned by time
 
     async def _check_table(self, table: str, catalog: Catalog) -> int:
-        """Compare all rows of a table, or a share of its pages; return their number."""
-        statement, first, size = _ROW_TABLES[table]
+        """Compare all rows of a table, or a share of its pages; return their number.
+
+        A chunk is read from behind a position on, which the first columns of a row are.
+        """
+        statement, compare, first, size = {
+            "messages": (
+                SQL.messages.check_messages,
+                self._compare_messages,
+                (UNBOUNDED_LOW, b""),
+                MESSAGE_CHUNK_ROWS,
+            ),
+            "hashes": (
+                SQL.messages.check_hashes,
+                self._compare_hashes,
+                (-(1 << 63), UNBOUNDED_LOW),
+                INDEX_CHUNK_ROWS,
+            ),
+            "sds": (
+                SQL.sds.check_payloads,
+                self._compare_sds_rows,
+                (_NO_KEY, UNBOUNDED_LOW, b""),
+                INDEX_CHUNK_ROWS,
+            ),
+        }[table]
         sample, done = "", 0
         if self._sample is not None:
             rows = sum(
@@ -319,11 +290,6 @@ class _DatabaseCheck:
             share = min(1.0, self._sample / rows) if rows else 1.0
             # The same pages for each chunk.
             sample = f"tablesample system ({100 * share}) repeatable ({random.getrandbits(16)})"
-        compare = {
-            "messages": self._compare_messages,
-            "hashes": self._compare_hashes,
-            "sds": self._compare_sds_rows,
-        }[table]
         others = catalog.bounds("topics" if table == FINE_TABLE else FINE_TABLE)
         spans = [each.low for each in others], [each.high - 1 for each in others]
         for bounds in catalog.bounds(table):
@@ -336,48 +302,42 @@ class _DatabaseCheck:
         return done
 
     async def _compare_messages(self, rows: Sequence[Any]) -> None:
-        wanted: dict[tuple[int, bytes], SdsRow] = {}
-        for row in rows:
-            ts, digest, topic, content_digest, head, payload, tail, has_hash, low, *names = row
+        """Compare messages, and the rows about them, with what admission makes of their bytes."""
+        bodies = [transferred(frame_of(row[1], b"".join(row[4:7]))) for row in rows]
+        admitted = admit_again(bodies)
+        for place, row in zip(admitted.positions, rows, strict=True):
+            ts, digest, topic, _, _, _, _, has_hash, low, *names = row
             name = _name(ts, digest)
-            stored = ts, digest, topic.bytes, content_digest, head, payload, tail
-            faults, topics = audit(StoredMessage(*stored))
-            for fault in faults:
-                self._add(fault, FINE_TABLE, name)
             if not has_hash:
-                self._add(RowFault.NO_HASH_ROW, "hashes", name)
-            is_named = topics is not None and RowFault.TOPIC not in faults
-            if is_named and low is not None and tuple(names) != topics:
+                self._add("message without a row in hashes", "hashes", name)
+            for fault in faults_of(admitted.batch, place, (ts, digest, topic.bytes, *row[3:7])):
+                self._add(fault, FINE_TABLE, name)
+            right = admitted.batch.topics.get(topic.bytes)
+            if right is not None and low is not None and tuple(names) != right:
                 is_absent = names == [None, None]
-                fault = RowFault.NO_TOPIC_ROW if is_absent else RowFault.WRONG_TOPIC_ROW
+                fault = "message without a row in topics" if is_absent else _OTHER_NAMES
                 self._add(fault, "topics", name)
-            sds = sds_row(payload)
-            if sds is not None:
-                wanted[ts, digest] = sds
-        if not wanted:
-            return
-        keys = [row[0].hex() for row in wanted.values()]
-        given = (keys, [ts for ts, _ in wanted], [digest for _, digest in wanted])
-        rows = await self._rows(SQL.sds.check_rows, given)
-        found = {(ts, digest): _plain(columns) for ts, digest, *columns in rows}
-        for key, row in wanted.items():
-            if key not in found:
-                self._add(RowFault.NO_SDS_ROW, "sds", _name(*key))
-            elif found[key] != row:
-                self._add(RowFault.WRONG_SDS_ROW, "sds", _name(*key))
+        if admitted.batch.sds:
+            given = await lay_out_sds(admitted.batch)
+            for ts, digest, is_absent in await self._rows(SQL.sds.check_rows, given):
+                fault = "SDS message without a row in sds" if is_absent else _OTHER_SDS
+                self._add(fault, "sds", _name(ts, digest))
 
     async def _compare_hashes(self, rows: Sequence[Any]) -> None:
         for key, ts, is_lost in rows:
             if is_lost:
-                self._add(RowFault.LOST_MESSAGE, "hashes", _name(ts, key.to_bytes(8, signed=True)))
+                name = _name(ts, key.to_bytes(8, signed=True))
+                self._add("row in hashes without a message", "hashes", name)
 
     async def _compare_sds_rows(self, rows: Sequence[Any]) -> None:
         for key, ts, digest, payload, is_lost in rows:
-            row = None if payload is None else sds_row(payload)
             if is_lost:
-                self._add(RowFault.LOST_SDS_MESSAGE, "sds", _name(ts, digest))
-            elif payload is not None and (row is None or row[0] != key.bytes):
-                self._add(RowFault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
+                self._add("row in sds without a message", "sds", _name(ts, digest))
+            elif payload is not None:
+                found = decode(payload)
+                if found is None or sds_key(found.channel_id, found.message_id) != key.bytes:
+                    fault = "row in sds about a message that is none of SDS"
+                    self._add(fault, "sds", _name(ts, digest))
 
     # Summaries
 
@@ -386,12 +346,8 @@ class _DatabaseCheck:
 
         A sample takes random hours that together have about that many messages.
         """
-        store = await self._rows(SQL.stores.check_folded)
-        if not store:
+        if not await self._rows(SQL.stores.read_folded):
             return 0  # how much is folded was lost, which the check says already
-        ((folded, newest),) = store
-        if folded > newest:
-            self._add(FOLDED_BEYOND, "store", f"folded up to {folded}, committed up to {newest}")
         done = 0
         partitions = {each.bounds: each.name for each in catalog.of(FINE_TABLE)}
         if self._sample is None:
@@ -477,11 +433,24 @@ class _DatabaseCheck:
         return bool(rows) and bytes(rows[0][0]) != total.state_bytes()
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a column, or a row of them
-    """Return a column as `store.domain.audit.SdsRow` has it: keys as bytes, arrays as tuples."""
-    if isinstance(value, UUID):
-        return value.bytes
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
+def faults_of(batch: RecordBatch, place: int, row: tuple[Any, ...]) -> list[str]:
+    """Return the faults of a row of ``messages``, of which admission makes a place of a batch.
+
+    Args:
+        batch: What was admitted.
+        place: -1 for a message that is refused.
+        row: Timestamp, hash, topic key, content digest, then the three parts of the frame.
+    """
+    parts = batch.heads, batch.payloads, batch.tails
+    if place < 0 or row[4:] != tuple(column[place] for column in parts):
+        return ["damaged frame"]
+    right = (
+        ("wrong timestamp", batch.timestamps[place]),
+        ("wrong hash", batch.hashes[place]),
+        ("wrong topic", batch.topic_keys[place]),
+        ("wrong content digest", batch.content_digests[place]),
+    )
+    return [kind for (kind, value), found in zip(right, row, strict=False) if value != found]
 
 
 def _name(ts: int, digest: bytes) -> str:

@@ -22,20 +22,17 @@ from reconcile.ids import SyncId, SyncIds, ordered
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.messages import TransferReader, locate, values_at
+from store.db.messages import TransferReader, admit_again, locate, values_at
 from store.db.pool import Database
 from store.db.reconciliation import ids_of
 from store.db.statements import SQL
-from store.domain.admission import Admission
 from store.domain.hub import CommitRow
-from store.domain.ports import Source
 from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
 from store.gossip.events import Committed, GraphEvent
 from store.gossip.graph import graph_events
 from store.gossip.limits import MAX_PEERS
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import CONTENT_DIGEST_BYTES, HASH_BYTES, MAX_TIMESTAMP_NS
-from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from store.db.insert import CommitPart
@@ -209,9 +206,6 @@ MAX_READ_BYTES: Final = 4 * 1024 * 1024
 MAX_LOADED_IDS: Final = 1_024
 """Messages of one answer."""
 
-_ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
-"""A policy without rules: a stored message was admitted by the rules of its time."""
-
 
 class GossipReads:
     """Reads; each raises `StoreUnavailableError` when the database does not serve."""
@@ -281,9 +275,8 @@ class GossipReads:
     async def _events(self, ids: SyncIds) -> tuple[int, list[GraphEvent]]:
         """Look into the first of some messages; return how many, and the events among them."""
         bodies = await self._reader.load(ids, MAX_READ_BYTES)
-        admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
-        admission.admit([body for body in bodies if body is not None])
-        return len(bodies), graph_events(admission.admitted.batch)
+        admitted = admit_again([body for body in bodies if body is not None])
+        return len(bodies), graph_events(admitted.batch)
 
     async def _locate(self, hashes: Sequence[bytes]) -> list[SyncId]:
         pool = self._database.bulk_pool

@@ -215,7 +215,7 @@ async def copy(connection: Connection, parts: Sequence[CommitPart]) -> None:
     await _copy(connection, SQL.messages.copy_messages, message_blocks(ordered, ordered_ids))
     await _copy(connection, SQL.messages.copy_hashes, (hash_block(ordered),))
     if batch.sds:
-        await connection.execute(SQL.sds.insert_sds.format(stored=""), await _lay_out_sds(batch))
+        await connection.execute(SQL.sds.insert_sds.format(stored=""), await lay_out_sds(batch))
 
 
 async def insert_at_once(
@@ -281,10 +281,11 @@ async def _lay_out(batches: Sequence[RecordBatch]) -> dict[str, object]:
         "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
         "parts": len(sizes),
     }
-    return given | await _lay_out_sds(batch) if batch.sds else given
+    return given | await lay_out_sds(batch) if batch.sds else given
 
 
-async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
+async def lay_out_sds(batch: RecordBatch) -> dict[str, object]:
+    """Return the parameters of the rows of ``sds`` of a batch."""
     if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
         return await asyncio.to_thread(_sds_parameters, batch)
     return _sds_parameters(batch)

@@ -34,6 +34,7 @@ from store.db.connection import Connection, fetch_rows
 from store.db.locks import cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database
 from store.db.statements import SQL
+from store.domain.admission import Admission, Admitted
 from store.domain.hub import TopicName
 from store.domain.ports import (
     FramesPage,
@@ -41,6 +42,7 @@ from store.domain.ports import (
     PageRequest,
     QueryPage,
     Room,
+    Source,
     StoreSummary,
     TopicFilter,
     TopicRights,
@@ -50,6 +52,7 @@ from store.messages.frames import presence
 from store.messages.record import frame_prefix
 from store.messages.transfer import transferred
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.rules import Policy
 from storenode.message.topics import topic_key
 
 _Key = TypeVar("_Key")
@@ -61,6 +64,7 @@ MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
 
 _ANY_SIZE: Final = 2**31 - 1
+_ANY: Final = Policy(max_drift_ns=None, max_message_bytes=_ANY_SIZE)
 
 Row = tuple[int, bytes, bytes | None, int]
 """Timestamp, hash, parts of the frame after the hash (None: not read), and their size."""
@@ -76,6 +80,16 @@ _TOPIC_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.topic_c
 def frame_of(message_hash: bytes, body: bytes) -> bytes:
     """Join a frame from a hash and the stored parts."""
     return frame_prefix(len(body)) + message_hash + body
+
+
+def admit_again(messages: Sequence[bytes]) -> Admitted:
+    """Lay stored messages out again, encoded ``WakuMessageAndTopic``, as admission did it once.
+
+    They were admitted by the rules of their time, so no rule counts but that they can be read.
+    """
+    admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
+    admission.admit(messages)
+    return admission.admitted
 
 
 def largest_of(max_bytes: int, rows: int) -> int:

@@ -47,10 +47,6 @@ _UNCOMPARED_COLUMNS: Final = {
 }
 
 
-OnFault = Callable[[str, str, str], None]
-"""Receives the kind of a fault, the table, and the partition."""
-
-
 @dataclass(frozen=True)
 class Catalog:
     """The partitions of all tables, and what else decides which are needed.
@@ -148,35 +144,22 @@ class PartitionMap:
         return not self._commits_are_short and all(self.covers(ts, ts) for ts in set(timestamps))
 
 
-async def read_catalog(
-    connection: Connection, *, with_sizes: bool = False, on_fault: OnFault | None = None
-) -> Catalog:
+async def read_catalog(connection: Connection, *, with_sizes: bool = False) -> Catalog:
     """Read which partitions exist; their sizes and estimates of their rows only where asked for.
 
-    Partitions without bounds of ours, or that are being detached, are left out. ``on_fault``
-    receives each of them.
+    Partitions without bounds of ours, or that are being detached, are left out.
 
     Raises:
-        ValueError: bounds cannot be read, and there is no ``on_fault``.
+        ValueError: bounds cannot be read.
     """
     rows = await fetch_rows(connection, SQL.partitions.read_catalog, (with_sizes, with_sizes))
     (numbers,) = await fetch_rows(connection, SQL.stores.read_size)
     found = []
     for table, name, oid, text, is_detaching, size_bytes, row_count in rows:
-        if text is None or size_bytes is None:
-            continue  # it is dropped meanwhile
-        try:
-            bounds = rules.parse_bounds(text)
-        except ValueError:
-            if on_fault is None:
-                raise
-            on_fault("odd bounds", table, f"{name} {text}")
-            continue
+        # It may be dropped meanwhile.
+        bounds = None if text is None or size_bytes is None else rules.parse_bounds(text)
         if bounds is not None and not is_detaching:
             found.append(Partition(table, name, bounds, size_bytes, row_count, oid))
-        elif on_fault is not None:
-            fault = "partition being detached" if is_detaching else "default partition"
-            on_fault(fault, table, name)
     return Catalog(tuple(found), *numbers)
 
 

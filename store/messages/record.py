@@ -17,13 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from store.messages.transfer import (
-    HASH_FIELD_BYTES,
-    DecodedMessage,
-    MalformedMessageError,
-    decode_message,
-    transferred,
-)
+from store.messages.transfer import HASH_FIELD_BYTES
 from storenode.message.limits import (
     CONTENT_DIGEST_BYTES,
     HASH_BYTES,
@@ -178,29 +172,3 @@ def frame_layout(payload_bytes: int, body_bytes: int) -> tuple[bytes, int]:
     if not payload_bytes:
         return _TAG_MESSAGE + varint(len(prefix) + body_bytes) + prefix, 0
     return _TAG_MESSAGE + varint(body_bytes) + prefix, len(prefix) + payload_bytes
-
-
-class FrameError(ValueError):
-    """The parts do not join to a frame in its one canonical form; the text says what is wrong."""
-
-
-def unframe(head: bytes, payload: bytes, tail: bytes) -> DecodedMessage:
-    """Read the frame that the hash and the three parts join to.
-
-    The parts must be exactly what `split_frame` makes of the same message: laid out
-    around the payload, fields in ascending order, no unknown ones.
-
-    Raises:
-        FrameError: they are not.
-    """
-    rest = head + payload + tail
-    try:
-        item = decode_message(transferred(frame_prefix(len(rest)) + bytes(HASH_BYTES) + rest))
-    except MalformedMessageError as error:
-        raise FrameError("the frame does not decode") from error
-    if item.payload != payload:
-        raise FrameError("the payload lies elsewhere in the frame")
-    suffix = pubsub_suffix(item.pubsub_topic.encode())
-    if split_frame(item.body, len(payload), suffix) != (head, tail):
-        raise FrameError("the frame is not in its canonical form")
-    return item

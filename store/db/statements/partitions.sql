@@ -30,6 +30,17 @@ where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm
                            'missing_parents'])
 order by 1
 
+-- check_partitions --
+-- Partitions that hold no range of their own, or that are being detached.
+select case when i.inhdetachpending then 'partition being detached' else 'default partition' end,
+       p.relname::text, c.relname::text
+from pg_inherits i
+join pg_class p on p.oid = i.inhparent
+join pg_class c on c.oid = i.inhrelid
+where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
+  and (i.inhdetachpending or pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT')
+order by 2, 3
+
 -- check_indexes --
 -- Not what is being rebuilt, or was when a node stopped: the one in charge drops it.
 select 'invalid index', t.relname::text, x.relname::text
@@ -37,12 +48,6 @@ from pg_index i join pg_class x on x.oid = i.indexrelid join pg_class t on t.oid
 where t.relnamespace = 'storenode'::regnamespace and not (i.indisvalid and i.indisready)
   and not (x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition)
 order by 1, 2
-
--- is_maintained --
--- True if a node does the maintenance.
-select exists (select from pg_locks where locktype = 'advisory' and granted and objsubid = 1
-               and database = (select oid from pg_database where datname = current_database())
-               and (classid::bigint << 32) | objid::bigint = %s)
 
 -- count_nodes --
 -- The number of sessions that hold the lock of nodes.

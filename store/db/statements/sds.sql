@@ -11,28 +11,41 @@ select k.key, k.ts, k.hash, m.payload, m.payload is null and <messages.may_be_he
 from k left join storenode.messages m on m.ts = k.ts and m.hash = k.hash
 order by k.key, k.ts, k.hash
 
--- check_rows --
--- Whole rows by key and position.
-select s.ts, s.hash, s.key, s.channel_key, s.channel, s.message_id, s.sender, s.lamport,
-       s.parent_keys, s.parent_ids, s.parent_hints, s.proof
-from unnest(%s::uuid[], %s::bigint[], %s::bytea[]) as k(key, ts, hash)
-join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
+-- columns --
+-- The columns.
+key, channel_key, ts, hash, channel, message_id, sender, lamport, parent_keys, parent_ids,
+                           parent_hints, proof
 
--- insert_sds --
--- SDS rows. Rows have different numbers of parents, which no rectangular array carries: these come
--- as texts of arrays.
-insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
-                           parent_keys, parent_ids, parent_hints, proof)
-select s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
-       nullif(s.lamport, '')::bigint, s.parent_keys::uuid[], s.parent_ids::bytea[],
-       s.parent_hints::bytea[], s.proof
-from unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
+-- given --
+-- Rows that are given. They have different numbers of parents, which no rectangular array carries:
+-- these come as texts of arrays.
+unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
             %(s_hash)b::bytea[], %(s_channel)b::bytea[], %(s_message_id)b::bytea[],
             %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
             %(s_parent_ids)b::text[], %(s_parent_hints)b::text[],
             %(s_proof)b::boolean[])
     as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
-         parent_keys, parent_ids, parent_hints, proof){stored}
+         parent_keys, parent_ids, parent_hints, proof)
+
+-- values --
+-- The values of a given row.
+s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
+       nullif(s.lamport, '')::bigint, s.parent_keys::uuid[], s.parent_ids::bytea[],
+       s.parent_hints::bytea[], s.proof
+
+-- check_rows --
+-- Given rows that are not there as they are; and whether there is none.
+select g.ts, g.hash, held.key is null
+from (select <sds.values> from <sds.given>) as g(<sds.columns>)
+left join lateral (
+    select <sds.columns> from storenode.sds n
+    where n.key = g.key and n.ts = g.ts and n.hash = g.hash offset 0
+) held on true
+where held.key is null or g <> held
+
+-- insert_sds --
+-- SDS rows.
+insert into storenode.sds (<sds.columns>) select <sds.values> from <sds.given>{stored}
 on conflict do nothing
 
 -- more --
@@ -152,10 +165,14 @@ pending as (
     where c.position > store.folded_position
 )
 
+-- named --
+-- A parent that a message names, for people.
+format('%s of channel %s at %s', named.key, named.channel_key, named.ts)
+
 -- check_not_missing --
 -- Missing parents that are stored, or that no message names.
 <sds.check_pending>
-select named.channel_key::text, named.ts, named.key::text
+select 'missing parent that is not missing', 'missing_parents', <sds.named>
 from (select channel_key, ts, parent_key as key from storenode.missing_parents
       where parent_key <> <sds.more>) as named
 cross join store
@@ -169,7 +186,7 @@ where named.ts >= store.horizon_ns
 -- Parents that are not stored and have no row. Where retention has dropped something, it may have been such a parent. Not every parent that a
 -- message lacks has a row, but one of them has.
 <sds.check_pending>
-select named.channel_key::text, named.ts, named.key::text
+select 'parent that is missing and is not counted', 'missing_parents', <sds.named>
 from (select s.key as child, s.channel_key, s.ts, p.key
       from storenode.sds s cross join unnest(s.parent_keys) as p(key)) as named
 cross join store

@@ -12,8 +12,10 @@ from storenode.store
 select folded_position, horizon_ns from storenode.store
 
 -- check_folded --
--- The position up to which commits are folded, and the newest that was given out.
-select folded_position, (select last_value from storenode.position_seq) from storenode.store
+-- The position up to which commits are folded, where that is beyond the newest that was given out.
+select 'folded beyond the newest commit', 'store',
+       format('folded up to %s, committed up to %s', folded_position, last_value)
+from storenode.store cross join storenode.position_seq where folded_position > last_value
 
 -- set_folded --
 -- Move the position up to which commits are folded.

@@ -113,7 +113,7 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         assert digest in answer
     # The server learns by and by that the node, which made partitions of its own time, has gone.
     wait_for(lambda: not is_locked(url), "the lock is gone")
-    report = check(url, now_ns=lambda: NOW)
+    report = check(url)
     assert report.findings == []
     assert report.full
     assert run(spark, url, lake).new == 0
@@ -187,7 +187,7 @@ def test_a_restore_that_is_ended_is_run_again(
     assert before <= stored_ids(url) <= set(in_lake(archived))
     run(spark, url, archived)
     assert stored_ids(url) == set(in_lake(archived))
-    assert check(url, now_ns=lambda: NOW).findings == []
+    assert check(url).findings == []
     assert run(spark, url, archived).new == 0
 
 

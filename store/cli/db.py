@@ -514,11 +514,11 @@ def resummarize_command(target: Target, first: int | None, end: int | None) -> i
     high = UNBOUNDED_HIGH if end is None else end
     if low >= high:
         raise CliError(USAGE, "--from must be before --to.")
-    days, progress = Bounds(low, high), _progress()
-    done = target.run(lambda connection: resummarize(connection, days, progress=progress))
+    bounds, progress = Bounds(low, high), _progress()
+    days, messages = target.run(lambda each: resummarize(each, bounds, progress=progress))
     target.print(
-        {"days": done.days, "messages": done.messages},
-        [f"Summarised {done.messages:,} messages of {done.days:,} days anew."],
+        {"days": days, "messages": messages},
+        [f"Summarised {messages:,} messages of {days:,} days anew."],
     )
     return OK
 

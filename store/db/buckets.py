@@ -39,7 +39,6 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, LiteralString
 
 import numpy as np
@@ -54,7 +53,7 @@ from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.feed import newest
 from store.db.locks import FOLDING, lock_unhurried
 from store.db.sds import find_missing, follow_claims
-from store.db.statements import FINE_TABLE, SCHEMA, SQL
+from store.db.statements import FINE_TABLE, SQL
 from store.domain.partitioning import (
     DAY_NS,
     HOUR_NS,
@@ -126,13 +125,13 @@ def unpack(deltas: Iterable[bytes]) -> TimeBuckets:
     return TimeBuckets.total(MINUTE_NS, records["start_ns"], records["count"], records["xor"])
 
 
-def minutes_of(table: sql.Identifier, bounds: Bounds) -> sql.Composed:
+def minutes_of(bounds: Bounds) -> sql.Composed:
     """Return a query for (start_ns, count, x0, x1, x2, x3) of the messages of a range of time.
 
     Its bounds are literals, so that partitions are left out when it is planned.
     """
     low, last = sql.Literal(bounds.low), sql.Literal(bounds.high - 1)
-    return sql.SQL(SQL.buckets.sum_minutes).format(table=table, low=low, last=last)
+    return sql.SQL(SQL.buckets.sum_minutes).format(low=low, last=last)
 
 
 def columns(summaries: Sequence[TimeBuckets]) -> list[BinaryArray]:
@@ -413,24 +412,19 @@ EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 _SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
 
 
-@dataclass(frozen=True, slots=True)
-class Resummarized:
-    """The result: days that have messages, and how many messages they had."""
-
-    days: int
-    messages: int
-
-
 async def resummarize(
     connection: Connection,
     bounds: Bounds = EVERYTHING,
     *,
     progress: Callable[[str, int], None] = lambda _table, _messages: None,
-) -> Resummarized:
+) -> tuple[int, int]:
     """Rebuild the buckets of a range of time, which is widened to whole UTC days.
 
     ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
     receives the table and how many messages were summarised so far.
+
+    Returns:
+        The number of days that have messages, and of messages.
 
     Raises:
         psycopg.Error: the database did not serve; whole days are done, or not.
@@ -450,7 +444,7 @@ async def resummarize(
         days += found > 0
         low = high
         progress(FINE_TABLE, messages)
-    return Resummarized(days, messages)
+    return days, messages
 
 
 def _whole_days(bounds: Bounds) -> Bounds:
@@ -469,8 +463,7 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         deltas = await unfolded(connection, await folded_position(connection))
         deltas = between(deltas, bounds.low, bounds.high)
         await delete_buckets(connection, [bounds])
-        minutes_now = minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds)
-        statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_now)
+        statement = sql.SQL(SQL.buckets.insert_minutes).format(minutes=minutes_of(bounds))
         await connection.execute(statement, columns([deltas]), prepare=False)
         for level in range(1, len(LEVELS_NS)):
             given = {"low": span[0], "last": span[1], "level": level, "length": LEVELS_NS[level]}

@@ -9,9 +9,9 @@ stored; unread events whose messages are stored; missing parents that are missin
 Rows come in chunks, each by one statement that joins what must agree, so that a check of any size
 needs little memory, sees no transaction by halves, and neither writers nor retention wait for it.
 
-Buckets and unfolded deltas together are compared with the messages, minute by minute, and coarser
-levels with finer ones; known lattice sums of hours with their messages, those of days with their
-hours. Each comparison sees one snapshot, and what is compared just then cannot be dropped.
+A check of everything compares buckets and unfolded deltas together with the messages, minute by
+minute, coarser levels with finer ones, and known lattice sums with the messages. Each comparison
+sees one snapshot, and what is compared just then cannot be dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from psycopg import AsyncConnection, sql
 
 from reconcile.lattice import LatticeSum
 from store.db.buckets import (
+    LEVELS_NS,
     added,
     between,
     columns,
@@ -43,10 +44,16 @@ from store.db.messages import admit_again, frame_of
 from store.db.migrate import differences, require_served
 from store.db.partitions import Catalog, read_catalog
 from store.db.statements import BUCKETS_TABLE, FINE_TABLE, SCHEMA, SQL
-from store.domain.partitioning import HOUR_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
-from store.messages.record import RecordBatch
+from store.domain.partitioning import (
+    DAY_NS,
+    HOUR_NS,
+    UNBOUNDED_HIGH,
+    UNBOUNDED_LOW,
+    Bounds,
+)
+from store.messages.record import COLUMNS, RecordBatch
 from store.messages.transfer import transferred
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.limits import NS_PER_S
 from storenode.sds.codec import decode, sds_key
 
 Progress = Callable[[str, int], None]
@@ -169,6 +176,7 @@ class CheckReport:
 
 
 _NO_KEY: Final = UUID(int=0)
+_WRONG: Final = ("wrong timestamp", "wrong hash", "wrong topic", "wrong content digest")
 _OTHER_NAMES: Final = "row in topics has other names"
 _OTHER_SDS: Final = "row in sds differs from its message"
 
@@ -226,7 +234,7 @@ class _DatabaseCheck:
         if self._sample is None:
             self.checked["commits"] = await self._count(SQL.commits.count)
             self.checked["missing_parents"] = await self._count(SQL.sds.count_missing_rows)
-        self.checked[BUCKETS_TABLE] = await self._check_summaries(catalog)
+            self.checked[BUCKETS_TABLE] = await self._check_summaries(catalog)
 
     def _add(self, kind: str, where: str, example: str) -> None:
         """Note a fault in the table ``where``."""
@@ -293,7 +301,8 @@ class _DatabaseCheck:
         others = catalog.bounds("topics" if table == FINE_TABLE else FINE_TABLE)
         spans = [each.low for each in others], [each.high - 1 for each in others]
         for bounds in catalog.bounds(table):
-            text, after = statement.format(sample=sample, bounds=bounds.condition("ts")), first
+            span = f"ts between '{bounds.low}'::bigint and '{bounds.high - 1}'::bigint"
+            text, after = statement.format(sample=sample, bounds=span), first
             while chunk := await self._rows(text, (*after, size, *spans)):
                 await compare(chunk)
                 after = chunk[-1][: len(first)]
@@ -342,56 +351,32 @@ class _DatabaseCheck:
     # Summaries
 
     async def _check_summaries(self, catalog: Catalog) -> int:
-        """Compare summaries with messages; return the number of minutes whose buckets were read.
-
-        A sample takes random hours that together have about that many messages.
-        """
+        """Compare summaries with messages; return the number of minutes whose buckets were read."""
         if not await self._rows(SQL.stores.read_folded):
             return 0  # how much is folded was lost, which the check says already
-        done = 0
-        partitions = {each.bounds: each.name for each in catalog.of(FINE_TABLE)}
-        if self._sample is None:
-            gaps = Cover(partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS)
-            slices = [*partitions.items(), *((each, FINE_TABLE) for each in gaps)]
-        else:
-            slices = await self._draw_hours(partitions, self._sample)
-        for bounds, table in slices:
-            done += await self._compare_slice(bounds, table)
+        fine, done = catalog.of(FINE_TABLE), 0
+        # Each with what lies between it and the next one, where there is nothing.
+        ends = [*(each.bounds.low for each in fine[1:]), UNBOUNDED_HIGH]
+        low = UNBOUNDED_LOW
+        for each, high in zip(fine, ends, strict=False):
+            done += await self._compare_slice(each.name, Bounds(low, high))
             self._progress(BUCKETS_TABLE, done)
+            low = high
         for level, start_ns, finer, said in await self._rows(SQL.buckets.check_levels):
             example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
             self._add(WRONG_LEVEL, BUCKETS_TABLE, example)
-        for (start_ns,) in await self._rows(SQL.buckets.check_days):
-            if await self._is_wrong_day(start_ns):
-                self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(2, start_ns))
         return done
 
-    async def _draw_hours(
-        self, partitions: dict[Bounds, str], sample: int
-    ) -> list[tuple[Bounds, str]]:
-        cover, drawn, messages = Cover(partitions), list[tuple[Bounds, str]](), 0
-        hours = await self._rows(SQL.buckets.check_hours)
-        random.shuffle(hours)
-        for start_ns, count in hours:
-            if messages >= sample:
-                break
-            bounds = cover.find(start_ns)
-            if bounds is not None:
-                messages += count
-                hour = Bounds(start_ns, min(start_ns + HOUR_NS, bounds.high))
-                drawn.append((hour, partitions[bounds]))
-        return drawn
-
-    async def _compare_slice(self, bounds: Bounds, table: str) -> int:
-        """Compare a range of time with the table that has its messages, in one snapshot.
+    async def _compare_slice(self, partition: str, bounds: Bounds) -> int:
+        """Compare a range of time, whose messages are in one partition, in one snapshot.
 
         Returns:
             The number of minutes that have a bucket.
         """
-        connection, name = self._connection, sql.Identifier(SCHEMA, table)
+        connection, name = self._connection, sql.Identifier(SCHEMA, partition)
         low, last = bounds.low, bounds.high - 1
         statement = sql.SQL(SQL.buckets.check_minutes).format(
-            minutes=minutes_of(name, bounds), low=sql.Literal(low), last=sql.Literal(last)
+            minutes=minutes_of(bounds), low=sql.Literal(low), last=sql.Literal(last)
         )
         try:
             async with connection.transaction():
@@ -402,35 +387,38 @@ class _DatabaseCheck:
                 deltas = between(await unfolded(connection, folded), bounds.low, bounds.high)
                 ((buckets,),) = await self._rows(SQL.buckets.check_count, (low, last))
                 rows = await fetch_rows(connection, statement, columns([deltas]))
-                wrong = await self._wrong_hours(bounds, folded)
+                wrong = await self._find_wrong_sums(bounds, folded)
         except psycopg.errors.UndefinedTable:
             return 0  # retention was faster
         for start_ns, stored, said in rows:
             example = _example(0, start_ns, stored, said, "held")
             self._add(WRONG_SUMMARY, BUCKETS_TABLE, example)
-        for start_ns in wrong:
-            self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(1, start_ns))
+        for level, start_ns in wrong:
+            self._add(WRONG_LATTICE, BUCKETS_TABLE, _moment(level, start_ns))
         return int(buckets)
 
-    async def _wrong_hours(self, bounds: Bounds, folded: int) -> list[int]:
-        """Return starts of the whole hours of a range whose known sum is not its messages'."""
-        given = (bounds.low, bounds.high - HOUR_NS)
-        known = await self._rows(SQL.buckets.check_known_hours, given)
-        hours = [start_ns for start_ns, *_ in known]
+    async def _find_wrong_sums(self, bounds: Bounds, folded: int) -> list[tuple[int, int]]:
+        """Return level and start of the buckets in a range whose known sum is not their messages'.
+
+        Buckets do not include commits that are not folded yet.
+        """
+        given = (bounds.low, bounds.high - HOUR_NS, bounds.low, bounds.high - DAY_NS)
+        known = await self._rows(SQL.buckets.check_known, given)
+        parts = {
+            (level, start_ns): range(start_ns, start_ns + LEVELS_NS[level], HOUR_NS)
+            for level, start_ns, *_ in known
+        }
+        hours = sorted(set().union(*parts.values()))
         late = await added(self._connection, folded, UNBOUNDED_HIGH - 1, hours)
         wrong = []
-        for start_ns, count, state in known:
-            total = await sum_of_time(self._connection, start_ns, start_ns + HOUR_NS)
-            total -= late.get(start_ns, LatticeSum())
+        for level, start_ns, count, state in known:
+            end_ns = start_ns + LEVELS_NS[level]
+            total = await sum_of_time(self._connection, start_ns, end_ns)
+            for hour_ns in late.keys() & parts[level, start_ns]:
+                total -= late[hour_ns]
             if total != LatticeSum.stored(count, bytes(state)):
-                wrong.append(start_ns)
+                wrong.append((level, start_ns))
         return wrong
-
-    async def _is_wrong_day(self, start_ns: int) -> bool:
-        """Return True if the known sum of a day is not that of its hours, all of them known."""
-        rows = await self._rows(SQL.buckets.check_day, (start_ns,))
-        total = LatticeSum.total([LatticeSum.stored(n, bytes(state)) for _, n, state in rows])
-        return bool(rows) and bytes(rows[0][0]) != total.state_bytes()
 
 
 def faults_of(batch: RecordBatch, place: int, row: tuple[Any, ...]) -> list[str]:
@@ -439,18 +427,12 @@ def faults_of(batch: RecordBatch, place: int, row: tuple[Any, ...]) -> list[str]
     Args:
         batch: What was admitted.
         place: -1 for a message that is refused.
-        row: Timestamp, hash, topic key, content digest, then the three parts of the frame.
+        row: Its values, in the order of `COLUMNS`.
     """
-    parts = batch.heads, batch.payloads, batch.tails
-    if place < 0 or row[4:] != tuple(column[place] for column in parts):
+    right = () if place < 0 else tuple(getattr(batch, column)[place] for column in COLUMNS)
+    if row[4:] != right[4:]:
         return ["damaged frame"]
-    right = (
-        ("wrong timestamp", batch.timestamps[place]),
-        ("wrong hash", batch.hashes[place]),
-        ("wrong topic", batch.topic_keys[place]),
-        ("wrong content digest", batch.content_digests[place]),
-    )
-    return [kind for (kind, value), found in zip(right, row, strict=False) if value != found]
+    return [kind for kind, one, other in zip(_WRONG, right, row, strict=False) if one != other]
 
 
 def _name(ts: int, digest: bytes) -> str:

@@ -24,13 +24,12 @@ from typing import Final, LiteralString
 
 from psycopg import errors, sql
 
-from store.db.buckets import DAYS, HOURS, is_pending
+from store.db.buckets import is_pending
 from store.db.connection import Connection, fetch_rows
 from store.db.partitions import read_catalog
 from store.db.primary import host_of
-from store.db.retention import ArchiveState, read_archive_state
 from store.db.statements import COARSE_TABLES, FINE_TABLE, SCHEMA, SQL
-from store.domain.partitioning import DAY_NS, HOUR_NS, Cover
+from store.domain.partitioning import DAY_NS, HOUR_NS, UNBOUNDED_LOW, Cover
 from storenode.message.limits import NS_PER_S
 
 
@@ -50,6 +49,10 @@ class StoreCondition:
     ``host``: the server that was asked, ``standby`` if it takes no writes. ``partitions`` counts
     them by table. ``covered_until_ns``: up to there, from now on, no timestamp lacks a partition.
 
+    ``unarchived_hours`` are over, and no archive was seen to hold them as they are now;
+    ``oldest_unarchived_ns`` is where the first of them begins, and ``archived_until_ns`` where the
+    newest hour ends that was marked as archived: 0 if there is none.
+
     ``standbys`` are connected for replication. ``standby_lag_bytes``: how much of the log each has
     not replayed, by the name that it gave (of several with one name, the furthest behind); empty
     where this role may not know. ``slots_in_use``, ``slots_unused``: the replication slots of
@@ -61,7 +64,9 @@ class StoreCondition:
     size_bytes: int
     tables: dict[str, TableCondition]
     partitions: dict[str, int]
-    archive: ArchiveState
+    unarchived_hours: int
+    oldest_unarchived_ns: int
+    archived_until_ns: int
     covered_until_ns: int
     standbys: int
     standby_lag_bytes: dict[str, int]
@@ -83,13 +88,19 @@ async def read_condition(connection: Connection, now_ns: int) -> StoreCondition:
         if lag_bytes is not None:
             lags[name] = max(lag_bytes, lags.get(name, 0))
     ((in_use, unused),) = await fetch_rows(connection, SQL.partitions.read_slots)
+    given = {"low": UNBOUNDED_LOW, "high": now_ns - HOUR_NS + 1}
+    ((hours, oldest_ns, newest_ns),) = await fetch_rows(
+        connection, SQL.buckets.read_archive_state, given
+    )
     return StoreCondition(
         host=host_of(connection),
         standby=standby,
         size_bytes=size_bytes,
         tables=tables,
         partitions=Counter(each.table for each in catalog.partitions),
-        archive=await read_archive_state(connection, now_ns),
+        unarchived_hours=hours,
+        oldest_unarchived_ns=oldest_ns,
+        archived_until_ns=newest_ns + HOUR_NS if newest_ns else 0,
         covered_until_ns=min(
             Cover(catalog.bounds(table)).reaches(now_ns) for table in (FINE_TABLE, *COARSE_TABLES)
         ),
@@ -244,57 +255,26 @@ async def rebuild(connection: Connection, name: str) -> int | None:
 TIMELINE_DAYS: Final = 30
 """Days that are shown by the hour, today included."""
 
-MAX_SLOTS: Final = 120
-"""Parts that the whole history is shown in."""
-
-_BEGIN: Final = "set transaction isolation level repeatable read, read only"
-
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Messages by time; all starts are Unix nanoseconds, multiples of a day, in UTC.
+    """Messages by hour: `TIMELINE_DAYS` times 24 counts from ``hours_start_ns`` on, a midnight.
 
-    ``hours``: `TIMELINE_DAYS` times 24 counts from ``hours_start_ns`` on. ``slots`` divide the
-    whole history from ``slots_start_ns`` on into parts of ``slot_days`` days: per part its
-    messages, and how many of its days have any; none where nothing is held. ``complete``: False
-    while the newest commits are left out, which are not folded yet.
+    ``complete``: False while the newest commits are left out, which are not folded yet.
     """
 
     hours_start_ns: int
     hours: list[int]
-    slots_start_ns: int
-    slot_days: int
-    slots: list[tuple[int, int]]
     complete: bool
 
 
 async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
-    """Return the counts by time, in one snapshot; ``connection`` is not in a transaction."""
-    today_ns = now_ns - now_ns % DAY_NS
-    start_ns = max(0, today_ns - (TIMELINE_DAYS - 1) * DAY_NS)
-    async with connection.transaction():
-        await connection.execute(_BEGIN)
-        complete = not await is_pending(connection)
-        hours = await _count(connection, HOURS, start_ns, HOUR_NS, 24 * TIMELINE_DAYS)
-        ((first_ns, last_ns),) = await fetch_rows(connection, SQL.buckets.read_day_ends)
-        slots, slot_days = list[tuple[int, int]](), 1
-        if first_ns is None:
-            first_ns = today_ns
-        else:
-            days = (max(last_ns, today_ns) - first_ns) // DAY_NS + 1
-            slot_days = -(-days // MAX_SLOTS)
-            length_ns, number = slot_days * DAY_NS, -(-days // slot_days)
-            slots = await _count(connection, DAYS, first_ns, length_ns, number)
-    counts = [count for count, _ in hours]
-    return Timeline(start_ns, counts, first_ns, slot_days, slots, complete)
-
-
-async def _count(
-    connection: Connection, level: int, start_ns: int, length_ns: int, number: int
-) -> list[tuple[int, int]]:
-    """Return the messages, and the buckets of a level, in slots of time of one length."""
-    slots = [(0, 0)] * number
-    given = {"level": level, "start": start_ns, "length": length_ns, "number": number}
-    for place, *counts in await fetch_rows(connection, SQL.buckets.count_by_slot, given):
-        slots[place] = (counts[0], counts[1])
-    return slots
+    """Return the counts of the last days, in UTC; raises `psycopg.Error`."""
+    start_ns = max(0, now_ns - now_ns % DAY_NS - (TIMELINE_DAYS - 1) * DAY_NS)
+    # First: messages that are folded meanwhile are counted.
+    complete = not await is_pending(connection)
+    hours = [0] * (24 * TIMELINE_DAYS)
+    given = start_ns, start_ns + len(hours) * HOUR_NS
+    for hour_ns, count in await fetch_rows(connection, SQL.buckets.count_hourly, given):
+        hours[(hour_ns - start_ns) // HOUR_NS] = count
+    return Timeline(start_ns, hours, complete)

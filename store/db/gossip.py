@@ -22,7 +22,7 @@ from reconcile.ids import SyncId, SyncIds, ordered
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.connection import Connection
 from store.db.locks import NODES
-from store.db.messages import TransferReader, admit_again, locate, values_at
+from store.db.messages import DatabaseReader, admit_again, locate, values_at
 from store.db.pool import Database
 from store.db.reconciliation import ids_of
 from store.db.statements import SQL
@@ -215,7 +215,7 @@ class GossipReads:
     ) -> None:
         """Read from a database what is not in memory, from where ``body`` returns it by hash."""
         self._database = database
-        self._reader = TransferReader(database)
+        self._reader = DatabaseReader(database)
         self._body = body
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:

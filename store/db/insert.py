@@ -75,11 +75,6 @@ TopicRow = tuple[bytes, int, str, str]
 """Topic key, lower bound of the coarse partition (ns, at least 0), pubsub and content topic."""
 
 
-def new_token() -> int:
-    """Draw the random signed 64-bit number that identifies a commit."""
-    return secrets.randbits(64) - (1 << 63)
-
-
 @dataclass(slots=True, eq=False)
 class CommitPart:
     """The messages of one source in a transaction, each once, which become a commit.
@@ -97,7 +92,7 @@ class CommitPart:
     batch: RecordBatch
     source: Source
     shares: Sequence[Share] = ()
-    token: int = field(default_factory=new_token)
+    token: int = field(default_factory=lambda: secrets.randbits(64) - (1 << 63))
     new: RecordBatch = field(default_factory=RecordBatch)
     batch_id: int = 0
     needed: Mapping[bytes, int] = field(default_factory=dict)

@@ -134,14 +134,6 @@ async def cover_what_is_visible(connection: Connection) -> None:
     await connection.execute(SQL.partitions.wait_for_standby)
 
 
-async def commit_canary(connection: Connection) -> None:
-    """Commit a small write as a publish does; its errors are those of a publish."""
-    statement = sql.SQL(SQL.messages.write_canary).format(
-        now=sql.Literal(time.time_ns()), commit_order=sql.Literal(COMMIT_ORDER)
-    )
-    await connection.execute(statement, prepare=False)
-
-
 async def read_stall(connection: Connection) -> str | None:
     """Return a sentence on what the longest waiting write waits for; None if none waits.
 

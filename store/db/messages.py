@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 from typing import Final, TypeVar
@@ -292,21 +292,11 @@ def topics_parameters(topics: TopicKeys) -> dict[str, object]:
 MAX_MERGED_TOPICS: Final = 200
 """The most topics that are merged from the topic index; beyond, the time index is filtered."""
 
-BEFORE_ALL: Final[SyncId] = (0, b"")
-AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
+_BEFORE_ALL: Final[SyncId] = (0, b"")
+_AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
 
 _FEWEST_PER_TOPIC: Final = 16
 _PRESENCE_BYTES: Final = len(presence(bytes(HASH_BYTES)))
-
-
-@dataclass(frozen=True, slots=True)
-class PageWindow:
-    """A range to read: between two timestamps (both inclusive), beyond ``at``, one way."""
-
-    low_ns: int
-    high_ns: int
-    at: SyncId
-    forward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,10 +332,14 @@ def build(source: str, *, include_data: bool, **parts: str) -> str:
 
 
 async def read_page(
-    connection: Connection, topics: TopicKeys, window: PageWindow, shape: PageShape
+    connection: Connection, topics: TopicKeys, wanted: PageRequest, shape: PageShape
 ) -> MessagePage:
-    """Read one page of a selection of topics."""
-    if topics == () or window.low_ns > window.high_ns:
+    """Read one page of a selection of topics, which a request without hashes is about."""
+    forward = wanted.forward
+    at = wanted.after or (_BEFORE_ALL if forward else _AFTER_ALL)
+    low_ns = max(wanted.time_start_ns, at[0] if forward else 0)
+    high_ns = min(wanted.time_end_ns - 1, MAX_TIMESTAMP_NS if forward else at[0])
+    if topics == () or low_ns > high_ns:
         return MessagePage([], [], is_last=True)
     limit = shape.size + shape.looks_beyond
     source, each = SQL.messages.page_by_time, limit
@@ -357,16 +351,16 @@ async def read_page(
     statement = build(
         source,
         include_data=shape.include_data,
-        beyond=">" if window.forward else "<",
-        until="<=" if window.forward else ">=",
-        way="asc" if window.forward else "desc",
+        beyond=">" if forward else "<",
+        until="<=" if forward else ">=",
+        way="asc" if forward else "desc",
         topics=topics_clause(topics),
     )
     parameters: dict[str, object] = {
-        "low": window.low_ns,
-        "high": window.high_ns,
-        "at_ts": window.at[0],
-        "at_hash": window.at[1],
+        "low": low_ns,
+        "high": high_ns,
+        "at_ts": at[0],
+        "at_hash": at[1],
         "limit": limit,
         "each": each,
         "most": largest_of(shape.max_bytes, limit),
@@ -383,7 +377,7 @@ async def read_page(
         rows = await fetch_rows(connection, statement, parameters | {"each": limit})
     page = await page_of(connection, rows, shape)
     if rows and not page.frames:  # all of them were pruned meanwhile
-        return await read_page(connection, topics, window, shape)
+        return await read_page(connection, topics, wanted, shape)
     return page
 
 
@@ -419,7 +413,7 @@ _FEWEST_ROWS: Final = 256
 
 
 class DatabaseReader:
-    """The reads by hash and by time."""
+    """The reads of messages by position, by hash and by time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -450,17 +444,12 @@ class DatabaseReader:
         )
 
         async def read(connection: Connection) -> MessagePage:
-            topics, forward = await resolve(connection, request.filter), request.forward
-            at = request.after or (BEFORE_ALL if forward else AFTER_ALL)
-            low_ns = max(request.time_start_ns, at[0] if forward else 0)
-            high_ns = min(request.time_end_ns - 1, MAX_TIMESTAMP_NS if forward else at[0])
-            window = PageWindow(low_ns, high_ns, at, forward)
-            return await read_page(connection, topics, window, shape)
+            if request.hashes is not None:
+                return await self._read_hashes(connection, request, shape)
+            topics = await resolve(connection, request.filter)
+            return await read_page(connection, topics, request, shape)
 
-        if request.hashes is not None:
-            page = await self._database.read(self._read_hashes, request)
-        else:
-            page = await self._database.read(read)
+        page = await self._database.read(read)
         frames = page.frames if request.forward else page.frames[::-1]
         entries = b"".join([_QUERY_TAG + frame[1:] for frame in frames])
         if page.is_last:
@@ -469,13 +458,15 @@ class DatabaseReader:
         next_ns = last_ns if request.hashes is None else None
         return QueryPage(entries, len(frames), cursor, next_ns)
 
-    async def _read_hashes(self, connection: Connection, request: PageRequest) -> MessagePage:
+    async def _read_hashes(
+        self, connection: Connection, request: PageRequest, shape: PageShape
+    ) -> MessagePage:
         hashes = request.hashes or ()
         most = largest_of(DEFAULT_PAGE_BYTES, max(1, len(hashes))) if request.include_data else 0
         rows, topics = await rows_of_hashes(connection, hashes, most)
         allowed = await select_topics(connection, topics, request.filter)
         forward, low_ns, high_ns = request.forward, request.time_start_ns, request.time_end_ns
-        after = request.after or (BEFORE_ALL if forward else AFTER_ALL)
+        after = request.after or (_BEFORE_ALL if forward else _AFTER_ALL)
         chosen = [
             row
             for row in rows
@@ -484,16 +475,15 @@ class DatabaseReader:
             and (row[:2] > after if forward else row[:2] < after)
         ]
         chosen.sort(key=itemgetter(0, 1), reverse=not forward)
-        shape = PageShape(request.limit, DEFAULT_PAGE_BYTES, request.include_data)
         page = await page_of(connection, chosen, shape)
         if chosen and not page.frames:  # all of them were pruned meanwhile
-            return await self._read_hashes(connection, request)
+            return await self._read_hashes(connection, request, shape)
         return page
 
     async def scan(self, request: PageRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""
         topics = await self._database.read_page(lambda it: resolve(it, request.filter))
-        most, after = DEFAULT_PAGE_BYTES, request.after or BEFORE_ALL
+        most = DEFAULT_PAGE_BYTES
         size = min(request.limit or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None
@@ -502,9 +492,8 @@ class DatabaseReader:
             # A small page is read by few rows, not cut from many.
             fitting = max(size * room.size_bytes // most, min(size, _FEWEST_ROWS))
             shape = PageShape(fitting, room.size_bytes, request.include_data)
-            low_ns, high_ns = max(request.time_start_ns, after[0], 0), request.time_end_ns - 1
-            window = PageWindow(low_ns, high_ns, after, forward=True)
-            work = self._database.read_page(lambda it: read_page(it, topics, window, shape))
+            wanted = request
+            work = self._database.read_page(lambda it: read_page(it, topics, wanted, shape))
             return asyncio.ensure_future(work)
 
         try:
@@ -515,7 +504,8 @@ class DatabaseReader:
                 if not page.frames:
                     return
                 taken.fit(sum(map(len, page.frames)))
-                after, ahead, room = page.positions[-1], None, outlet.spare_room(most)
+                request, ahead = replace(request, after=page.positions[-1]), None
+                room = outlet.spare_room(most)
                 if room is not None:
                     ahead = begin(room)
                 times = [at_ns for at_ns, _ in page.positions]
@@ -538,13 +528,6 @@ class DatabaseReader:
             newest_timestamp_ns=newest or 0,
             horizon_ns=horizon,
         )
-
-
-class TransferReader:
-    """`store.sync.transfer.transfer.TransferReads` on Postgres."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
         """Return messages to send (see `store.sync.transfer.transfer.TransferReads`)."""

@@ -59,33 +59,8 @@ from storenode.message.limits import NS_PER_S
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveState:
-    """Hours that are over and that no archive was seen to hold as they are now.
-
-    ``oldest_unarchived_ns``: where the first of them begins, 0 if there is none.
-    ``archived_until_ns``: where the newest hour ends that was marked as archived, 0 if none was.
-    """
-
-    unarchived_hours: int
-    oldest_unarchived_ns: int
-    archived_until_ns: int
-
-
 class NotArchivedError(Exception):
     """A partition must stay; the text says why, and what to do."""
-
-
-async def read_archive_state(connection: Connection, now_ns: int) -> ArchiveState:
-    """Return how far archives have come; deltas that are not folded yet are not counted.
-
-    Raises `psycopg.Error`.
-    """
-    given = {"low": UNBOUNDED_LOW, "high": now_ns - HOUR_NS + 1}
-    ((hours, oldest_ns, newest_ns),) = await fetch_rows(
-        connection, SQL.buckets.read_archive_state, given
-    )
-    return ArchiveState(hours, oldest_ns, newest_ns + HOUR_NS if newest_ns else 0)
 
 
 DEFAULT_LOCK_TIMEOUT_MS: Final = 250

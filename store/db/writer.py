@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from typing import Final
 
 import psycopg
 from psycopg import errors as pg
+from psycopg import sql
 
 from store.db.connection import Connection
 from store.db.errors import DISK_FULL, find_failure, is_missing_partition, is_transient
@@ -46,7 +48,7 @@ from store.db.insert import (
     insert_at_once,
     join,
 )
-from store.db.locks import commit_canary, cover_what_is_visible, waiting_for_standby
+from store.db.locks import COMMIT_ORDER, cover_what_is_visible, waiting_for_standby
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, RetryPatience
 from store.db.statements import SQL
@@ -271,16 +273,19 @@ class DatabaseWriter:
             answer.set_exception(error)
 
     async def commit_canary(self) -> None:
-        """Commit a record that is no message, by a connection for batches.
+        """Commit a record that is no message, as a publish does, by a connection for batches.
 
         Raises:
             psycopg.Error: the database did not take it.
             NotServingError: as `store`.
         """
         self._require_open()
+        statement = sql.SQL(SQL.messages.write_canary).format(
+            now=sql.Literal(time.time_ns()), commit_order=sql.Literal(COMMIT_ORDER)
+        )
         async with self._database.connection(self._database.write_pool) as connection:
             with waiting_for_standby(connection):
-                await commit_canary(connection)
+                await connection.execute(statement, prepare=False)
         self.committed_s = asyncio.get_running_loop().time()
 
     def _require_open(self) -> None:

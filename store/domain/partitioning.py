@@ -77,12 +77,6 @@ class Bounds:
         high = "MAXVALUE" if self.high == UNBOUNDED_HIGH else str(self.high)
         return f"FROM ({low}) TO ({high})"
 
-    def condition(self, column: str) -> str:
-        """Return the condition on rows; ``column`` is trusted."""
-        parts = [] if self.low == UNBOUNDED_LOW else [f"{column} >= {self.low}"]
-        parts += [] if self.high == UNBOUNDED_HIGH else [f"{column} < {self.high}"]
-        return " AND ".join(parts) or "true"
-
 
 class Cover:
     """The bounds of a table's partitions, ready to be asked what they contain."""
@@ -116,17 +110,6 @@ class Cover:
         before = place > 0 and self.bounds[place - 1].high > other.low
         after = place < len(self._lows) and self._lows[place] < other.high
         return before or after
-
-    def gaps(self, first: int, last: int) -> list[Bounds]:
-        """Return the parts of [``first``, ``last``], both included, without a partition."""
-        found, start = [], first
-        for each in self.bounds:
-            if each.low > last:
-                break
-            if each.low > start:
-                found.append(Bounds(start, each.low))
-            start = max(start, each.high)
-        return found if start > last else [*found, Bounds(start, last + 1)]
 
     def check(self) -> None:
         """Verify that no two partitions overlap.

@@ -27,7 +27,7 @@ from store.db.errors import SchemaError
 from store.db.feed import DatabaseFeed, follow_cursors
 from store.db.gossip import GossipReads, UnreadRows
 from store.db.maintainer import Maintainer
-from store.db.messages import DatabaseReader, TransferReader
+from store.db.messages import DatabaseReader
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.reconciliation import DatabaseIds
@@ -352,7 +352,7 @@ class NodeRuntime:
                 cluster=config.cluster,
                 shards=tuple(sorted(config.shard)),
                 index=self.index,
-                reads=TransferReader(self.database),
+                reads=self.reader,
                 writer=writer,
                 policy=policy,
                 observer=states,

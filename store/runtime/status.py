@@ -189,10 +189,10 @@ class NodeStatus:
         metrics.standby_slots.labels("active").set(found.slots_in_use)
         metrics.standby_slots.labels("inactive").set(found.slots_unused)
         _replace(metrics.standby_lag_bytes, found.standby_lag_bytes)
-        metrics.unarchived_hours.set(found.archive.unarchived_hours)
-        metrics.oldest_unarchived.set(found.archive.oldest_unarchived_ns / NS_PER_S)
-        metrics.archived_until.set(found.archive.archived_until_ns / NS_PER_S)
-        oldest_ns, age_ns = found.archive.oldest_unarchived_ns, config.retention
+        metrics.unarchived_hours.set(found.unarchived_hours)
+        metrics.oldest_unarchived.set(found.oldest_unarchived_ns / NS_PER_S)
+        metrics.archived_until.set(found.archived_until_ns / NS_PER_S)
+        oldest_ns, age_ns = found.oldest_unarchived_ns, config.retention
         is_late = age_ns is not None and 0 < oldest_ns < now_ns - age_ns
         metrics.retention_blocked.set(int(is_late and config.retention_requires_archive))
         return found
@@ -310,8 +310,7 @@ class NodeStatus:
                 condition,
                 timeline=int(total(metrics.database_timeline)),
                 disks=self._disks(),
-                archived=condition.archive.archived_until_ns > 0,
-                oldest_unarchived=condition.archive.oldest_unarchived_ns,
+                archived=condition.archived_until_ns > 0,
             )
         return admin_pb2.NodeStatus(
             node_id=identity.node_id,
@@ -391,9 +390,6 @@ class NodeStatus:
                 "complete": timeline.complete,
                 "hours_start": _seconds(timeline.hours_start_ns),
                 "hours": timeline.hours,
-                "slots_start": _seconds(timeline.slots_start_ns),
-                "slot_days": timeline.slot_days,
-                "slots": timeline.slots,
             }
         if condition is not None:
             tables = condition.tables.values()

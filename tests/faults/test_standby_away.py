@@ -21,7 +21,7 @@ from chaos.checker.clients import PUBSUB, TOPICS
 from chaos.soak.postgres import ClusterServer, Pair
 from reconcile.ids import SyncIds
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.messages import TransferReader
+from store.db.messages import DatabaseReader
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
@@ -194,7 +194,7 @@ async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) ->
     async with writing(pair.first.url) as (database, writer), AsyncExitStack() as stack:
         # Makes partitions and the names of topics, so that only a message is waited for.
         await writer.store(judged(2), Source.CLIENT)
-        assert await TransferReader(database).are_stored(ids) == [False]
+        assert await DatabaseReader(database).are_stored(ids) == [False]
         stack.callback(pair.synchronous, on=False)
         pair.cut()
         storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
@@ -202,7 +202,7 @@ async def test_a_transfer_waits_until_the_standby_has_the_message(pair: Pair) ->
         pair.first.ask("select pg_cancel_backend(%s)", pair.first.ask(COMMITTING)[0][0])
         # It is visible now, and would be lost with the primary.
         await until(lambda: pair.first.ask("select count(*) from storenode.messages") == [(2,)])
-        looking = asyncio.create_task(TransferReader(database).are_stored(ids))
+        looking = asyncio.create_task(DatabaseReader(database).are_stored(ids))
         await until(lambda: len(pair.first.ask(COMMITTING)) == 2 or looking.done())
         assert not looking.done()
         pair.synchronous(on=False)

@@ -24,7 +24,7 @@ from sim.timeline import Timeline
 from sim.world import World
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
 from store.db.gossip import GossipReads, UnreadRows
-from store.db.messages import TransferReader
+from store.db.messages import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.db.retention import prune
 from store.db.sds import DatabaseSdsReader
@@ -156,7 +156,7 @@ async def on_postgres(url: str) -> AsyncIterator[Store]:
 
         yield Store(
             writer=node.writer,
-            transfers=TransferReader(database),
+            transfers=DatabaseReader(database),
             messages=GossipReads(database),
             unread=UnreadRows(database),
             sds=DatabaseSdsReader(database),

@@ -89,34 +89,16 @@ from unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[])
     as given(level, start_ns, count, lattice)
 where held.level = given.level and held.start_ns = given.start_ns
 
--- check_known_hours --
--- Hours of a range with known sums.
-select start_ns, count, lattice from storenode.buckets
-where level = 1 and start_ns >= %s and start_ns <= %s and lattice_count = count order by start_ns
-
--- check_days --
--- All days with messages.
-select start_ns from storenode.buckets where level = 2
-
--- check_day --
--- The sum of a day beside those of its hours, where all are known.
-select day.lattice, hour.count, hour.lattice from storenode.buckets day
-join storenode.buckets hour on hour.level = 1 and hour.start_ns >= day.start_ns
-                           and hour.start_ns < day.start_ns + 86400000000000
-where day.level = 2 and day.start_ns = %s and day.lattice_count = day.count
-  and not exists (
-      select from storenode.buckets other
-      where other.level = 1 and other.start_ns >= day.start_ns
-        and other.start_ns < day.start_ns + 86400000000000
-        and other.lattice_count is distinct from other.count)
+-- check_known --
+-- Hours and days of a range with known sums.
+select level, start_ns, count, lattice from storenode.buckets
+where lattice_count = count and (level = 1 and start_ns >= %s and start_ns <= %s
+                                 or level = 2 and start_ns >= %s and start_ns <= %s)
+order by level, start_ns
 
 -- check_count --
 -- The number of minutes of a range.
 select count(*) from storenode.buckets where level = 0 and start_ns between %s and %s
-
--- check_hours --
--- All hours with messages.
-select start_ns, count from storenode.buckets where level = 1
 
 -- check_minutes --
 -- Minutes whose buckets differ from their messages.
@@ -168,17 +150,10 @@ group by 2 order by 2
 select coalesce(sum(count), 0)::bigint from storenode.buckets
 where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
--- read_day_ends --
--- The first and the last day with messages.
-select min(start_ns), max(start_ns) from storenode.buckets where level = 2 and count > 0
-
--- count_by_slot --
--- The messages and the buckets of a level in slots of time that follow each other.
-select (start_ns - %(start)b::bigint) / %(length)b::bigint, sum(count)::bigint, count(*)
-from storenode.buckets
-where level = %(level)b::smallint and count > 0 and start_ns >= %(start)b::bigint
-  and start_ns < %(start)b::bigint + %(number)b::bigint * %(length)b::bigint
-group by 1
+-- count_hourly --
+-- The messages of each hour of a range of time that has any.
+select start_ns, count from storenode.buckets
+where level = 1 and count > 0 and start_ns >= %b::bigint and start_ns < %b::bigint
 
 -- words --
 -- The columns of an XOR.
@@ -206,7 +181,7 @@ cast(cast(substring(bits from 57 for 8) || substring(bits from 49 for 8) || subs
 select minute * 60000000000 as start_ns, count, <buckets.words_of_bits> from (
     select ts / 60000000000 as minute, count(*) as count,
            bit_xor(cast('x' || encode(hash, 'hex') as bit(256))) as bits
-    from {table} where ts >= {low} and ts <= {last} group by 1
+    from storenode.messages where ts >= {low} and ts <= {last} group by 1
 ) as summarized
 
 -- messages --

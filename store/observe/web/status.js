@@ -463,36 +463,6 @@ function listenTo(group, selector) {
   });
 }
 
-function showSlots(history) {
-  const list = byId("slots");
-  const { slots, slots_start: start, slot_days: days } = history;
-  if (list.children.length !== slots.length) {
-    list.replaceChildren(...slots.map(() => {
-      const item = element("li");
-      item.append(element("span"));
-      return item;
-    }));
-    moveAmong(list, [...list.children], Math.max(1, slots.length));
-  }
-  const most = Math.max(1, ...slots.map(([messages]) => messages));
-  slots.forEach(([messages, filled], place) => {
-    const item = list.children[place];
-    setClass(item, filled === 0 ? "empty" : filled < days ? "part" : "full");
-    const share = messages / most;
-    item.firstChild.style.height = filled ? `${Math.max(6, Math.round(100 * share))}%` : "100%";
-    const from = start + place * days * DAY_S;
-    const span = days === 1 ? day(from) : `${day(from)} to ${day(from + (days - 1) * DAY_S)}`;
-    const empty = days - filled;
-    const gaps = empty === 0 || days === 1 ? "" : `, ${plural(empty, "day")} without messages`;
-    const words = filled ? plural(messages, "message") + gaps : "gap: no messages";
-    item.setAttribute("aria-label", `${span}: ${words}`);
-  });
-  const each = days === 1 ? "a day" : plural(days, "day");
-  const text = `From ${day(start)}; each bar is ${each}. Striped: no messages.`;
-  setText(byId("slots-note"), text);
-  byId("whole").hidden = !slots.length;
-}
-
 function showHistory(data) {
   const note = "Messages per hour, by message timestamp, in UTC.";
   if (!data.history) {
@@ -502,7 +472,6 @@ function showHistory(data) {
   const behind = data.history.complete ? "" : " The newest messages are not counted yet.";
   setText(byId("history-note"), note + behind);
   showMap(data);
-  showSlots(data.history);
 }
 
 // Rates
@@ -782,5 +751,4 @@ async function askAgain() {
 }
 
 listenTo(byId("map"), "td");
-listenTo(byId("slots"), "li");
 askAgain();

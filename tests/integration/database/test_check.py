@@ -64,7 +64,6 @@ async def test_a_sample_checks_less(database_url: str, monkeypatch: pytest.Monke
         "hashes": COUNT + 1,
         "sds": SDS_COUNT,
         "unread": 0,
-        "buckets": 0,
     }
     execute(database_url, "update storenode.messages set payload = payload || 'x'")
     found = (await checked(database_url, sample=10_000)).findings

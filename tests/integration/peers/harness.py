@@ -15,7 +15,7 @@ import psycopg
 from reconcile.ids import SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from store.db.coverage import DatabaseStatements
-from store.db.messages import TransferReader
+from store.db.messages import DatabaseReader
 from store.db.reconciliation import DatabaseIds
 from store.domain.admission import Admission
 from store.domain.coverage import Coverage
@@ -96,7 +96,7 @@ class PeerNode:
     name: str
     url: str
     listener: Listener
-    reads: TransferReader
+    reads: DatabaseReader
     context: RpcContext
     exchange: Exchange
     caller: PeerConnector
@@ -160,7 +160,7 @@ async def peer_node(
     async with AsyncExitStack() as stack:
         metrics = Metrics("1.0")
         database, services = await opened(stack, database_url, metrics)
-        reads, statements = TransferReader(database), DatabaseStatements(database)
+        reads, statements = DatabaseReader(database), DatabaseStatements(database)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer = Rules(), Observer()
         context = context_of(identity, database, services, rules, metrics)

@@ -36,7 +36,7 @@ from store.db.check import check
 from store.db.connection import Connection
 from store.db.gossip import GossipReads
 from store.db.insert import insert_topics
-from store.db.messages import MAX_LOADED_IDS, TransferReader, locate, resolve
+from store.db.messages import MAX_LOADED_IDS, DatabaseReader, locate, resolve
 from store.domain.ports import PageRequest, QueryPage, TopicFilter, TopicRights
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -430,7 +430,7 @@ async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
             assert same(await node.reader.query(asked), expected_page(stored, asked))
     found, _ = await scanned(node, scan_request(pair, span=(NOW, NOW + 1), page_size=300), 300)
     assert found == [each.hash for each in matching(stored, pair)]
-    ids, reads = SyncIds.of(each.at for each in stored), TransferReader(node.database)
+    ids, reads = SyncIds.of(each.at for each in stored), DatabaseReader(node.database)
     assert len(await reads.load(ids, 2**40)) == MAX_LOADED_IDS
     assert await reads.are_stored(ids) == [True] * count
 

@@ -16,21 +16,14 @@ from reconcile.lattice import LatticeSum
 from store.db import buckets as buckets_module
 from store.db import maintainer as maintainer_module
 from store.db import partitions, reconciliation
-from store.db.buckets import Resummarized, fold, fold_until, is_pending, resummarize, seal
-from store.db.check import (
-    WRONG_LATTICE,
-    WRONG_LEVEL,
-    WRONG_SUMMARY,
-    CheckReport,
-    Finding,
-    check,
-)
-from store.db.condition import MAX_SLOTS, TIMELINE_DAYS, read_timeline
+from store.db.buckets import fold, fold_until, is_pending, resummarize, seal
+from store.db.check import WRONG_LATTICE, WRONG_LEVEL, WRONG_SUMMARY, Finding, check
+from store.db.condition import TIMELINE_DAYS, read_condition, read_timeline
 from store.db.connection import Connection
 from store.db.insert import join
 from store.db.maintainer import Maintainer
 from store.db.reconciliation import DatabaseIds
-from store.db.retention import ArchiveState, PruneReport, prune, read_archive_state
+from store.db.retention import PruneReport, prune
 from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
@@ -217,21 +210,11 @@ async def assert_readable(node: Node, rng: random.Random) -> None:
 async def assert_timeline(node: Node, connection: Connection) -> None:
     """Compare the timeline of the status page with a count of every message that is folded."""
     rows: list[Any] = await node.rows(FOLDED)
-    times = [ts for (ts,) in rows]
     found = await read_timeline(connection, NOW)
     assert found.complete == (not await is_pending(connection))
-    by_hour = Counter(ts - ts % HOUR for ts in times)
+    by_hour = Counter(ts - ts % HOUR for (ts,) in rows)
     assert found.hours_start_ns == FIRST_HOUR
     assert found.hours == [by_hour[FIRST_HOUR + hour * HOUR] for hour in range(24 * TIMELINE_DAYS)]
-    first, length = min(times, default=TODAY) // DAY * DAY, found.slot_days * DAY
-    by_slot = Counter((ts - first) // length for ts in times)
-    days = Counter((day * DAY - first) // length for day in {ts // DAY for ts in times})
-    slots = range(len(found.slots))
-    assert found.slots_start_ns == first
-    assert found.slots == [(by_slot[slot], days[slot]) for slot in slots]
-    assert sum(by_slot.values()) == len(times)
-    assert len(slots) <= MAX_SLOTS
-    assert first + len(slots) * length > TODAY or not times
 
 
 async def killed(
@@ -430,6 +413,11 @@ async def note(connection: Connection, before_ns: int = NOW) -> None:
     await connection.execute(NOTE_ALL, (before_ns,))
 
 
+async def archived(connection: Connection, now_ns: int) -> tuple[int, int, int]:
+    found = await read_condition(connection, now_ns)
+    return found.unarchived_hours, found.oldest_unarchived_ns, found.archived_until_ns
+
+
 def gone(report: PruneReport) -> list[str]:
     return [each.partition.name for each in report.dropped if each.partition.table == "messages"]
 
@@ -445,8 +433,8 @@ async def test_only_what_is_archived_goes(node: Node, connection: Connection) ->
         assert "storenode pipeline archive" in problem
     await note(connection, TODAY - 4 * DAY + HOUR + 1)
     nine = 9 * HOUR
-    found = await read_archive_state(connection, NOW)
-    assert found == ArchiveState(9, TODAY - 4 * DAY + nine, TODAY - 4 * DAY + 2 * HOUR)
+    found = await archived(connection, NOW)
+    assert found == (9, TODAY - 4 * DAY + nine, TODAY - 4 * DAY + 2 * HOUR)
     for dry_run in (True, False):
         report = await prune(connection, ARCHIVED_ONLY, NOW, dry_run=dry_run)
         assert gone(report) == ["messages_20261115"]
@@ -457,14 +445,14 @@ async def test_only_what_is_archived_goes(node: Node, connection: Connection) ->
     report = await prune(connection, ARCHIVED_ONLY, NOW)
     assert (gone(report), report.problems) == (["messages_20261116", "messages_20261117"], ())
     await assert_folded(connection)
-    assert await read_archive_state(connection, NOW) == ArchiveState(0, 0, TODAY + nine + HOUR)
+    assert await archived(connection, NOW) == (0, 0, TODAY + nine + HOUR)
     # What comes late is not archived, and an hour counts once it is over.
     await node.store(random_batch(rng, 2, [TODAY - DAY + nine]))
     await node.store(random_batch(rng, 1, [NOW]))
     await fold_until(connection)
     for now_ns, hours in ((NOW, 1), (NOW + HOUR, 2)):
-        found = await read_archive_state(connection, now_ns)
-        assert found == ArchiveState(hours, TODAY - DAY + nine, TODAY + nine + HOUR)
+        found = await archived(connection, now_ns)
+        assert found == (hours, TODAY - DAY + nine, TODAY + nine + HOUR)
 
 
 @pytest.mark.parametrize("arrival", ["not folded", "folded", "while the drop waits"])
@@ -622,12 +610,9 @@ async def filled(node: Node, connection: Connection) -> None:
     await node.store(random_batch(rng, 100, SPREAD))
 
 
-async def checked(node: Node, sample: int | None = None) -> CheckReport:
-    return await asyncio.to_thread(check, node.database.url, sample=sample)
-
-
-async def findings(node: Node, sample: int | None = None) -> dict[str, Finding]:
-    return {each.kind: each for each in (await checked(node, sample)).findings}
+async def findings(node: Node) -> dict[str, Finding]:
+    report = await asyncio.to_thread(check, node.database.url)
+    return {each.kind: each for each in report.findings}
 
 
 def days_of(found: Summary) -> int:
@@ -644,7 +629,7 @@ async def test_what_is_wrong_is_found_and_made_anew(node: Node, connection: Conn
         assert found.keys() == kinds, damage
         assert {each.where for each in found.values()} == {"buckets"}
         assert all("resummarize" in each.advice for each in found.values())
-        assert await resummarize(connection) == Resummarized(days_of(right), 200)
+        assert await resummarize(connection) == (days_of(right), 200)
         assert await assert_true(connection) == right
     await fold_until(connection)
     assert await assert_folded(connection) == right
@@ -656,28 +641,17 @@ async def test_what_is_wrong_is_found_and_made_anew(node: Node, connection: Conn
 
 
 @pytest.mark.usefixtures("filled")
-async def test_a_sample_looks_at_some_hours(node: Node, connection: Connection) -> None:
-    await fold_until(connection)
-    minutes = sum(level == 0 for level, _ in await stored_summaries(connection))
-    report = await checked(node, sample=1_000)
-    assert (report.findings, report.checked["buckets"]) == ([], minutes)
-    assert 0 < (await checked(node, sample=3)).checked["buckets"] < minutes
-    await connection.execute("update storenode.buckets set x0 = x0 # 1 where level = 0")
-    assert WRONG_SUMMARY in await findings(node, sample=3)
-
-
-@pytest.mark.usefixtures("filled")
 async def test_only_the_days_that_are_asked_for_are_made_anew(connection: Connection) -> None:
     await fold_until(connection)
     right = await assert_folded(connection)
     await connection.execute("delete from storenode.buckets")
     low, high = TODAY - 3 * DAY, TODAY - DAY
-    done = await resummarize(connection, Bounds(low + 5, high - 5))
-    assert done.days == 2
+    found, _ = await resummarize(connection, Bounds(low + 5, high - 5))
+    assert found == 2
     within = {key: value for key, value in right.items() if low <= key[1] < high}
     assert await buckets(connection) == within
     rest = [Bounds(-(2**63), low), Bounds(high, 2**63)]
-    assert sum([(await resummarize(connection, each)).days for each in rest]) == days_of(right) - 2
+    assert sum([(await resummarize(connection, each))[0] for each in rest]) == days_of(right) - 2
     assert await buckets(connection) == right
 
 

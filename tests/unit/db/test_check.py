@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from store.db.check import faults_of
 from store.db.messages import admit_again, frame_of
-from store.messages.record import RecordBatch
+from store.messages.record import COLUMNS, RecordBatch
 from store.messages.transfer import decode_message, transferred
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -39,15 +39,12 @@ def stored(message: WakuMessage, pubsub_topic: str) -> RecordBatch:
 
 
 def body(row: RecordBatch) -> bytes:
-    """Return a row as it is sent."""
     return transferred(frame_of(row.hashes[0], row.heads[0] + row.payloads[0] + row.tails[0]))
 
 
 def faults(row: RecordBatch) -> set[str]:
     admitted = admit_again([body(row)])
-    columns = row.timestamps, row.hashes, row.topic_keys, row.content_digests
-    parts = row.heads[0], row.payloads[0], row.tails[0]
-    values = *(each[0] for each in columns), *parts
+    values = tuple(getattr(row, column)[0] for column in COLUMNS)
     return set(faults_of(admitted.batch, admitted.positions[0], values))
 
 
@@ -73,11 +70,10 @@ def test_any_changed_byte_is_noticed(
     message: WakuMessage, pubsub_topic: str, data: st.DataObject
 ) -> None:
     row = stored(message, pubsub_topic)
-    parts = row.heads[0], row.payloads[0], row.tails[0]
-    frame = bytearray(b"".join(parts))
+    frame = bytearray(row.heads[0] + row.payloads[0] + row.tails[0])
     place = data.draw(st.integers(0, len(frame) - 1))
     frame[place] ^= 1 << data.draw(st.integers(0, 7))
-    start, end = len(parts[0]), len(frame) - len(parts[2])
+    start, end = len(row.heads[0]), len(frame) - len(row.tails[0])
     changed = replace(
         row,
         heads=[bytes(frame[:start])],

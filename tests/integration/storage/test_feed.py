@@ -20,14 +20,12 @@ from store.db.locks import NODES
 from store.domain.hub import CommitRow, Place, Row
 from store.domain.ports import (
     CursorOutOfRangeError,
-    Ephemeral,
     FollowRequest,
     TopicFilter,
     TopicRights,
 )
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_RESPONSE_BYTES
-from storenode.message.topics import topic_key
 from tests.integration.database.rows import until_some
 from tests.integration.storage.followers import (
     PATIENCE_S,
@@ -297,22 +295,6 @@ async def test_an_idle_followers_cursor_moves_on(
         await idle.until(lambda self: self.pages[-1].cursor == at_end)
         assert idle.hashes == []
         assert all(page.live for page in idle.pages)
-
-
-async def test_ephemeral_messages_reach_live_followers_and_move_no_cursor(node: Node) -> None:
-    [message] = messages_of(batch_of([(NOW, TOPICS[0], b"ephemeral")]))
-    ephemeral = Ephemeral(topic_key(*message.topic), *message.topic, message.frame, message.hash)
-    requests = [from_now(wanted, include_data=True) for wanted in (*FILTERS, NOBODYS)]
-    async with following(node.feed, *requests) as followers:
-        await all_live(*followers)
-        node.feed.announce_ephemeral([ephemeral])
-        *interested, other = followers
-        for follower in interested:
-            await follower.until_given(message.hash)
-            first, second = follower.pages
-            assert (second.frames, second.cursor) == (message.frame, first.cursor)
-        assert other.hashes == []
-    assert await commit_order(node) == []
 
 
 # When connections break, and when the database has lost commits

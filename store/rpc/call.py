@@ -19,7 +19,7 @@ from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.places import Caller
 from store.domain.ports import PeerError
-from store.domain.quota import MAX_STRANGERS, ClientLimits
+from store.domain.quota import MAX_STRANGERS
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -105,7 +105,6 @@ class RpcContext(NodeContext):
     sessions: Exchange | None = None
     gossip: tuple[GossipDriver, GossipTransport] | None = None
     peers: PeerRules | None = None
-    peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
     callers: dict[str, float] = field(default_factory=lambda: BoundedDict(MAX_CALLERS))
 
@@ -184,7 +183,7 @@ class RpcCall(Call):
         if method.right is None:
             return _stranger(self.remote.name)
         if self.is_peer and node.peers is not None:
-            return identify_peer(self.fields, self.context, node.peers, node.peer_limits)
+            return identify_peer(self.fields, self.context, node.peers)
         if self._repeated:
             raise malformed(f"the metadata `{self._repeated}` is given twice: send it once")
         if method.peers_only:

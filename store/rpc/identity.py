@@ -16,7 +16,6 @@ from typing import Final
 import grpc
 
 from store.domain.access import Principal, Right
-from store.domain.quota import ClientLimits
 from store.serving.context import NodeIdentity
 from store.serving.failure import CallError, Code, malformed
 from store.serving.sockets import Remote
@@ -85,7 +84,6 @@ def identify_peer(
     metadata: dict[str, str],
     context: grpc.aio.ServicerContext[bytes, bytes],
     rules: PeerRules,
-    limits: ClientLimits,
 ) -> Principal:
     """Return the peer that calls a method, as a client with the rights of one.
 
@@ -110,7 +108,7 @@ def identify_peer(
         )
     if not (rules.tls or rules.names_suffice):
         raise _forbidden(_NAMES_ALONE)
-    return Principal(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
+    return Principal(f"peer {node_id}", PEER_RIGHTS, named=bool(rules.allowed))
 
 
 def refuse_client(metadata: dict[str, str], rules: PeerRules | None) -> CallError:

@@ -263,7 +263,7 @@ async def _the_one_server(url: str) -> DatabaseServer:
     "--sample",
     type=click.IntRange(1),
     metavar="ROWS",
-    help="Check about this many random rows of each table instead of all.",
+    help="Check about this many random rows of each table instead of all, and no summaries.",
 )
 @on_database
 def check(target: Target, sample: int | None) -> int:

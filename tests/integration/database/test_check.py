@@ -120,6 +120,7 @@ select hash, ts, content_digest, 3, '{a,a}' from storenode.messages order by ts 
 """
 NO_STORE = "delete from storenode.store"
 STRAY = "create table storenode.notes (text text)"
+NO_COARSE = "drop table storenode.hashes_20261120"
 DEFAULT = "create table storenode.rest partition of storenode.messages default"
 COLUMN = "alter table storenode.messages add column colour text"
 
@@ -174,6 +175,7 @@ TOGETHER: tuple[dict[str, Found], ...] = (
     },
     {SDS_TWICE: {("row in sds without a message", S): SDS_COUNT}},
     {NO_STORE: {("wrong store", "store"): 1}},
+    {NO_COARSE: {(NO_HASH_ROW, H): None}},
 )
 """Changes of one database that do not touch each other, and what is found of each."""
 

@@ -13,11 +13,11 @@ from chaos.checker.logs import Entry, Log
 from chaos.link import LinkState, RecordingTransport, Traffic
 from chaos.tasks import Tasks
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import ChannelEvent, Events, Message
+from storenode.sds.aio.events import Events
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Lost, Missing
+from storenode.sds.events import ChannelEvent, Lost, Message, Missing
 
 _LOG_PAGE: Final = 1_000
 

@@ -35,8 +35,7 @@ from chaos.link import Way
 from chaos.node import NodeProcess
 from chaos.tasks import OutOfTimeError, Waiter
 from chaos.world import World
-from storenode.sds.aio.events import ChannelEvent, Message
-from storenode.sds.events import Missing
+from storenode.sds.events import ChannelEvent, Message, Missing
 
 CUT_OFF: Final = "n3"
 KILLED: Final = "n2"

@@ -38,15 +38,10 @@ from math import inf
 
 from storenode.sds.bloom import Probe, holds
 from storenode.sds.claims import Proof
-from storenode.sds.codec import Entry, SdsMessage, size_of
+from storenode.sds.codec import Entry, SdsMessage, bytes_of, size_of
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Acknowledged, Event, GaveUp, MissingMessage, PossiblyAcknowledged
-from storenode.sds.limits import (
-    ENTRY_BYTES,
-    MAX_HINTS_PER_MISSING,
-    MAX_REQUEST_BYTES,
-    MAX_WAITING_SYNCS,
-)
+from storenode.sds.limits import MAX_HINTS_PER_MISSING, MAX_REQUEST_BYTES, MAX_WAITING_SYNCS
 from storenode.sds.repair import request_delay_ms
 
 
@@ -62,12 +57,6 @@ class WaitingMessage:
     arrived_ms: int
     unmet: set[str]
     proof: Proof = Proof.NONE
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes that are charged against the bound of the buffer."""
-        entries = len(self.message.history) * ENTRY_BYTES
-        return len(self.message.content or b"") + entries + ENTRY_BYTES
 
 
 @dataclass(slots=True)
@@ -116,15 +105,15 @@ class IncomingBuffer:
         new = sum(key not in self.wants and key not in self.ids for key in waiting.unmet)
         return (
             len(self.waiting) < config.max_waiting // part
-            and self._bytes + waiting.size_bytes <= config.max_waiting_bytes // part
+            and self._bytes + bytes_of(waiting.message) <= config.max_waiting_bytes // part
             and (part == 1 or len(self.wants) + new <= config.max_missing // part)
         )
 
-    def surplus(self, sender_id: str) -> list[str]:
+    def surplus(self) -> list[str]:
         """Return the missing messages to give up so that the bounds hold again.
 
-        They are the oldest of the sender whose messages were just added, then of those senders
-        that name most.
+        They are the oldest of each sender that names too many, then of those that name most. All of
+        them are looked at: once for many messages that come.
         """
         most, most_of_sender = self._config.max_missing, self._config.max_missing_of_sender
         if len(self.wants) <= min(most, most_of_sender):
@@ -132,16 +121,14 @@ class IncomingBuffer:
         wants_of: dict[str, list[str]] = {}
         for message_id, want in self.wants.items():
             wants_of.setdefault(want.named_by, []).append(message_id)
-        of_sender = wants_of.get(sender_id, [])
-        found = of_sender[: max(len(of_sender) - most_of_sender, 0)]
-        excess = len(self.wants) - len(found) - most
-        if excess <= 0:
-            return found
+        found: list[str] = []
+        for names in wants_of.values():
+            found += names[:-most_of_sender]
+            del names[:-most_of_sender]
         left = {sender: iter(names) for sender, names in wants_of.items()}
-        left[sender_id] = iter(of_sender[len(found) :])
         sizes = [(-len(names), sender) for sender, names in wants_of.items()]
         heapify(sizes)
-        for _ in range(excess):
+        for _ in range(len(self.wants) - len(found) - most):
             size, sender = sizes[0]
             found.append(next(left[sender]))
             heapreplace(sizes, (size + 1, sender))
@@ -299,7 +286,7 @@ class IncomingBuffer:
             assert all(key in self.waiting[serial].unmet for serial in serials)
         unmet = {key for waiting in self.waiting.values() for key in waiting.unmet}
         assert self.wants.keys() == unmet - self.ids.keys()
-        assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
+        assert self._bytes == sum(bytes_of(waiting.message) for waiting in self.waiting.values())
 
     def _request_delay_ms(self, message_id: str) -> float:
         if self._repair is None:
@@ -308,7 +295,7 @@ class IncomingBuffer:
 
     def _put(self, serial: int, waiting: WaitingMessage) -> None:
         self.waiting[serial] = waiting
-        self._bytes += waiting.size_bytes
+        self._bytes += bytes_of(waiting.message)
         for message_id in waiting.unmet:
             self._waiters.setdefault(message_id, {})[serial] = None
         if waiting.message.content:
@@ -318,7 +305,7 @@ class IncomingBuffer:
 
     def _remove(self, serial: int) -> WaitingMessage:
         waiting = self.waiting.pop(serial)
-        self._bytes -= waiting.size_bytes
+        self._bytes -= bytes_of(waiting.message)
         if waiting.message.content:
             del self.ids[waiting.message.message_id]
         else:

@@ -29,6 +29,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil
 
+from storenode.common.bounded_dict import BoundedDict
 from storenode.common.errors import ArgumentError, StorenodeError
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.buffers import IncomingBuffer, Outgoing, OutgoingBuffer, WaitingMessage
@@ -111,7 +112,7 @@ class MessageChannel:
         self.outgoing = OutgoingBuffer(config)
         self.incoming = IncomingBuffer(config)
         self.counts = Counts()
-        self.lost: dict[str, None] = {}
+        self.lost = BoundedDict[str, None](MAX_LOST_IDS)
         self.pace = SyncTimer(now_ms, config)
         self.lacks = GapDetector(self.filter, config.behind_after_ms)
         self.heads: dict[str, None] = {}
@@ -237,6 +238,7 @@ class MessageChannel:
         events: list[Event] = []
         for packet in packets:
             self._receive(now_ms, packet, events)
+        self._lose(self.incoming.surplus(), now_ms, events, early=True)
         return events
 
     def tick(self, now_ms: int, rng: Rng) -> list[Event]:
@@ -277,12 +279,6 @@ class MessageChannel:
                 self._send_again(message, events)
         return events
 
-    def sweep_incoming(self, now_ms: int) -> list[Event]:
-        """Run the sweep of the incoming buffer alone, and always report what is missing."""
-        events: list[Event] = []
-        self._sweep_incoming(self._running(now_ms), events, report=True)
-        return events
-
     def next_due_ms(self, rng: Rng) -> int:
         """Return when the next `tick` is needed; ticks before that do nothing."""
         times = [self.pace.due_ms(rng), self._ask_due_ms()]
@@ -299,7 +295,6 @@ class MessageChannel:
         assert not any(message_id in self.log for message_id in self.incoming.wants)
         assert all(map(self._is_known, self.claims.unproven))
         assert all(message_id in self.log for message_id in self.outgoing.by_id)
-        assert len(self.lost) <= MAX_LOST_IDS
         assert all(message_id in self.log for message_id in self.heads)
 
     # --- sending
@@ -466,7 +461,6 @@ class MessageChannel:
             missing = self.incoming.add(taken, now_ms)
             if missing:
                 events.append(Missing(self.incoming.missing(missing)))
-            self._lose(self.incoming.surplus(message.sender_id), now_ms, events, early=True)
         elif content:
             self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
@@ -664,7 +658,7 @@ class MessageChannel:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
-        self._lose(self.incoming.surplus(""), now_ms, events, early=True)
+        self._lose(self.incoming.surplus(), now_ms, events, early=True)
         if self.config.lost_after_ms is not None:
             expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
             self._lose(expired, now_ms, events)
@@ -690,8 +684,6 @@ class MessageChannel:
         for message_id in message_ids:
             self.lost[message_id] = None
             self.incoming.met(message_id)
-        while len(self.lost) > MAX_LOST_IDS:
-            del self.lost[next(iter(self.lost))]
         self._release(now_ms, events)
 
     def _sweep_outgoing(self, now_ms: int, events: list[Event]) -> None:

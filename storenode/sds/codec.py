@@ -14,7 +14,7 @@ instead of calling the history complete. The size of the message bounds it.
 A **participant** (`decode_message`) takes the bytes of its channel for SDS messages, so it ignores
 unknown fields. A malformed repair request is dropped alone, and so are requests past the first 256
 and a retrieval hint that is too long: none costs the message. The cause that such a hint belongs to
-is still waited for, by its ID. A causal history may be as long as the message has room for.
+is still waited for, by its ID. A causal history has as many entries as a participant can wait for.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from storenode.common.errors import ArgumentError
 from storenode.sds.limits import (
+    ENTRY_BYTES,
+    MAX_CAUSES,
     MAX_HINT_BYTES,
     MAX_HISTORY_ENTRIES,
     MAX_ID_BYTES,
@@ -202,6 +204,8 @@ def decode_message(payload: bytes, *, stored: bool = False) -> SdsMessage:
         raw = RawSdsMessage.FromString(payload)
     except DecodeError as error:
         raise MessageError("the bytes do not parse as an SDS message") from error
+    if (count := len(raw.causal_history)) > MAX_CAUSES:
+        raise MessageError(f"a message of {count} causes is over {MAX_CAUSES}")
     for text in (raw.channel_id, raw.message_id):
         _check_size(text)
     try:
@@ -274,6 +278,15 @@ def size_of(entry: Entry) -> int:
     """Return the largest size of an entry on the wire, in bytes."""
     names = len(entry.message_id.encode()) + len((entry.sender_id or "").encode())
     return names + len(entry.hint or b"") + 13
+
+
+def bytes_of(thing: Any) -> int:  # noqa: ANN401 - a message or any event
+    """Return the approximate memory that a message, or an event with its content, takes."""
+    names = len(getattr(thing, "messages", ())) + len(getattr(thing, "message_ids", ()))
+    # In memory a text takes one to four times its size on the wire.
+    entries = sum(2 * size_of(each) + ENTRY_BYTES for each in getattr(thing, "history", ()))
+    content: Any = getattr(thing, "content", None) or getattr(thing, "payload", b"")
+    return len(getattr(content, "content", content)) + entries + ENTRY_BYTES * (names + 1)
 
 
 def check_id(name: str, value: str, *, may_be_empty: bool = False) -> None:

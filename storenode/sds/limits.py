@@ -61,8 +61,11 @@ MAX_RECALLED_AT_ONCE: Final = 32
 RECALL_EVERY_MS: Final = 1_000
 """Repair answers that are read from the state together, and how often."""
 
+MAX_CAUSES: Final = 8_192
+"""Causal history entries of a message that a participant takes: as many as can be missing."""
+
 ENTRY_BYTES: Final = 256
-"""The approximate memory of an entry of a causal history."""
+"""The approximate memory of an entry of a causal history, or of a message, beside its texts."""
 
 MAX_WAITING_SYNCS: Final = 256
 """Sync messages in the incoming buffer; the oldest makes room."""
@@ -173,11 +176,16 @@ MAX_EMPTY_PAGES: Final = 1_000
 MAX_REPAIR_IDS: Final = 10_000
 """Missing messages of one round of repair."""
 
-PACKETS_AT_ONCE: Final = 256
-"""Packets that are taken before other tasks get their turn: a few milliseconds."""
+BYTES_AT_ONCE: Final = 64 * 1024
+"""Packets that are taken before other tasks get their turn, each with 256 bytes more."""
 
 MAX_QUEUED_EVENTS: Final = 10_000
+MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Events that wait for one reader; then nothing more is received until it reads."""
+
+MAX_UNSAVED: Final = 5_000
+MAX_UNSAVED_BYTES: Final = 16 * 1024 * 1024
+"""Events that wait for a transaction; then nothing more is received until it is through."""
 
 MAX_LOG_PAGE: Final = 1_000
 """Messages that are read from the state at once."""

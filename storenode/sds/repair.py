@@ -17,11 +17,10 @@ from hashlib import sha256
 from math import inf
 
 from storenode.common.bounded_dict import BoundedDict
-from storenode.sds.codec import Entry, SdsMessage
+from storenode.sds.codec import Entry, SdsMessage, bytes_of
 from storenode.sds.config import RepairConfig
 from storenode.sds.limits import (
     ANSWER_EPOCH_MS,
-    ENTRY_BYTES,
     MAX_ANSWER_BYTES,
     MAX_ANSWER_BYTES_PER_REQUESTER,
     MAX_PENDING_ANSWERS,
@@ -80,16 +79,16 @@ class RepairAnswers:
         if self._config is None or message.message_id in self.kept:
             return
         self.kept[message.message_id] = message
-        self._bytes += _size(message)
+        self._bytes += bytes_of(message)
         most, most_bytes = self._config.kept_messages, self._config.kept_bytes
         while self.kept and (len(self.kept) > most or self._bytes > most_bytes):
-            self._bytes -= _size(self.kept.popitem(last=False)[1])
+            self._bytes -= bytes_of(self.kept.popitem(last=False)[1])
 
     def drop(self, message_id: str) -> None:
         """Forget a message that turned out not to be the genuine one."""
         self.seen(message_id)
         if (message := self.kept.pop(message_id, None)) is not None:
-            self._bytes -= _size(message)
+            self._bytes -= bytes_of(message)
 
     def offer(self, entry: Entry, log: MessageLog, now_ms: int, requester: str) -> bool:
         """Note that a participant wants a message; return False if nothing comes of it."""
@@ -143,7 +142,3 @@ class RepairAnswers:
     def next_due_ms(self) -> float:
         """Return when the next answer is due."""
         return max(min(self.pending.values(), default=inf), self._next_ms)
-
-
-def _size(message: SdsMessage) -> int:
-    return len(message.content or b"") + ENTRY_BYTES * (len(message.history) + 1)

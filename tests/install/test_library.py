@@ -42,7 +42,7 @@ import sys
 
 from storenode.client import AsyncClient, Client, Message, Outcome
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message as Said
+from storenode.sds.events import Message as Said
 
 TOPIC = "/installed/1/app/proto"
 

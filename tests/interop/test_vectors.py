@@ -122,7 +122,9 @@ class Replay:
                 packet = Packet(self.wire[step["msg"]], bytes.fromhex(step["hint"]))
                 return channel.receive(now, [packet])
             case "sweep_incoming":
-                return channel.sweep_incoming(now)
+                found: list[Event] = []
+                channel._sweep_incoming(channel._running(now), found, report=True)
+                return found
             case "sweep_outgoing":
                 return []
             case other:

@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Final
 from storenode.cli.client.text import counted, format_time, safe
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
-from storenode.sds.aio.events import (
-    ChannelEvent,
-    Connected,
-    Disconnected,
-    Message,
-    NotStored,
-    Repaired,
-)
 from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
     Behind,
     CaughtUp,
+    ChannelEvent,
+    Connected,
+    Disconnected,
     Forged,
     GaveUp,
     Lost,
+    Message,
+    NotStored,
     PossiblyAcknowledged,
     Received,
+    Repaired,
     Sent,
     Withdrawn,
 )

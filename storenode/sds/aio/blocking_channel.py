@@ -17,11 +17,10 @@ from storenode.connection.event_loop import (
     run_blocking,
 )
 from storenode.sds.aio.channel import AsyncChannel, Place
-from storenode.sds.aio.events import ChannelEvent
 from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.events import Counts
+from storenode.sds.events import ChannelEvent, Counts
 
 
 class Channel:

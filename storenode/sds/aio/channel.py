@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager
 from itertools import cycle
 from types import NoneType
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_kind
 from storenode.message.text import printable
-from storenode.sds.aio.events import ChannelEvent, Events, Message
+from storenode.sds.aio.events import Events
 from storenode.sds.aio.join_options import Joining, JoinOptions
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant
@@ -22,7 +22,7 @@ from storenode.sds.aio.state import StateThread
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Transport
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
-from storenode.sds.events import Counts, MissingMessage, Withdrawn
+from storenode.sds.events import ChannelEvent, Counts, Message, MissingMessage, Withdrawn
 from storenode.sds.limits import (
     DEFAULT_OPEN_STATES,
     MAX_CLOCK,
@@ -38,6 +38,8 @@ Place = str | Transport
 """HOST:PORT of a store node, or a transport."""
 
 _BEGINNING: Key = (0, "")
+_PAGE: Final = 64
+"""Messages that are read of the whole log at once: each may have 150 KiB."""
 _log = logging.getLogger("storenode")
 
 
@@ -204,7 +206,7 @@ class AsyncChannel:
     def events(self) -> Events[ChannelEvent]:
         """Return a reader of everything that happens from now on.
 
-        A reader that does not read holds the channel up after 10,000 events.
+        A reader that does not read holds the channel up after 10,000 events, or 64 MiB of them.
         """
         return Events(self._participant.hub, self._participant.ledger.commits)
 
@@ -236,7 +238,7 @@ class AsyncChannel:
             await self._participant.saver.saved()
             if backlog is None:
                 after = _BEGINNING
-                while page := await self._page(commit, MAX_LOG_PAGE, after=after):
+                while page := await self._page(commit, _PAGE, after=after):
                     for message in page:
                         yield message
                     after = page[-1].key

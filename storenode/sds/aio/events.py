@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
-from storenode.sds.events import ChannelEvent, Connected, Disconnected, Message, NotStored, Repaired
-from storenode.sds.limits import MAX_QUEUED_EVENTS
-
-__all__ = [
-    "ChannelEvent",
-    "Connected",
-    "Disconnected",
-    "EventHub",
-    "Events",
-    "Message",
-    "NotStored",
-    "Repaired",
-]
+from storenode.sds.codec import bytes_of
+from storenode.sds.limits import MAX_QUEUED_BYTES, MAX_QUEUED_EVENTS
 
 _E = TypeVar("_E")
 
@@ -28,14 +17,15 @@ _E = TypeVar("_E")
 class Events(Generic[_E]):
     """A reader of the events of the transactions after one. Close it, or drop it.
 
-    A reader that does not read holds the participant up: after 10,000 events nothing more is
-    received, until it reads or is closed.
+    A reader that does not read holds the participant up: after 10,000 events, or 64 MiB of them,
+    nothing more is received, until it reads or is closed.
     """
 
     def __init__(self, hub: EventHub[_E], after_commit: int) -> None:
         self._hub = hub
         self.after_commit = after_commit
         self._queue: deque[_E] = deque()
+        self._bytes = 0
         self._closed = False
         hub.readers.add(self)
 
@@ -47,8 +37,9 @@ class Events(Generic[_E]):
             if self._closed:
                 raise StopAsyncIteration
             await self._hub.changed()
-        event = self._queue.popleft()
-        if len(self._queue) == MAX_QUEUED_EVENTS - 1:
+        was_full, event = self.full, self._queue.popleft()
+        self._bytes -= bytes_of(event)
+        if was_full and not self.full:
             self._hub.stir()
         return event
 
@@ -61,12 +52,13 @@ class Events(Generic[_E]):
     @property
     def full(self) -> bool:
         """A flag: the participant waits for this reader."""
-        return len(self._queue) >= MAX_QUEUED_EVENTS
+        return len(self._queue) >= MAX_QUEUED_EVENTS or self._bytes >= MAX_QUEUED_BYTES
 
-    def put(self, commit: int, events: Iterable[_E]) -> None:
+    def put(self, commit: int, events: Sequence[_E]) -> None:
         """Add the events of a transaction."""
         if commit > self.after_commit and not self._closed:
             self._queue.extend(events)
+            self._bytes += sum(map(bytes_of, events))
 
     def close(self) -> None:
         """End: what is queued may still be read."""

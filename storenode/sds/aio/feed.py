@@ -15,8 +15,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from storenode.common.backoff import Backoff
-from storenode.sds.aio.events import Connected, Disconnected
 from storenode.sds.aio.transport import FeedCursorRefusedError, FeedPage, Rotation, TransportError
+from storenode.sds.events import Connected, Disconnected
 from storenode.sds.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S, SEARCH_EVERY_S
 
 if TYPE_CHECKING:

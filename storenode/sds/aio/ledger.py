@@ -366,7 +366,7 @@ def _fill(state: SqliteState, ledger: ParticipantLedger, row: Row) -> None:
         core.claims.add(message_id, unproven)
     names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
-    core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
+    core.lost.update(dict.fromkeys(names))
     # Before what waits, whose times count from where the clock has come to.
     _fill_outgoing(state, core)
     _fill_waiting(ledger, state.rows("waiting"))

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +22,7 @@ from storenode.common.errors import ClientClosedError
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
 from storenode.sds.aio.cipher import CipherError, Clear
-from storenode.sds.aio.events import ChannelEvent, EventHub, Message, NotStored
+from storenode.sds.aio.events import EventHub
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
 from storenode.sds.aio.ledger import ParticipantLedger, revive
@@ -39,20 +39,24 @@ from storenode.sds.events import (
     Behind,
     Broadcast,
     BroadcastReason,
+    ChannelEvent,
     EphemeralReceived,
     Forged,
     Lost,
+    Message,
     Missing,
+    NotStored,
     Packet,
     PacketRefusal,
     Recall,
     Refused,
 )
-from storenode.sds.limits import CATCH_UP_OVERLAP_NS, LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
+from storenode.sds.limits import BYTES_AT_ONCE, CATCH_UP_OVERLAP_NS, LEAVE_TIMEOUT_S, MAX_TICK_S
 
 _log = logging.getLogger("storenode")
 
 _NS_PER_MS: Final = 1_000_000
+_PACKET_BYTES: Final = 256
 _ONLINE_EVERY_NS: Final = 300 * 10**9
 """The interval of records of the time, each a transaction, while a feed is live and silent."""
 
@@ -228,10 +232,9 @@ class Participant:
     async def take(self, messages: Sequence[Fetched]) -> int | None:
         """Receive messages; return the time of the first one for which there was no room."""
         refused_ns: int | None = None
-        for start in range(0, len(messages), PACKETS_AT_ONCE):
+        for some in _portions(messages):
             await self.hub.room()
             await self.saver.room()
-            some = messages[start : start + PACKETS_AT_ONCE]
             self.answering.note(some)
             events = self.ledger.note(self.core.receive(self.now_ms(), self._packets(some)))
             self.notify(events)
@@ -392,3 +395,15 @@ class Participant:
             self.saver.fail(error)
             for other in self._tasks:
                 other.cancel()
+
+
+def _portions(messages: Iterable[Fetched]) -> Iterator[list[Fetched]]:
+    """Yield messages in portions that are taken before other tasks get their turn."""
+    some, size = list[Fetched](), 0
+    for each in messages:
+        some.append(each)
+        size += _PACKET_BYTES + len(each.payload)
+        if size >= BYTES_AT_ONCE:
+            yield some
+            some, size = [], 0
+    yield some

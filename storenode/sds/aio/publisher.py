@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from storenode.sds.aio.events import NotStored
 from storenode.sds.aio.transport import Outbound, PublishResult, Rotation, TransportError
-from storenode.sds.events import Broadcast, BroadcastReason
+from storenode.sds.events import Broadcast, BroadcastReason, NotStored
 from storenode.sds.limits import (
     MAX_PUBLISH_BYTES,
     MAX_PUBLISH_MESSAGES,

@@ -15,12 +15,12 @@ from typing import Final, Self, Unpack
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes
 from storenode.sds.aio.channel import AsyncChannel, Place
-from storenode.sds.aio.events import ChannelEvent, EventHub, Events, Message, NotStored
+from storenode.sds.aio.events import EventHub, Events
 from storenode.sds.aio.join_options import JoinOptions
 from storenode.sds.aio.status import Status
 from storenode.sds.claims import Proof
 from storenode.sds.config import DEFAULT_CHANNEL_ID
-from storenode.sds.events import Acknowledged, GaveUp, Sent
+from storenode.sds.events import Acknowledged, ChannelEvent, GaveUp, Message, NotStored, Sent
 from storenode.sds.limits import MAX_LOADED_MESSAGES
 from storenode.sds.log import Key
 from storenode.sds.segments import (

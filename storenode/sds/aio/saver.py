@@ -10,17 +10,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from storenode.common.backoff import Backoff
 from storenode.sds.aio.ledger import ParticipantLedger
 from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTakenError
-from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S
+from storenode.sds.codec import bytes_of
+from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S, MAX_UNSAVED, MAX_UNSAVED_BYTES
 
 _T = TypeVar("_T")
-
-MAX_UNSAVED: Final = 5_000
-"""Things that wait for a transaction; then nothing more is received until it is through."""
 
 
 class Saver:
@@ -41,6 +39,7 @@ class Saver:
         self._thread = thread
         self._wake = asyncio.Event()
         self._pending: list[Any] = []
+        self._bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._done = asyncio.Event()
         self._stopping = False
@@ -49,6 +48,7 @@ class Saver:
     def add(self, things: Sequence[Any]) -> None:
         """Release these after the next transaction, which has all that the ledger noted."""
         self._pending += things
+        self._bytes += sum(map(bytes_of, things))
         self._wake.set()
 
     async def saved(self) -> None:
@@ -66,7 +66,7 @@ class Saver:
 
     async def room(self) -> None:
         """Wait until few enough things are unsaved."""
-        while len(self._pending) > MAX_UNSAVED:
+        while len(self._pending) > MAX_UNSAVED or self._bytes > MAX_UNSAVED_BYTES:
             self._done.clear()
             await self._done.wait()
 
@@ -113,6 +113,7 @@ class Saver:
         # What no transaction has comes after the last one: readers since then get it too.
         number = self._ledger.commits + 1 if batch is None else batch.number
         self._release(number, pending)
+        self._bytes -= sum(map(bytes_of, pending))
         # Until here they are where `fail` finds them, which is called when this task is cancelled.
         waiters, self._waiters = self._waiters[:count], self._waiters[count:]
         for waiter in waiters:

@@ -174,7 +174,9 @@ class SqliteState:
                 if self._advance(database, batch):
                     _write(database, batch)
         except StateError:
-            self._drop_connection()
+            # A database in memory is its connection.
+            if not self.in_memory:
+                self.close()
             raise
 
     def rows(self, name: str) -> list[Row]:
@@ -273,11 +275,6 @@ class SqliteState:
             for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
                 connection.execute(f"pragma {pragma}")
         return self._connection
-
-    def _drop_connection(self) -> None:
-        # A database in memory is its connection.
-        if not self.in_memory:
-            self.close()
 
     def _check(self, row: Row) -> None:
         if row["version"] != VERSION:

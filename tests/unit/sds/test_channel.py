@@ -45,7 +45,7 @@ from storenode.sds.events import (
     Sent,
     Withdrawn,
 )
-from storenode.sds.limits import MAX_CLOCK, MAX_LOST_IDS, MAX_WAITING_SYNCS
+from storenode.sds.limits import MAX_CAUSES, MAX_CLOCK, MAX_LOST_IDS, MAX_WAITING_SYNCS
 from storenode.sds.log import LogEntry, MessageLog
 from storenode.sds.proofs import content_id
 from tests.unit.sds.worlds import (
@@ -514,7 +514,7 @@ def test_a_hint_that_is_too_long_is_ignored_and_its_cause_is_waited_for() -> Non
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_history_may_be_as_long_as_the_message_has_room_for(*, older: bool) -> None:
+def test_a_history_may_be_as_long_as_all_that_can_be_waited_for(*, older: bool) -> None:
     me = channel(max_missing=10_000, max_missing_of_sender=10_000)
     names = [f"cause{n}" for n in range(5_000)]
     message = SdsMessage("room", "a", "s", NOW, tuple(map(Entry, names)), content=b"x")
@@ -524,6 +524,9 @@ def test_a_history_may_be_as_long_as_the_message_has_room_for(*, older: bool) ->
     me.receive(NOW, [Packet(wire(name)) for name in names[:-1]])
     assert "a" not in me.log
     assert delivered(take(me, wire(names[-1]))) == [names[-1], "a"]
+    longer = SdsMessage("room", "b", "s", NOW, (Entry("a"),) * (MAX_CAUSES + 1), content=b"x")
+    packet = encode_older(longer) if older else encode_message(longer)
+    assert [each.reason for each in of(Refused, take(me, packet))] == [PacketRefusal.MALFORMED]
 
 
 def test_repair_requests_past_the_first_256_cost_themselves_alone() -> None:
@@ -551,6 +554,15 @@ def test_bytes_and_wishes_are_bounded(bound: dict[str, object]) -> None:
         take(me, wire(f"m{number}", after=[f"c{number}-{n}" for n in range(4)]))
     assert 0 < len(me.incoming) <= 5
     assert len(me.incoming.wants) <= 20
+
+
+def test_long_ids_count_among_the_bytes_of_what_waits() -> None:
+    me, size = channel(max_waiting_bytes=100_000), 0
+    causes = [Entry(f"{n:0>256}", bytes(256), f"{n:x>256}") for n in range(20)]
+    while not of(Refused, take(me, packet := wire(f"m{len(me.incoming)}", after=causes))):
+        size += len(packet)
+    assert 0 < size < 100_000
+    me.check()
 
 
 def test_sync_messages_take_half_of_the_wishes_at_most() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from time import time_ns
 from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import AsyncMock
+from typing import Any, Final, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -25,18 +25,10 @@ from storenode.cli.chat.transcript import Transcript
 from storenode.common.errors import ArgumentError, ClientClosedError, StorenodeError
 from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel, Channels
-from storenode.sds.aio.events import (
-    ChannelEvent,
-    Disconnected,
-    EventHub,
-    Events,
-    Message,
-    NotStored,
-    Repaired,
-)
+from storenode.sds.aio.events import EventHub, Events
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.ledger import ParticipantLedger, revive
-from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.participant import Participant, _portions
 from storenode.sds.aio.repair import Repair, RepairResponder
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.signing import Signing, unframe
@@ -47,10 +39,26 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.events import Broadcast, Lost, Packet, Recall, Received, Sent, Signed
+from storenode.sds.events import (
+    Broadcast,
+    ChannelEvent,
+    Disconnected,
+    EphemeralReceived,
+    Lost,
+    Message,
+    NotStored,
+    Packet,
+    Recall,
+    Received,
+    Repaired,
+    Sent,
+    Signed,
+)
 from storenode.sds.limits import (
+    BYTES_AT_ONCE,
     MAX_LEAVING_AT_ONCE,
     MAX_PUBLISH_MESSAGES,
+    MAX_QUEUED_BYTES,
     MAX_QUEUED_EVENTS,
     MAX_SIGNATURE_BYTES,
 )
@@ -205,12 +213,18 @@ async def test_a_long_wait_is_explained_in_the_log(
     assert caplog.messages[0].startswith("channel room still waits (")
 
 
-async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:
+LARGE: Final = EphemeralReceived("x", "alice", bytes(MAX_QUEUED_BYTES))
+
+
+@pytest.mark.parametrize("events", [[Sent("x", None)] * MAX_QUEUED_EVENTS, [LARGE]])
+async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed(
+    events: list[ChannelEvent],
+) -> None:
     hub: EventHub[ChannelEvent] = EventHub()
     slow, quick = Events(hub, 0), Events(hub, 0)
-    hub.put(1, [Sent("x", None)] * MAX_QUEUED_EVENTS)
+    hub.put(1, events)
     waiting = asyncio.create_task(hub.room())
-    for _ in range(MAX_QUEUED_EVENTS):
+    for _ in events:
         await anext(quick)
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -222,6 +236,22 @@ async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None
     slow.close()
     async with asyncio.timeout(PATIENCE_S):
         await waiting
+
+
+async def test_bytes_that_wait_for_a_transaction_hold_up_until_it_is_through() -> None:
+    saver = Saver(Mock(commits=0, take=lambda: None), Mock(), None, Mock(), Mock())
+    saver.add([LARGE])
+    waiting = asyncio.create_task(saver.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await saver._save()
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+
+
+def test_many_bytes_are_taken_in_portions() -> None:
+    packets = [Fetched(bytes(BYTES_AT_ONCE // 2), b"", 1)] * 5
+    assert [len(some) for some in _portions(packets)] == [2, 2, 1]
 
 
 async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() -> None:

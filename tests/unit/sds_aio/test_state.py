@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from storenode.common.errors import ArgumentError, ClientClosedError
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Events, Message, NotStored
+from storenode.sds.aio.events import Events
 from storenode.sds.aio.ledger import ParticipantLedger, revive
 from storenode.sds.aio.reliable import (
     AssemblyFailed,
@@ -49,7 +49,16 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.codec import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Acknowledged, Broadcast, GaveUp, Packet, Sent, Signed
+from storenode.sds.events import (
+    Acknowledged,
+    Broadcast,
+    GaveUp,
+    Message,
+    NotStored,
+    Packet,
+    Sent,
+    Signed,
+)
 from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key, MessageLog
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
@@ -251,9 +260,9 @@ def test_a_process_that_lost_the_state_writes_nothing_more(tmp_path: Path) -> No
     # As on a database without a lock that ends with its holder.
     path = tmp_path / "alice.db"
     state, ledger = opened(path)
-    state._drop_connection()
+    state.close()
     other, _ = opened(path)
-    other._drop_connection()
+    other.close()
     ledger.gap(7)
     with pytest.raises(StateTakenError, match="in use by another process"):
         save(state, ledger)

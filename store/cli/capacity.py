@@ -110,7 +110,7 @@ def _lines(found: Capacity) -> Iterator[str]:
 
 
 def _rounded(value: float) -> str:
-    digits = max(0, 1 - math.floor(math.log10(value))) if value < 100 else 0
+    digits = max(0, 1 - math.floor(math.log10(value))) if 0 < value < 100 else 0
     return f"{value:,.{digits}f}"
 
 

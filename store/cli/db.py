@@ -346,9 +346,7 @@ _TRUST_CLOCK = option(
 )
 
 
-async def _read_limits(
-    connection: psycopg.AsyncConnection[Any],
-) -> tuple[Reading, RetentionPolicy]:
+async def _read_limits(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, RetentionPolicy]:
     """Return the time to drop by, and the limits: the agreed ones where a command has none.
 
     The clock is checked against the database, since dropped rows are lost.

@@ -106,7 +106,9 @@ class DataDir:
         with self._lock_errors():
             fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                while not _is_granted(fd):
+                    # Commands that ask `is_locked` share it for a moment; nobody else does.
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
                 os.close(fd)
@@ -215,6 +217,13 @@ class DataDir:
     def is_served_by(self, pid: int) -> bool:
         """Return True if a supervisor started that process as a server on this cluster."""
         return self.mark() in (command_line(pid) or ())
+
+
+def _is_granted(lock_fd: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def keep_reserve(data_dir: Path) -> None:

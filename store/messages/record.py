@@ -32,15 +32,7 @@ _TAG_PUBSUB_TOPIC = b"\x1a"
 _MAX_BEGINNING_BYTES = 4 + HASH_FIELD_BYTES
 """The size limit of the beginning of a frame of less than 2 MiB, up to the end of the hash."""
 
-COLUMNS = (
-    "timestamps",
-    "hashes",
-    "topic_keys",
-    "content_digests",
-    "heads",
-    "payloads",
-    "tails",
-)
+COLUMNS = ("timestamps", "hashes", "topic_keys", "content_digests", "heads", "payloads", "tails")
 """The columns of `RecordBatch` that have an entry for each message."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -363,6 +364,25 @@ def test_a_pid_file_without_its_server_is_removed_and_a_foreign_server_is_left_a
         assert server.poll() is None
 
 
+def test_a_command_that_looks_for_a_node_keeps_none_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, flock = os.open(tmp_path / "storenode.lock", os.O_CREAT), fcntl.flock
+    flock(asked, fcntl.LOCK_SH)
+
+    def lock_after_the_command(fd: int, how: int) -> None:
+        if how & fcntl.LOCK_SH:
+            flock(asked, fcntl.LOCK_UN)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_command)
+    data = DataDir(tmp_path)
+    data.lock()
+    assert data.is_locked()
+    data.unlock()
+    os.close(asked)
+
+
 def test_a_taken_port_is_not_chosen_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
@@ -617,15 +637,11 @@ def test_the_servers_account_is_the_owner_of_the_cluster(
     chosen = binaries.account_for(cluster)
     assert chosen is not None
     assert chosen.pw_uid == owner != 0
+    with pytest.raises(EmbeddedPostgresError, match="chown -R"):
+        binaries.account_for(Path("/usr"))  # which is root's
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(EmbeddedPostgresError, match=f"belongs to user ID {owner}"):
         binaries.account_for(cluster)
-
-
-def test_a_cluster_of_roots_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    with pytest.raises(EmbeddedPostgresError, match="chown -R"):
-        binaries.account_for(Path("/usr"))
 
 
 def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,9 +279,6 @@ def report(
     require_new(output, "the report")
     with runner.messages(archive) as opened, runner.session() as session:
         written = jobs.report(
-            opened(session),
-            output,
-            bounds=(low_ns, high_ns),
-            is_audited=not without_audit,
+            opened(session), output, bounds=(low_ns, high_ns), is_audited=not without_audit
         )
         return runner.finish(written)

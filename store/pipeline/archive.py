@@ -42,6 +42,7 @@ from store.pipeline.parquet import (
     file_digests,
     fingerprints_of,
     read_files,
+    require_whole,
     shuffle_partitions,
     start_of,
     sums,
@@ -311,6 +312,7 @@ class _Archiver:
         while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with logged("compact", messages):
+                require_whole(self._session, self._archive, files)
                 rows = read_files(self._session, files, NAMES)
                 written, added = self._write(rows, messages, by_hour=False)
                 before = fingerprints_of(self._session, files)

@@ -7,7 +7,8 @@ position and the fingerprints of everything that was committed up to it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
@@ -19,10 +20,12 @@ from store.db.buckets import between, coarser, of_rows, unpack
 from store.db.errors import SchemaError
 from store.db.migrate import require_served
 from store.pipeline.errors import FAILED, PipelineError, of_database
-from store.pipeline.fingerprints import Fingerprint, Fingerprints, of_buckets
+from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS
 
 Connection = psycopg.Connection[Any]
+Range = tuple[int, int]
+"""A range of time in nanoseconds, the end exclusive."""
 
 FOREVER: Final = 2**63 - 1
 
@@ -36,7 +39,7 @@ where level = 1 and start_ns >= %s and start_ns < %s
 """
 _UNFOLDED: Final[LiteralString] = """
 select summary from storenode.export_commits
-where position > %s and max_ts >= %s and min_ts < %s order by position
+where position > %s and max_ts >= %s and min_ts < %s order by position desc
 """
 _MARKS: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
@@ -57,6 +60,9 @@ _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
 """
+_RECORD: Final = struct.Struct("<6q")
+"""A record of a commit's summary, see `store.db.buckets`, with signed words."""
+
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
@@ -100,27 +106,45 @@ def read_state(connection: Connection, low_ns: int = 0, high_ns: int = FOREVER) 
 
 
 def read_as_of(
-    connection: Connection, positions: Mapping[str, int], low_ns: int, high_ns: int
-) -> tuple[Fingerprints, list[Fingerprints]]:
-    """Read the hours of a range as of a commit position, and what each later commit adds to them.
+    connection: Connection, positions: Mapping[str, int], within: Range, stored: Fingerprints
+) -> tuple[Fingerprints, int]:
+    """Read the hours ``within`` a range as of a commit position, see `as_of`.
 
     ``positions`` are by store ID; without one of this store it is as of now. Hours that retention
-    has dropped since are left out.
+    has dropped since are left out. Memory does not grow with the commits since.
     """
     with connection.transaction():
         connection.execute(_SNAPSHOT)
         store_id, folded, newest = read_store(connection)
-        now = _hours(connection, low_ns, high_ns, folded)
+        now = _hours(connection, *within, folded)
         start = positions.get(store_id, newest)
-        rows = connection.execute(_UNFOLDED, (start, low_ns, high_ns)).fetchall()
-    deltas = (coarser(unpack([bytes(summary)]), HOUR_NS) for (summary,) in rows)
-    later = [of_buckets(between(each, low_ns, high_ns)) for each in deltas]
-    for commit in later:
-        for hour, each in commit.items():
-            if hour in now:
-                left = now[hour].messages - each.messages
-                now[hour] = now[hour].joined(each)._replace(messages=left)
-    return now, later
+        with connection.cursor("later") as later:
+            later.execute(_UNFOLDED, (start, *within))
+            return as_of(now, (bytes(summary) for (summary,) in later), stored)
+
+
+def as_of(
+    now: Fingerprints, newest_first: Iterable[bytes], stored: Fingerprints
+) -> tuple[Fingerprints, int]:
+    """Return hours without what some commits have added, and how many messages that is.
+
+    An archive may hold messages of commits after the one that it names, in the order of commits. So
+    an hour keeps what makes it that of ``stored``. Commits are given by their summaries.
+    """
+    found: Fingerprints = {}
+    before = dict(now)
+    for summary in newest_first:
+        added: Fingerprints = {}
+        for minute, *record in _RECORD.iter_unpack(summary):
+            hour = minute // HOUR_NS * HOUR_NS
+            added[hour] = added.get(hour, NOTHING).joined(Fingerprint(*record))
+        for hour in added.keys() & before.keys():
+            one, each = before[hour], added[hour]
+            if one == stored.get(hour):
+                found.setdefault(hour, one)
+            before[hour] = one.joined(each)._replace(messages=one.messages - each.messages)
+    wanted = before | found
+    return wanted, sum(each.messages - wanted[hour].messages for hour, each in now.items())
 
 
 def _hours(connection: Connection, low_ns: int, high_ns: int, folded: int) -> Fingerprints:
@@ -178,9 +202,8 @@ def restored_since(connection: Connection, position: int) -> int:
 
 def read_store(connection: Connection) -> tuple[str, int, int]:
     """Read the ID, the folded and the newest position of the store."""
-    row: tuple[str, int, int] | None = connection.execute(_STORE).fetchone()
-    if row is None:
-        raise PipelineError("The database has no identity: its table `store` is empty.")
+    row: tuple[str, int, int]
+    (row,) = connection.execute(_STORE).fetchall()  # `connected` has looked for it
     return row
 
 

@@ -64,7 +64,6 @@ from store.pipeline.manifest import (
 )
 
 _COLUMNS: Final = ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
-_NAMES: Final = ("path", "day", "shard", "size_bytes", "rows")
 
 
 class DataFile(NamedTuple):
@@ -118,9 +117,7 @@ class DeltaArchive:
             require_reachable(self.path)
             return bool(DeltaTable.is_deltatable(self.messages, delta_options(self.path)))
         except (DeltaError, OSError, ValueError) as error:
-            if on_store(self.path):
-                raise of_store(self.path, error) from error
-            return False
+            raise of_store(self.path, error) from error
 
     def open(self) -> DeltaArchive:
         """Read the newest state."""
@@ -308,14 +305,11 @@ class DeltaArchive:
 
     def _listed(self) -> list[DataFile]:
         found = pa.table(self._opened.get_add_actions(flatten=True)).select(_COLUMNS)
-        found = found.rename_columns(_NAMES)
-        days = found["day"].cast(pa.date32()).cast(pa.int32()).to_pylist()
-        names = ("path", "shard", "size_bytes", "rows")
-        columns = (found[name].to_pylist() for name in names)
-        rows = zip(days, *columns, strict=True)
+        days = found["partition.day"].cast(pa.date32()).cast(pa.int32())
+        columns = (each.to_pylist() for each in found.set_column(1, "day", days).columns)
         return [
             DataFile(f"{self.messages}/{unquote(path)}", day, shard, size, rows or 0)
-            for day, path, shard, size, rows in rows
+            for path, day, shard, size, rows in zip(*columns, strict=True)
         ]
 
     def crowded(self) -> list[DataFile]:
@@ -388,6 +382,11 @@ class DeltaArchive:
         """Return the paths of all Parquet files below the table, named by a commit or not."""
         with self._translated():
             return [path for path in listed(self.messages) if path.endswith(".parquet")]
+
+    @property
+    def is_there(self) -> bool:
+        """True if each file of the table exists; its content is not looked at."""
+        return set(self.stored()).issuperset(map(self.within, self.files()))
 
     def vacuum(self) -> int:
         """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; return how many.

@@ -241,7 +241,7 @@ def delete(folder: str, names: Iterable[str]) -> None:
     for name in names:
         Path(folder, name).unlink(missing_ok=True)
     if Path(folder).is_dir():
-        sync_folder(Path(folder))
+        _sync_folder(Path(folder))
 
 
 def settle(paths: Iterable[str], folders: int) -> None:
@@ -257,15 +257,10 @@ def settle(paths: Iterable[str], folders: int) -> None:
     for file in files:
         _sync(file)
     for folder in dict.fromkeys(above for file in files for above in file.parents[:folders]):
-        sync_folder(folder)
+        _sync_folder(folder)
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a directory to the disk.
-
-    Raises:
-        OSError: the disk did not take it.
-    """
+def _sync_folder(folder: Path) -> None:
     try:
         _sync(folder)
     except OSError as error:

@@ -6,6 +6,7 @@ A hash is four 64-bit words, ``h0`` to ``h3``, each little-endian and signed, as
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -14,7 +15,6 @@ from pyspark.sql import Row
 from reconcile.summaries.buckets import TimeBuckets
 
 XOR_WORDS: Final = ("x0", "x1", "x2", "x3")
-_WORD_BYTES: Final = 8
 
 
 class Fingerprint(NamedTuple):
@@ -34,9 +34,7 @@ class Fingerprint(NamedTuple):
     @property
     def hex(self) -> str:
         """The XOR as 64 hexadecimal digits, in the order of a hash's bytes."""
-        return b"".join(
-            word.to_bytes(_WORD_BYTES, "little", signed=True) for word in self[1:]
-        ).hex()
+        return struct.pack("<4q", *self[1:]).hex()
 
 
 NOTHING: Final = Fingerprint(0, 0, 0, 0, 0)

@@ -29,8 +29,10 @@ class ArchiveMessages:
         self.session = session
         self.archive = archive.open()
         recorded = archive.recorded_hours()
-        # Otherwise commits or copies are damaged, and the files say what is there.
-        self.hours = fingerprints_of(session, archive.files()) if recorded is None else recorded
+        # Otherwise commits, copies or files are damaged, and the files say what is there.
+        if recorded is None or not archive.is_there:
+            recorded = fingerprints_of(session, archive.files())
+        self.hours = recorded
 
     def messages(
         self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None

@@ -20,8 +20,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from store.pipeline.columns import ARROW, HASH_WORDS, NAMES, PARTITIONS
 from store.pipeline.database import FOREVER
-from store.pipeline.delta import DataFile
-from store.pipeline.errors import SPARK_ERRORS, StoreError, of_file, of_spark
+from store.pipeline.delta import DataFile, DeltaArchive
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, StoreError, of_file, of_spark
 from store.pipeline.files import chunks, file_system, for_reading, on_store, settle
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprints, collected
 from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS
@@ -38,6 +38,9 @@ PATH: Final = pa.field("path", pa.string())
 
 BATCH_ROWS: Final = 65_536
 _FORMAT: Final = ds.ParquetFileFormat()
+
+UNREADABLE: Final = "file cannot be read"
+CHANGED_FILE: Final = "file is not the one that the manifest names"
 
 _DIGESTS: Final = pa.schema([PATH, ("size_bytes", pa.int64()), ("digest", pa.string())])
 
@@ -173,6 +176,31 @@ def file_digests(session: SparkSession, files: Iterable[DataFile]) -> dict[str, 
     return {row["path"]: (row["size_bytes"], row["digest"]) for row in rows}
 
 
+def lost_files(
+    session: SparkSession, archive: DeltaArchive, files: Sequence[DataFile]
+) -> dict[str, list[DataFile]]:
+    """Return files that cannot be read, or are others than the commits record, by their fault."""
+    known, digests = archive.manifest.files, file_digests(session, files)
+    found: dict[str, list[DataFile]] = {UNREADABLE: [], CHANGED_FILE: []}
+    for file in sorted(files):
+        path = archive.within(file)
+        if file.path not in digests:
+            found[UNREADABLE].append(file)
+        elif known.get(path, digests[file.path][1]) != digests[file.path][1]:
+            found[CHANGED_FILE].append(file)
+    return found
+
+
+def require_whole(session: SparkSession, archive: DeltaArchive, files: Sequence[DataFile]) -> None:
+    """Raise if files are not those that the commits record: hashes do not cover every column."""
+    for kind, lost in lost_files(session, archive, files).items():
+        if lost:
+            raise PipelineError(
+                f"Nothing was restored or compacted, since {len(lost):,} files are damaged"
+                f" ({lost[0].path}: {kind}): `storenode pipeline verify` lists them."
+            )
+
+
 def _digests(files: list[DataFile]) -> Batches:
     for file in files:
         found, size = sha256(), 0
@@ -188,9 +216,7 @@ def _digests(files: list[DataFile]) -> Batches:
         yield pa.RecordBatch.from_pylist([row], _DIGESTS)
 
 
-WRITTEN: Final = pa.schema(
-    [("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64())]
-)
+WRITTEN: Final = pa.schema([PATH, ("rows", pa.int64()), ("size_bytes", pa.int64())])
 """A file that was written: its path relative to the folder, its number of rows and its size."""
 
 _OPTIONS: Final = _FORMAT.make_write_options(

@@ -18,9 +18,9 @@ from store.pipeline.errors import USAGE, PipelineError
 from store.pipeline.fingerprints import NOTHING
 from store.pipeline.limits import DAY_NS
 from store.pipeline.manifest import Manifest, day_of
-from store.pipeline.parquet import file_digests, fingerprints_of
+from store.pipeline.parquet import fingerprints_of, lost_files
 from store.pipeline.spark import logged
-from store.pipeline.verify import CHANGED_FILE, UNREADABLE, FaultList
+from store.pipeline.verify import FaultList
 
 _REFUSED: Final = (
     "Nothing was changed: put files or log back from a copy of the archive, or leave out what is"
@@ -77,7 +77,9 @@ def repair(
     ]
     result = RepairReport(commits=manifest.version + 1, files=len(files))
     with logged("repair"):
-        lost = _lost_files(session, archive, files, result)
+        faults = lost_files(session, archive, files)
+        result.add_files(archive, faults)
+        lost = [file for found in faults.values() for file in found]
         result.refused = bool(lost) and not leave_out
         if result.refused:
             return result
@@ -108,22 +110,6 @@ def require_manifest(archive: DeltaArchive) -> Manifest:
             " on. Nothing was changed."
         )
     return manifest
-
-
-def _lost_files(
-    session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: RepairReport
-) -> list[DataFile]:
-    """Return the files that cannot be read, or are others than the commits record."""
-    known, digests = archive.manifest.files, file_digests(session, files)
-    gone = [each for each in files if each.path not in digests]
-    changed = [
-        each
-        for each in files
-        if each.path in digests and known[archive.within(each)] != digests[each.path][1]
-    ]
-    result.add(UNREADABLE, sorted(map(archive.within, gone)))
-    result.add(CHANGED_FILE, sorted(map(archive.within, changed)))
-    return [*gone, *changed]
 
 
 def _leave_out(session: SparkSession, archive: DeltaArchive, lost: list[DataFile]) -> None:

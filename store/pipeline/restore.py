@@ -43,7 +43,7 @@ from store.pipeline.errors import (
 )
 from store.pipeline.files import checked, for_reading, listed
 from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
-from store.pipeline.parquet import KEY, read_files, read_rows
+from store.pipeline.parquet import KEY, read_files, read_rows, require_whole
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged
 from store.pipeline.verify import count_faults
@@ -52,14 +52,7 @@ from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _OPTIONAL: Final = ("version", "meta", "rate_limit_proof", "ephemeral")
-COLUMNS: Final = (
-    "ts",
-    "hash",
-    "pubsub_topic",
-    "content_topic",
-    "payload",
-    *_OPTIONAL,
-)
+COLUMNS: Final = ("ts", "hash", "pubsub_topic", "content_topic", "payload", *_OPTIONAL)
 """The columns that a message is made of."""
 
 
@@ -158,24 +151,31 @@ class RestoreReport(JobReport):
     """The number of messages that a run took from the archive, and of those that were new.
 
     ``conflicts``: those that were not stored since the database has others with their hashes.
+    ``is_partial``: log and manifest of the archive do not agree.
     """
 
     messages: int
     new: int
     conflicts: int = 0
     dry_run: bool = False
+    is_partial: bool = False
 
     @property
     def sound(self) -> bool:
         """True where the database has every message that was to be restored."""
-        return not self.conflicts
+        return not (self.conflicts or self.is_partial)
 
     def lines(self) -> list[str]:
         """Return the report as text."""
-        if self.dry_run:
-            return [f"Would restore {self.messages:,} messages that the database may have or not."]
         there = self.messages - self.new - self.conflicts
         found = [f"Restored {self.new:,} messages; {there:,} were there."]
+        if self.dry_run:
+            found = [f"Would restore {self.messages:,} messages that the database may have or not."]
+        if self.is_partial:
+            found.append(
+                "The archive may lack messages, since its log and manifest do not agree:"
+                " `storenode pipeline verify` says which."
+            )
         if self.conflicts:
             found.append(
                 f"Not restored: {self.conflicts:,} messages whose hashes other messages have in"
@@ -202,24 +202,27 @@ class RestoreJob:
 
 def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
     """Store the messages that an archive holds of a range, or of a diff."""
+    result = RestoreReport(0, 0, dry_run=job.dry_run)
     try:
         rows = _wanted(session, job)
+        result.is_partial = job.archive.recorded_hours() is None
         with logged("check"):
-            given = _checked(rows)
-        if job.dry_run or not given:
-            return RestoreReport(given, 0, dry_run=job.dry_run)
-        with connected(job.url) as connection:
-            lock(connection, RESTORING, "restoring into this database")
-            _, _, before = read_store(connection)
-            with logged("restore", given):
-                conflicts = _store(rows, job)
-            return RestoreReport(given, restored_since(connection, before), conflicts)
+            result.messages = _checked(rows)
+        if result.messages and not job.dry_run:
+            with connected(job.url) as connection:
+                lock(connection, RESTORING, "restoring into this database")
+                _, _, before = read_store(connection)
+                with logged("restore", result.messages):
+                    result.conflicts = _store(rows, job)
+                result.new = restored_since(connection, before)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
+    return result
 
 
 def _wanted(session: SparkSession, job: RestoreJob) -> DataFrame:
     files = job.archive.open().files_between(job.low_ns, job.high_ns)
+    require_whole(session, job.archive, files)
     rows = read_files(session, files, NAMES, job.low_ns, job.high_ns)
     if job.diff is None:
         return rows

@@ -48,7 +48,7 @@ from store.pipeline.columns import (
     TAIL_COLUMNS,
     spark_schema,
 )
-from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.database import FOREVER, Range, connected, read_state
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.fingerprints import Fingerprints
 from store.pipeline.limits import (
@@ -68,8 +68,6 @@ from storenode.message.varint import delimited
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 T = TypeVar("T")
-Range = tuple[int, int]
-"""A range of time in nanoseconds, the end exclusive."""
 
 
 class Slice(NamedTuple):

@@ -27,7 +27,7 @@ from store.pipeline.files import checked
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, short_hours
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.manifest import Manifest, day_of, read_manifest
-from store.pipeline.parquet import PATH, file_digests, read_files, start_of, sums
+from store.pipeline.parquet import PATH, lost_files, read_files, start_of, sums
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import logged
@@ -96,13 +96,11 @@ def count_faults(rows: DataFrame) -> tuple[int, dict[str, int]]:
 
 
 TWICE: Final = "there more than once"
-UNREADABLE: Final = "file cannot be read"
 DIFFERENT: Final = "hour is not the same in the database"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 LOST_HOUR: Final = "hour of the manifest is no longer here in full"
 LOST_FILE: Final = "file of the manifest is not in the table"
 UNKNOWN_FILE: Final = "file of the table is not in the manifest"
-CHANGED_FILE: Final = "file is not the one that the manifest names"
 LOST_COMMIT: Final = "commit of the manifest is missing from the log"
 BROKEN_MANIFEST: Final = "manifest is damaged"
 CUT_MANIFEST: Final = "manifest does not begin as its copy does"
@@ -134,6 +132,11 @@ class FaultList(JobReport):
         number = len(listed) if count is None else count
         if number:
             self.faults.append(VerifyFault(kind, number, tuple(listed[:MAX_LISTED])))
+
+    def add_files(self, archive: DeltaArchive, files: Mapping[str, Iterable[DataFile]]) -> None:
+        """Add files by the kind of their fault."""
+        for kind, found in files.items():
+            self.add(kind, map(archive.within, found))
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -214,22 +217,10 @@ def _check_files(
     session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: FaultList
 ) -> list[DataFile]:
     """Return the files that are those that the manifest names, or that it does not name."""
-    digests = file_digests(session, files)
-    known = archive.manifest.files
-    faults: dict[str, list[str]] = {UNREADABLE: [], CHANGED_FILE: [], UNKNOWN_FILE: []}
-    sound = []
-    for file in files:
-        path = archive.within(file)
-        if file.path not in digests:
-            faults[UNREADABLE].append(path)
-        elif path in known and known[path] != digests[file.path][1]:
-            faults[CHANGED_FILE].append(path)
-        else:
-            sound.append(file)
-            if path not in known:
-                faults[UNKNOWN_FILE].append(path)
-    for kind, paths in faults.items():
-        result.add(kind, sorted(paths))
+    lost = lost_files(session, archive, files)
+    sound = sorted({*files}.difference(*lost.values()))
+    unknown = [each for each in sound if archive.within(each) not in archive.manifest.files]
+    result.add_files(archive, {**lost, UNKNOWN_FILE: unknown})
     return sound
 
 
@@ -342,9 +333,9 @@ def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: Veri
     low_ns = -(-job.low_ns // HOUR_NS) * HOUR_NS
     positions = job.archive.manifest.positions
     with connected(url) as connection:
-        wanted, later = read_as_of(connection, positions, low_ns, sealed_ns)
+        as_of = read_as_of(connection, positions, (low_ns, sealed_ns), stored)
         marks = read_marks(connection, job.archive.path)
-    result.not_archived_yet = catch_up(wanted, later, stored)
+    wanted, result.not_archived_yet = as_of
     if result.not_archived_yet:
         result.notes.append(
             f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
@@ -355,19 +346,3 @@ def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: Veri
     marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
     result.add(LOST_MARKED, hours_in_words(marked, stored, "when it was marked"))
     result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")
-
-
-def catch_up(wanted: Fingerprints, later: list[Fingerprints], stored: Fingerprints) -> int:
-    """Advance the hours of ``wanted`` by later commits while that makes them what is held.
-
-    An archive may hold messages of commits after the one that it names, in the order of commits.
-    Hours that no commit makes equal stay as they are. Returns how many messages are not held.
-    """
-    newest = dict(wanted)
-    for commit in later:
-        for hour, each in commit.items():
-            if hour in newest:
-                newest[hour] = newest[hour].joined(each)
-                if newest[hour] == stored.get(hour):
-                    wanted[hour] = newest[hour]
-    return sum(newest[hour].messages - each.messages for hour, each in wanted.items())

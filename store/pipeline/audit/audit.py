@@ -45,10 +45,7 @@ _OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
 
 
 def audit(
-    messages: MessageSet,
-    *,
-    bounds: tuple[int, int] = _ALL,
-    missing: Path | None = None,
+    messages: MessageSet, *, bounds: tuple[int, int] = _ALL, missing: Path | None = None
 ) -> AuditReport:
     """Audit a range of a history; change nothing in it.
 

@@ -46,7 +46,7 @@ SUMMED: Final = ("ts", *HASH_WORDS, "channel", "parents")
 
 _CONTENT: Final = ("ts", "h0", "hash", "payload")
 _SALT_BITS: Final = 62
-
+_PARENTS: Final = "array<struct<id:string,hint:binary>>"
 
 AuditTables = dict[str, DataFrame]
 """The results of an audit by name, see `store.pipeline.audit.examine.RESULTS`."""
@@ -99,9 +99,8 @@ def audit_tables(
     """
     rows = _rows(claims)
     if outside is not None:
-        zeros = {"ts": F.lit(0).cast("long"), "h0": F.lit(0).cast("long")}
-        parents = F.array().cast("array<struct<id:string,hint:binary>>")
-        others = outside.withColumns({**zeros, "parents": parents})
+        zero, parents = F.lit(0).cast("long"), F.array().cast(_PARENTS)
+        others = outside.withColumns({"ts": zero, "h0": zero, "parents": parents})
         rows = rows.unionByName(_rows(others, own=False))
     buckets = max(4 * shuffle_partitions(messages.session), -(-entries // BUCKET_ENTRIES))
     # Nobody can choose channels that come together in one bucket.
@@ -138,7 +137,7 @@ def _rows(claims: DataFrame, *, own: bool = True) -> DataFrame:
         "ts",
         "h0",
         F.transform(
-            F.coalesce("parents", F.array().cast("array<struct<id:string,hint:binary>>")),
+            F.coalesce("parents", F.array().cast(_PARENTS)),
             lambda each: _shortened(F.coalesce(each.id, F.lit(""))),
         ).alias("parents"),
     )

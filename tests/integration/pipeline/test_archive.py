@@ -26,6 +26,7 @@ from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.manifest import read_manifest
+from tests.integration.pipeline.test_verify import changed, rewrite
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -291,6 +292,13 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     monkeypatch.setattr(delta, "COMPACT_AT_FILES", 2)
     before = set(published(lake_path))
     more(url, plain(90_000, TODAY - DAY + 1))
+    contents = {Path(each): Path(each).read_bytes() for each in before}
+    for file in contents:
+        rewrite(file, lambda rows: changed(rows, {"version": 7}))
+    with pytest.raises(PipelineError, match="Nothing was restored or compacted"):
+        archived_from(spark, url, lake_path)
+    for file, content in contents.items():
+        file.write_bytes(content)
     assert archived_from(spark, url, lake_path).compacted_files >= 2
     assert len(published(lake_path)) <= len(before)
     assert_complete(url, lake_path)
@@ -303,8 +311,7 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     assert DeltaArchive(str(lake_path)).open().vacuum() == 0
     assert all(each.exists() for each in gone)
     monkeypatch.setattr(delta, "VACUUM_AFTER_HOURS", 0)
-    with_the_new_one = len(gone) + 1
-    assert archived_from(spark, url, lake_path).removed_files == with_the_new_one
+    assert archived_from(spark, url, lake_path).removed_files == len(gone) + 1  # the new one
     assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
     notes = verified(spark, lake_path).notes
     assert any(note.startswith("1 files below ") for note in notes)

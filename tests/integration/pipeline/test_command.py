@@ -16,6 +16,7 @@ from tests.integration.pipeline.world import messages
 from tests.support.command import Command
 from tests.support.postgres import PostgresServer
 
+Ended = tuple[int, str, str]
 REFUSED = [
     ("verify {tmp}", 2, "There is no archive in TMP"),
     ("diff {tmp} {tmp}", 2, "There is no archive in TMP"),
@@ -49,28 +50,18 @@ REFUSED = [
 
 @pytest.mark.parametrize(("command", "code", "reported"), REFUSED)
 def test_an_impossible_job_is_refused_before_spark_starts(
-    refused: Callable[[str], tuple[int, str]], command: str, code: int, reported: str
+    ended: Callable[[str], Ended], command: str, code: int, reported: str
 ) -> None:
-    found, said = refused(command)
-    assert (found, len(said.splitlines())) == (code, 1), said
+    found, out, said = ended(command)
+    assert (found, out, len(said.splitlines())) == (code, "", 1), said
     assert said.startswith("storenode: ")
     assert reported in said
 
 
-@pytest.mark.parametrize("place", [["{lake}"], ["--database-url", "{url}"]])
-def test_fingerprints_need_no_spark(
-    places: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    place: list[str],
-) -> None:
-    monkeypatch.delattr("store.pipeline.spark.spark_session")
-    monkeypatch.setenv("JAVA_HOME", places["tmp"])
-    given = [each.format(**places) for each in place]
-    with pytest.raises(SystemExit) as ended:
-        main(["pipeline", "fingerprint", *given, "--level", "day", "--json"])
-    assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out)["messages"] == len(messages())
+@pytest.mark.parametrize("place", ["{lake}", "--database-url {url}"])
+def test_fingerprints_need_no_spark(ended: Callable[[str], Ended], place: str) -> None:
+    code, out, _ = ended(f"JAVA_HOME={{tmp}} fingerprint {place} --level day --json")
+    assert (code, json.loads(out)["messages"]) == (0, len(messages()))
 
 
 @pytest.fixture(scope="module")
@@ -92,29 +83,23 @@ def places(
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     java.chmod(0o755)
-    paths = {
-        "old": folder / "old",
-        "tmp": folder,
-        "lake": archived,
-        "other": other,
-        "torn": torn,
-        "file": file,
-    }
+    paths = {"old": folder / "old", "tmp": folder, "lake": archived}
+    paths |= {"other": other, "torn": torn, "file": file}
     made = {"url": filled_database, "empty": "template0"}
     databases = {name: postgres.url(postgres.create_database(of)) for name, of in made.items()}
     return databases | {name: str(path) for name, path in paths.items()}
 
 
 @pytest.fixture
-def refused(
+def ended(
     places: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Callable[[str], tuple[int, str]]:
-    """Return a function that runs the command here, without Spark: exit code and errors."""
+) -> Callable[[str], Ended]:
+    """Return a function that runs the command here, without Spark."""
 
-    def run_here(command: str) -> tuple[int, str]:
+    def run_here(command: str) -> Ended:
         monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
         monkeypatch.delattr("store.pipeline.spark.spark_session")
         words = [each.format(**places) for each in command.split()]
@@ -122,10 +107,9 @@ def refused(
             monkeypatch.setenv(*words.pop(0).split("="))
         with pytest.raises(SystemExit) as ended:
             main(["pipeline", *words])
-        printed = capsys.readouterr()
-        assert printed.out == ""
+        out, err = capsys.readouterr()
         assert not Path(places["tmp"], "lake").exists()
-        return ended.value.code, printed.err.replace(places["tmp"], "TMP")  # type: ignore[return-value]
+        return ended.value.code, out, err.replace(places["tmp"], "TMP")  # type: ignore[return-value]
 
     return run_here
 

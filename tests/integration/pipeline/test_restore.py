@@ -30,7 +30,7 @@ from store.pipeline.spark import TERMINATED
 from storenode.client.messages import new_message
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
-from tests.integration.pipeline.test_verify import by_size, rewrite, tampered
+from tests.integration.pipeline.test_verify import by_size, commit_damage, rewrite, tampered
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -143,24 +143,22 @@ def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
     report = run(spark, other, lake)
     assert (report.messages, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
     assert "0 were there" in report.lines()[0]
+    pq.write_to_dataset(pa.table({"number": [1]}), tmp_path / "other")
+    with pytest.raises(PipelineError, match="is not the output of a diff"):
+        run(spark, other, lake, diff=str(tmp_path / "other"))
 
 
 def test_nothing_of_a_damaged_archive_is_restored(
     spark: SparkSession, lake_path: Path, new_database: Callable[[], str]
 ) -> None:
     url = new_database()
-    rewrite(by_size(lake_path)[0], tampered)
+    commit_damage(lake_path, tampered)
     with pytest.raises(PipelineError, match="Nothing was restored, since 2 messages"):
         run(spark, url, lake_path)
+    rewrite(by_size(lake_path)[0], lambda rows: [{**row, "version": 7} for row in rows])
+    with pytest.raises(PipelineError, match="Nothing was restored or compacted, since 1 files"):
+        run(spark, url, lake_path)
     assert stored_ids(url) == set()
-
-
-def test_what_is_no_diff_is_refused(
-    spark: SparkSession, url: str, archived: Path, tmp_path: Path
-) -> None:
-    pq.write_table(pa.table({"number": [1]}), tmp_path / "part.parquet")
-    with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, url, archived, diff=str(tmp_path))
 
 
 def test_a_restore_that_is_ended_is_run_again(
@@ -236,11 +234,7 @@ def test_what_an_archive_lacks_of_a_database_is_what_two_nodes_would_find(
 
 
 def test_two_archives_that_both_lack_something(
-    spark: SparkSession,
-    url: str,
-    lake_path: Path,
-    tmp_path: Path,
-    new_database: Callable[[], str],
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(lake_path, other)

@@ -19,9 +19,13 @@ from pyspark.sql import SparkSession
 from store.pipeline import verify as kinds
 from store.pipeline.audit.audit import audit
 from store.pipeline.delta import DeltaArchive
+from store.pipeline.diff import diff
 from store.pipeline.errors import PipelineError
+from store.pipeline.message_sets import DatabaseMessages
+from store.pipeline.parquet import CHANGED_FILE, UNREADABLE
 from store.pipeline.repair import RepairReport, repair
 from store.pipeline.reports import time_text
+from store.pipeline.restore import RestoreJob, restore
 from store.pipeline.verify import VerifyReport
 from tests.integration.pipeline.world import (
     DAY,
@@ -165,7 +169,7 @@ def test_damage_is_found_and_named(spark: SparkSession, lake_path: Path) -> None
     }
     lost = {ts // HOUR * HOUR for ts, (_, loses, _) in zip(firsts, DAMAGE, strict=False) if loses}
     altered, gone, *_ = files[len(DAMAGE) :]
-    for file, kind in ((altered, kinds.CHANGED_FILE), (gone, kinds.UNREADABLE)):
+    for file, kind in ((altered, CHANGED_FILE), (gone, UNREADABLE)):
         lost |= {ts // HOUR * HOUR for ts in pq.ParquetFile(file).read()["ts"].to_pylist()}
         wanted[str(file.relative_to(messages))] = Counter([kind])
     altered.write_bytes(altered.read_bytes()[:-40] + bytes(40))
@@ -291,6 +295,8 @@ def test_removed_commits_are_found(spark: SparkSession, url: str, lake_path: Pat
     result = verified(spark, lake_path)
     assert found(result).keys() == {kinds.LOST_COMMIT, kinds.LOST_FILE, kinds.LOST_HOUR}
     assert "the newest commit of the log is 0" in " ".join(result.lines())
+    partial = restore(spark, RestoreJob(DeltaArchive(str(lake_path)), url))
+    assert (partial.sound, "may lack messages" in partial.lines()[1]) == (False, True)
     with pytest.raises(PipelineError, match=r"log is 0, that of the manifest 1.*pipeline repair`"):
         archived_from(spark, url, lake_path)
 
@@ -301,9 +307,11 @@ def test_files_that_do_not_agree_are_refused_or_left_out(
     """Delete a file that the log names, then change another one and delete the log."""
     lost, changed, *_ = by_size(lake_path)
     lost.unlink()
+    with pytest.raises(PipelineError, match=f"{lost.name} could not be read"):
+        diff(spark, messages_in(spark, lake_path), DatabaseMessages(spark, url))
     before = tree(lake_path)
     refused = repaired(spark, lake_path)
-    assert (refused.refused, found(refused)) == (True, {kinds.UNREADABLE: 1})
+    assert (refused.refused, found(refused)) == (True, {UNREADABLE: 1})
     assert lost.name in " ".join(refused.lines())
     assert tree(lake_path) == before
     result = repaired(spark, lake_path, leave_out=True)
@@ -312,7 +320,7 @@ def test_files_that_do_not_agree_are_refused_or_left_out(
     shutil.rmtree(log_of(lake_path))
     before = tree(lake_path)
     refused = repaired(spark, lake_path)
-    assert (refused.refused, found(refused)) == (True, {kinds.CHANGED_FILE: 1})
+    assert (refused.refused, found(refused)) == (True, {CHANGED_FILE: 1})
     assert tree(lake_path) == before
     assert repaired(spark, lake_path, leave_out=True).files_removed == 1
     assert found(verified(spark, lake_path)).keys() == {kinds.LOST_HOUR}

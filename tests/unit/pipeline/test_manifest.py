@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.pipeline import delta, files
+from store.pipeline.database import as_of
 from store.pipeline.delta import DataFile, DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.limits import HOUR_NS
 from store.pipeline.manifest import Manifest, read_manifest
-from store.pipeline.verify import catch_up
 
 DAY = 20_000
 FILE = DataFile("day=2024-10-04/shard=0/part-1.parquet", DAY, 0, 4, 1, 5, 5, "0" * 64)
@@ -59,11 +60,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("error", [None, errno.EIO, errno.EINVAL])
 def test_a_commit_and_its_copy_are_on_the_disk_when_it_is_done(
-    lake: DeltaArchive,
-    log: Path,
-    copies: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: int | None,
+    lake: DeltaArchive, log: Path, copies: Path, monkeypatch: pytest.MonkeyPatch, error: int | None
 ) -> None:
     """Let a sync fail, and do without on a file system that cannot sync directories."""
     synced: list[Path] = []
@@ -215,12 +212,10 @@ def test_only_directories_with_many_small_files_are_crowded(
 
 
 def test_an_archive_may_hold_some_of_the_commits_after_the_one_that_it_names() -> None:
-    one, two = Fingerprint(1, 1, 0, 0, 0), Fingerprint(1, 2, 0, 0, 0)
-    for stored, missing in ((one, 2), (one.joined(two), 1)):
-        wanted = {0: one}
-        later = [{0: two}, {0: two, HOUR_NS: one}]
-        assert catch_up(wanted, later, {0: stored}) == missing
-        assert wanted == {0: stored}
-    wanted = {0: one}
-    assert catch_up(wanted, [{0: two}], {0: two}) == 1
-    assert wanted == {0: one}
+    one, two = Fingerprint(1, 1, 0, 0, 0), Fingerprint(1, 2, 0, 0, -1)
+    first, both = (struct.pack("<12q", 0, *two, hour, *one) for hour in (-HOUR_NS, HOUR_NS))
+    now = {0: one.joined(two).joined(two), HOUR_NS: one}
+    gone = {HOUR_NS: Fingerprint(0, 0, 0, 0, 0)}
+    for stored, missing in ((one, 3), (one.joined(two), 2), (now[0], 1)):
+        assert as_of(now, [both, first], {0: stored}) == ({0: stored, **gone}, missing)
+    assert as_of({0: one.joined(two)}, [first], {0: two}) == ({0: one}, 1)

@@ -305,11 +305,8 @@ def test_a_check_that_is_refused_does_not_hide_what_another_has_found(
     report = nightly.nightly(session, job)
     assert report.lines()[-1] == "audit: The channel x is too large."
     found = report.as_json()
-    assert (found["sound"], found["verify"]["messages"], found["audit"]["sound"]) == (
-        False,
-        7,
-        False,
-    )
+    sound = found["sound"], found["audit"]["sound"]
+    assert (*sound, found["verify"]["messages"]) == (False, False, 7)
 
 
 # The start and the end of Spark

@@ -11,7 +11,7 @@ from sim.run import KINDS, SimulationError, simulate
 from sim.scenario import MAX_NODES, MIN_NODES
 
 _SIZES: Final = {
-    **dict.fromkeys(("nodes", "gossip", "gossip-and-sync"), (MIN_NODES, MAX_NODES)),
+    **dict.fromkeys(("nodes", "conflicts", "gossip", "gossip-and-sync"), (MIN_NODES, MAX_NODES)),
     **dict.fromkeys(("group", "group-with-store", "fixed-group"), (2, MAX_GROUP)),
     "year": (20, 3_650),
 }

@@ -182,7 +182,20 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Set a timer, which the end of its process disarms."""
-        return self._set(round(delay * NS_PER_S), callback, args, context)
+        context = context or copy_context()
+        life = context.get(_LIFE)
+        delay_ns = max(0, round(delay * NS_PER_S))
+        when_ns = self._timeline.now_ns + delay_ns - self._began_ns
+        handle = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
+        handle._scheduled = True  # type: ignore[attr-defined]
+
+        def fire() -> None:
+            del self._timers[handle]
+            if not self._is_ending and (life is None or not life.ended):
+                handle._run()
+
+        self._timers[handle] = self._timeline.after(delay_ns, fire)
+        return handle
 
     def call_at(
         self,
@@ -192,29 +205,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Set a timer by `time`."""
-        delay_ns = self._began_ns + round(when * NS_PER_S) - self._timeline.now_ns
-        return self._set(delay_ns, callback, args, context)
-
-    def _set(
-        self,
-        delay_ns: int,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> asyncio.TimerHandle:
-        context = context or copy_context()
-        life = context.get(_LIFE)
-        when_ns = self._timeline.now_ns + max(0, delay_ns) - self._began_ns
-        handle = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
-        handle._scheduled = True  # type: ignore[attr-defined]
-
-        def fire() -> None:
-            del self._timers[handle]
-            if not self._is_ending and (life is None or not life.ended):
-                handle._run()
-
-        self._timers[handle] = self._timeline.after(max(0, delay_ns), fire)
-        return handle
+        return self.call_later(when - self.time(), callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         timer = self._timers.pop(handle, None)

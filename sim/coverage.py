@@ -63,9 +63,8 @@ async def _ask_all(node: Node, process: Process) -> None:
 
 def _reads(node: Node, process: Process) -> tuple[Coverage, _Views]:
     assert node.peering is not None
-    ids = SimIds(process)
     views = _Views(node.peering.index)
-    return Coverage(views.open_view, SimStatements(process), ids), views
+    return Coverage(views.open_view, SimStatements(process), SimIds(process)), views
 
 
 async def ask_coverage(node: Node, process: Process) -> None:

@@ -8,8 +8,8 @@ holds the message until its horizon passes it.
 4. Two sessions that reconciled with each other end with the exact difference of their two views;
    with a part of it where one says that it was too much, and without forged messages where they
    have compared by XOR.
-5. After a session that calls itself in sync, both stores hold what either showed, but for as many
-   as it says that policy refuses.
+5. After a session that calls itself in sync, both stores hold what either showed, with the same
+   contents, but for as many as it says that policy refuses.
 6. No honest node accuses another of a broken protocol.
 7. A resume that says that it has come up to a time has stored everything up to then.
 8. A message that was refused as too new is not refused any more when its time has come.
@@ -35,7 +35,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
@@ -52,10 +52,6 @@ from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
     from sim.database import Database
-
-
-_NOTHING: Final = 0, bytes(HASH_BYTES)
-"""The count and the XOR of no messages."""
 
 
 class ViolationError(AssertionError):
@@ -81,7 +77,7 @@ class _Meeting:
     results: dict[Role, Result] = field(default_factory=dict)
     summed_from: dict[Role, int | None] = field(default_factory=dict)
 
-    def can_hide(self, each: SyncId) -> bool:
+    def compares_by_xor(self, each: SyncId) -> bool:
         """Return True if an ID was compared by XOR only."""
         starts = self.summed_from.values()
         return not starts or any(start is None or each[0] < start for start in starts)
@@ -280,6 +276,8 @@ class Judge:
                 f"session {session_id[:8]} calls itself in sync, and {side.database.store_id} "
                 f"lacks {len(lost)} messages",
             )
+        unlike = self._unlike(meeting, mine | theirs)
+        self.demand(not unlike, f"session {session_id[:8]} calls {len(unlike)} conflicts in sync")
 
     def stated(
         self, session_id: str, by: Database, store_id: str, statements: Sequence[Statement]
@@ -299,16 +297,15 @@ class Judge:
             if not each.equal:
                 continue
             within = _within(either, each.start_ns, each.end_ns)
-            if not within and (each.count, each.fingerprint) == _NOTHING:
-                continue
             if len(self._not_hidden(meeting, set(within))) < len(within):
                 continue
             sides = [side.database for side in meeting.sides.values()]
             lacking = [one.store_id for one in sides if not all(one.had(at[1]) for at in within)]
+            unlike = self._unlike(meeting, within)
             self.demand(
-                named(within) == (each.count, each.fingerprint) and not lacking,
+                named(within) == (each.count, each.fingerprint) and not lacking and not unlike,
                 f"session {session_id[:8]} states equality of {len(within)} messages as of "
-                f"{each.count}, and {lacking or 'nobody'} lacks some",
+                f"{each.count}, and {lacking or 'nobody'} lacks some, and {len(unlike)} differ",
             )
 
     def covered(
@@ -352,9 +349,18 @@ class Judge:
         here = {at for at in _within(shown, *part) if at[1] not in self.forged}
         return found == here if whole else found <= here
 
+    def _unlike(self, meeting: _Meeting, ids: Iterable[SyncId]) -> list[SyncId]:
+        """Return the IDs under which both stores of a meeting hold other contents."""
+        one, other = (side.database for side in meeting.sides.values())
+        both = (one.stored.keys() & other.stored.keys()) - self.lost
+        unlike = {each for each in both if one.digests[each] != other.digests[each]}
+        return [each for each in ids if each[1] in unlike and not meeting.compares_by_xor(each)]
+
     def _not_hidden(self, meeting: _Meeting, ids: set[SyncId]) -> set[SyncId]:
         """Return the IDs that the comparison of a meeting can see."""
-        return {each for each in ids if each[1] not in self.forged or not meeting.can_hide(each)}
+        return {
+            each for each in ids if each[1] not in self.forged or not meeting.compares_by_xor(each)
+        }
 
     @staticmethod
     def _views(meeting: _Meeting, window: tuple[SyncId, SyncId]) -> tuple[set[SyncId], set[SyncId]]:

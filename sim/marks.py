@@ -36,6 +36,7 @@ class Mark(StrEnum):
     COMPACT = "the compact mode found the differences"
     STATED = "a session stated what another store holds"
     COVERED = "a client was told that another store is equal"
+    CONFLICT = "two stores held different messages with one hash"
     FORGED = "lattice sums showed a forged set"
     INTERRUPTED = "a transfer ended before its end"
     DROPPED = "retention dropped something"

@@ -314,5 +314,6 @@ def _marks(report: SessionReport) -> Iterator[Mark]:
         (Mark.SUMMED, report.keyed_from_ns is not None),
         (Mark.COMPACT, report.compact),
         (Mark.FORGED, report.hidden is not None),
+        (Mark.CONFLICT, report.conflicts > 0),
     )
     return (mark for mark, whether in happened if whether)

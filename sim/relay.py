@@ -558,7 +558,6 @@ class RelayWorld(Stage):
         router.start()
 
     def _publish(self) -> GossipMessage:
-        """Publish a message at a router that forwards."""
         routers = [each for each in self.routers.values() if not each.is_leaf]
         router, topic = self.rng.choice(routers), self.rng.choice(self.topics)
         size_bytes = self.rng.choice((0, 40, 2_000))

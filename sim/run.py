@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -23,6 +24,7 @@ class SimulationError(AssertionError):
 
 _SCENARIOS: Final[Mapping[str, Callable[[Random, int | None], Scenario]]] = {
     "nodes": drawn,
+    "conflicts": lambda rng, size: replace(drawn(rng, size), forged=False, twins=True),
     "gossip": partial(draw_with_gossip, beside=False),
     "gossip-and-sync": partial(draw_with_gossip, beside=True),
     "group": partial(drawn_group, with_store=False),

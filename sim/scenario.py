@@ -149,7 +149,7 @@ class Scenario:
     memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
     it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
     ``drift_ns``: how far from a node's time a message's may be. ``gossip``: None: nodes do not
-    gossip. ``group``: None: there are no participants.
+    gossip. ``group``: None: there are no participants. ``twins``: messages share their hashes.
     """
 
     stores: tuple[int, ...]
@@ -194,6 +194,7 @@ class Scenario:
     causal_messages: int = MAX_CAUSAL_MESSAGES
     gossip: GossipScenario | None = None
     group: GroupScenario | None = None
+    twins: bool = False
 
     @property
     def reconciles(self) -> bool:
@@ -409,7 +410,6 @@ _T = TypeVar("_T")
 
 
 def _limits(rng: Random, kind: type[_T], **fixed: object) -> _T:
-    """Draw limits of a kind."""
     return kind(**{name: rng.choice(each) for name, each in _CHOICES[kind].items()}, **fixed)
 
 

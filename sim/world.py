@@ -208,10 +208,11 @@ class World(Stage):
 
     def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
         """Build a message, perhaps of SDS; some are too large for some nodes."""
-        is_known = self.scenario.gossip is not None and self.faulty and self.judge.made
-        if is_known and happens(self.rng, _KNOWN):
+        scenario = self.scenario
+        is_known = (scenario.twins or scenario.gossip is not None) and self.faulty
+        if is_known and self.judge.made and happens(self.rng, _KNOWN):
             known = list(self.judge.made.values())
-            if self.scenario.reconciles or happens(self.rng, 0.5):
+            if (scenario.reconciles and not scenario.twins) or happens(self.rng, 0.5):
                 return self.rng.choice(known)
             # Both are new, so that some stores receive the one first, and some the other.
             return self.judge.twin(self.rng.choice(known[-_NEWEST:]))
@@ -498,7 +499,8 @@ class World(Stage):
                 forged = len((found & self.judge.forged) - set(refused))
                 assert report.differences == len(refused) + forged, what
                 assert not (forged and self.scenario.all_summed), what
-                assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
+                is_searched = refused or forged or report.conflicts
+                assert is_searched or result.rounds <= CLOSING_ROUNDS, what
         self.look_around()
         for database in self.databases:
             database.check()
@@ -511,7 +513,6 @@ class World(Stage):
                 self.wait_for(node.process.begin_task("stop", node.peering.stop()))
 
     def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
-        """Return the messages that are too large for a node."""
         (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
         return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
 

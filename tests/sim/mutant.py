@@ -164,7 +164,6 @@ def edit(owner: type | Any, name: str, *texts: str) -> Plant:  # noqa: ANN401 - 
 
 
 async def _sleep_not(_: float) -> None:
-    """Yield to other tasks, in place of a pause."""
     await asyncio.sleep(0)
 
 
@@ -173,7 +172,6 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _all_new(batch: RecordBatch) -> StoreResult:
-    """Return the result of a batch in which every message was new."""
     return StoreResult([True] * len(batch))
 
 

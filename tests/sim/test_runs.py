@@ -32,6 +32,7 @@ DAYS = 36
 
 RUNS: Final[Mapping[str, Sequence[int]]] = {
     "nodes": (2, 3, 6, 7, 16, 19, 29, 47, 53, 80, 89, 95),
+    "conflicts": (7320022, 7320028),
     "gossip": (0, 1, 4, 6, 7, 8, 14, 16, 155),
     "gossip-and-sync": (2, 4, 5),
     "group": (2, 12, 13, 15, 29, 34, 37, 42),
@@ -44,7 +45,7 @@ processor time."""
 
 # What is so rare that some tens of runs may do without; `UNREPORTED` happens with gossip.
 RARE: Final = {
-    *(Mark.ANOTHER_WAY, Mark.PRUNED, Mark.LOST_PLACE, Mark.STALLED, Mark.UNREPORTED),
+    *(Mark.ANOTHER_WAY, Mark.PRUNED, Mark.LOST_PLACE, Mark.STALLED, Mark.UNREPORTED, Mark.CONFLICT),
     *(GossipCounter.REFUSED, GossipCounter.IDS_UNANNOUNCED),
 }
 
@@ -58,6 +59,7 @@ EXPECTED: Final[dict[str, dict[str, int]]] = {
         "confirmed": 500,
         "answers": 30,
     },
+    "conflicts": {Mark.CONFLICT: 40},
     "gossip-and-sync": {"sessions": 2, Mark.COMMITS_LOST: 1, Mark.DROPPED: 1},
     "group": {"lost": 6, "content": 30, "repair": 30, "resend": 30, "sync": 30},
     "group-with-store": {

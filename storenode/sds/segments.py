@@ -282,13 +282,13 @@ class Reassembly:
     def attempts(self, name: SetName) -> Iterator[tuple[Key, ...]]:
         """Yield choices that were not tried yet; end the set by `remove` on success."""
         known = self.sets[name]
-        for chosen, is_linked in known.choices(name[1].count):
-            keys = tuple([each.key for each in chosen])
-            if keys in known.tried:
-                continue
-            if known.linked >= MAX_LINKED_ATTEMPTS:
+        for number, (chosen, is_linked) in enumerate(known.choices(name[1].count)):
+            is_left = len(known.tried) - known.linked < MAX_ATTEMPTS
+            # There are thousands of choices, of which the first few may be linked.
+            if self.is_exhausted(name) or (number >= MAX_CANDIDATES and not is_left):
                 return
-            if is_linked or len(known.tried) - known.linked < MAX_ATTEMPTS:
+            keys = tuple([each.key for each in chosen])
+            if keys not in known.tried and (is_linked or is_left):
                 known.tried.add(keys)
                 known.linked += is_linked
                 yield keys

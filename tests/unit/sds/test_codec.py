@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch, index_batch
 from storenode.message.varint import delimited, varint
+from storenode.sds import segments
 from storenode.sds.claims import proof_of
 from storenode.sds.codec import (
     Entry,
@@ -481,3 +482,16 @@ def test_candidates_and_attempts_are_bounded() -> None:
         assert reassembly.places <= 2 * MAX_CANDIDATES
     assert attempts == MAX_LINKED_ATTEMPTS + MAX_ATTEMPTS
     assert reassembly.is_exhausted(name)
+
+
+def test_choices_are_left_where_no_attempt_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    reassembly, whole = Reassembly(1), SegmentSet(bytes(32), 200)
+    for number in range(200 * MAX_CANDIDATES):
+        part = Segment(whole, number // MAX_CANDIDATES, b"")
+        name = reassembly.add(0, "mallory", part, (number, str(number)))
+    assert name is not None
+    assert len(list(reassembly.attempts(name))) == MAX_ATTEMPTS
+    choices = iter([*reassembly.sets[name].choices(200)])
+    monkeypatch.setattr(segments._Set, "choices", lambda *_: choices)
+    assert not list(reassembly.attempts(name))
+    assert len(list(choices)) > 200

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from storenode.cli.client.text import counted, format_time, note, preview, safe
@@ -119,20 +120,21 @@ class Output:
         What its ID does not prove is called forged beside or after a message that the ID proves.
         """
         views = [sds_view(item.stored.message.payload) if data else None for item in items]
-        for item, view in zip(items, views, strict=True):
-            if view is not None and view.proven:
+        for place, (item, view) in enumerate(zip(items, views, strict=True)):
+            if view is not None and view.message_id != item.entry.message_id:
+                views[place] = replace(view, proven=False)  # it is for another ID
+            elif view is not None and view.proven:
                 self._proven[item.entry.message_id] = None
         for item, view in zip(items, views, strict=True):
             if not data:
                 item.ClearField("stored")
             if self._is_raw:
                 self._write((item.stored.message.payload if view is None else view.content) + b"\n")
-            elif not self.as_json:
+            elif self.as_json:
+                self.json({**to_plain(item), **({} if view is None else {"proven": view.proven})})
+            else:
                 is_forged = item.entry.message_id in self._proven
                 self.line(_sds_line(item, view, _FORGED if is_forged else _NOT_VERIFIED))
-            else:
-                proven = {} if view is None else {"proven": view.proven}
-                self.json({**to_plain(item), **proven})
 
     def cursor(self, name: str, cursor: bytes, **more: object) -> None:
         """Print where to continue from."""

@@ -434,6 +434,8 @@ def test_what_an_id_does_not_prove_is_forged_beside_what_it_proves(
         )
         for payload in [*payloads, payloads[0]]
     ]
+    # A node may give it for an ID that it does not have.
+    items.append(SdsStoredMessage(entry=HistoryEntry(message_id="m1"), stored=items[1].stored))
     for shape in ("table", "json"):
         out = Output(shape)
         # On pages of their own: what came before the genuine message cannot be called forged.
@@ -443,11 +445,12 @@ def test_what_an_id_does_not_prove_is_forged_beside_what_it_proves(
         out.flush()
         lines = capfd.readouterr().out.splitlines()
         if shape == "json":
-            assert [json.loads(line)["proven"] for line in lines] == [False, True, False] * 2
+            assert [json.loads(line)["proven"] for line in lines] == [False, True, False, False] * 2
         else:
             said = [line.rpartition("  ")[2] for line in lines]
             assert said[:3] == ["(not verified)", "alice: genuine", "(FORGED)"]
-            assert said[3:] == ["(FORGED)", "alice: genuine", "(FORGED)"]
+            assert said[4:7] == ["(FORGED)", "alice: genuine", "(FORGED)"]
+            assert said[3] == said[7] == "(not verified)"
 
 
 def test_raw_output_is_the_payloads_and_remarks_go_elsewhere(

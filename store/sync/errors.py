@@ -54,14 +54,6 @@ class CallFailedError(SessionFaultError):
         super().__init__(Fault.GAVE_WAY if aborted else Fault.LOST, sentence)
 
 
-def silence(limit_s: float) -> str:
-    """Return the sentence about a peer that has sent and taken no frame for so long."""
-    return (
-        f"the peer has said nothing for {limit_s:.0f} s: see what keeps it, or give "
-        "--peer-silence on both nodes if it needs longer for an answer"
-    )
-
-
 def shown(text: str) -> str:
     """Return a text of a peer, fit for a log and a terminal."""
     sane = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -46,7 +46,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
-from reconcile.session import Role
 from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import NotServingError, PeerError, Source, StoreBusyError, Writer
@@ -64,7 +63,7 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import SessionReport, SyncObserver
+from store.sync.session.report import SessionReport, SyncObserver, SyncRole
 from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.common.backoff import Backoff
@@ -133,7 +132,7 @@ class Transfer:
         limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
         # The caller names the session at once; the callee with what it has to send first.
-        self._is_caller = report.role is Role.INITIATOR
+        self._is_caller = report.role is SyncRole.INITIATOR
         self._partial = report.left_over
         self.session_id = session_id
         self._report = report

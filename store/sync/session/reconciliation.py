@@ -301,7 +301,7 @@ class Reconciliation:
         self._received = frame
         self._report.bytes_received += reconcile_bytes(frame)
         if first:
-            self._peer_count = _count(frame)
+            self._peer_count = frame.count if frame.HasField("count") else None
             if self.own is not None and extension.version == VERSION:
                 size_bytes = len(extension.nonce)
                 _require(size_bytes == NONCE_BYTES, f"a nonce of {size_bytes} bytes")
@@ -341,7 +341,8 @@ class Reconciliation:
         else:
             payload_bytes = len(frame.ranges_data)
             refusal = shown(frame.refusal) if frame.refusal else ""
-            received = PayloadFrame(frame.ranges_data, _count(frame), refusal)
+            count = frame.count if frame.HasField("count") else None
+            received = PayloadFrame(frame.ranges_data, count, refusal)
             work = self.session.receive(received, ids)
             indexed = 0 if ids.memory is None else len(ids.memory[0])
             large = payload_bytes > THREADED_PAYLOAD_BYTES or indexed > THREADED_ROWS
@@ -653,10 +654,6 @@ def _without(ids: SyncIds, others: SyncIds) -> SyncIds:
     """Return the IDs whose hashes are not among those of others."""
     known = set(others.opaque.tolist())
     return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
-
-
-def _count(frame: ReconcileFrame) -> int | None:
-    return frame.count if frame.HasField("count") else None
 
 
 def _require(holds: bool, what: str) -> None:

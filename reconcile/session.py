@@ -9,8 +9,7 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
 - A side that has nothing to answer sends the empty payload; the side that receives it is done.
 - A session works on one fixed view, between fixed bounds: the initiator's window, and what the
   responder was first asked about, neither below the own horizon.
-- A peer is trusted only for its own items: counts are reported, never used, and an ID is to be
-  sent only if it was read from the view.
+- A peer is trusted only for its own items: an ID is to be sent only if it was read from the view.
 
 `ReconcileSession.begin` and `receive` are computations that read a view, which may have to load IDs
 meanwhile (`reconcile.summaries.summary.proceed`). Each ends in a step: a frame to send, the result,
@@ -22,7 +21,7 @@ has then no result.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 
@@ -41,8 +40,8 @@ from storenode.message.limits import MAX_TIMESTAMP_NS
 Bounds = tuple[SyncId, SyncId]
 
 
-class Role(Enum):
-    """A side of a session."""
+class Role(StrEnum):
+    """A side of a session (label ``role`` of the metrics)."""
 
     INITIATOR = "initiator"
     RESPONDER = "responder"
@@ -95,25 +94,19 @@ class Result:
         to_send: IDs that the peer lacks, ascending; all of them are in the view.
         to_receive: IDs that the peer has and the view lacks, ascending.
         rounds: payloads that the initiator sent.
-        bytes_sent: in payloads.
-        bytes_received: in payloads.
         own_count: IDs in the view, in the window; None if it was never counted.
-        peer_count: the count that the peer sent.
+        window: the range that was reconciled; both bounds are ``LOWEST`` if none was.
         truncated: there are more differences than a session may report, or there may be.
         refusal: why nothing was reconciled; empty if something was.
-        window: the range that was reconciled; both bounds are ``LOWEST`` if none was.
     """
 
     to_send: SyncIds
     to_receive: SyncIds
     rounds: int
-    bytes_sent: int
-    bytes_received: int
     own_count: int | None
-    peer_count: int | None
-    truncated: bool
-    refusal: str
     window: Bounds
+    truncated: bool = False
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +133,7 @@ class ReconcileSession:
         self._territory: Bounds | None = None
         self._large: bool | None = None
         self._rounds = 0
-        self._bytes_sent = 0
-        self._bytes_received = 0
         self._own_count: int | None = None
-        self._peer_count: int | None = None
         self._count_sent = False
         self._truncated = False
         self._head = encode_head(config.cluster, config.shards)
@@ -197,9 +187,6 @@ class ReconcileSession:
             MalformedPayloadError: its payload is not what the specification says.
             PayloadLimitError: it, or the session, is larger than allowed.
         """
-        self._bytes_received += len(given.payload)
-        if self._peer_count is None:
-            self._peer_count = given.count
         if self._role is Role.RESPONDER:
             self._count_round()
         reply = self._direct(given, view)
@@ -302,7 +289,6 @@ class ReconcileSession:
     def _send(self, payload: bytes, refusal: str = "") -> PayloadFrame:
         if self._role is Role.INITIATOR:
             self._count_round()
-        self._bytes_sent += len(payload)
         count = None if self._count_sent or refusal else self._own_count
         self._count_sent = True
         return PayloadFrame(payload, count, refusal)
@@ -317,10 +303,7 @@ class ReconcileSession:
             to_send=self._to_send,
             to_receive=self._to_receive,
             rounds=self._rounds,
-            bytes_sent=self._bytes_sent,
-            bytes_received=self._bytes_received,
             own_count=self._own_count,
-            peer_count=self._peer_count,
             truncated=self._truncated or full,
             refusal=refusal,
             window=self._territory or (LOWEST, LOWEST),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from store.sync.session import exchange as shipped
 from store.sync.session.exchange import ExchangeWork
 from store.sync.session.reconciliation import Reconciliation, in_time
 from store.sync.session.registry import PeerSession, SessionState
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.transfer.policy_memory import Side as Whose
 from store.sync.transfer.transfer import Transfer
 from storenode.message.rules import Reason
@@ -48,31 +49,43 @@ _SLACK_NS: Final = 1_000_000_000
 _TIMER_NS: Final = 1_000_000
 
 
-def judged(*given: Any, **named: Any) -> Reconciliation:  # noqa: ANN401 - as its class
-    """Return a reconciliation that is checked after each step."""
-    work = Reconciliation(*given, **named)
-    step = work._step
+class _Reconciliation(Reconciliation):
+    """The shipped reconciliation, which is checked after each step; the judge sees its result."""
 
-    async def checked(*given: Any, **named: Any) -> SessionStep:  # noqa: ANN401 - as the method's
-        found = await step(*given, **named)
-        work.session.check()
+    async def _step(self, *given: Any, **named: Any) -> SessionStep:  # noqa: ANN401 - as there
+        found = await super()._step(*given, **named)
+        self.base.check()
         return found
 
-    work._step = checked  # type: ignore[method-assign]
-    return work
+    def conclude(self, result: Result) -> None:
+        """Compare the results of both sides."""
+        name, report, exchange = self.session.session_id, self.report, self.exchange
+        assert isinstance(exchange, JudgedExchange)
+        if name and not result.refusal:
+            shown, asked_ns = [], 0
+            if isinstance(self.view, JudgedView):
+                shown, asked_ns = self.view.shown, self.view.asked_ns
+            process = exchange.process
+            side = Side(process.database, shown, report.horizon or LOWEST, asked_ns)
+            process.judge.meet(name, self.role, side)
+            process.judge.found(name, self.role, result, report.keyed_from_ns)
+            exchange.last[report.node_id] = result
+            if self.role is Role.INITIATOR:
+                exchange.names[asyncio.current_task()] = name
+        super().conclude(result)
 
 
 class JudgedExchange(shipped.Exchange):
-    """The shipped exchange and its observer; the judge checks results, and how sessions end."""
+    """The shipped exchange and its observer; the judge sees how sessions end."""
 
-    reconciliation = staticmethod(judged)
+    reconciliation = _Reconciliation
 
     def __init__(self, process: Process, store: SimStore, index: JudgedIndex) -> None:
         scenario = process.scenario
         self.process = process
         self.last: dict[str, Result] = {}
         """The result of the last reconciliation with each peer."""
-        self._names: dict[asyncio.Task[Any] | None, str] = {}
+        self.names: dict[asyncio.Task[Any] | None, str] = {}
         self._statements = SimStatements(process)
         super().__init__(
             ExchangeWork(
@@ -96,21 +109,6 @@ class JudgedExchange(shipped.Exchange):
             )
         )
 
-    def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
-        """Compare the results of both sides."""
-        name, role, judge = work.session_id, work.role, self.process.judge
-        if name and not result.refusal:
-            shown, asked_ns = [], 0
-            if isinstance(work.view, JudgedView):
-                shown, asked_ns = work.view.shown, work.view.asked_ns
-            side = Side(self.process.database, shown, report.horizon or LOWEST, asked_ns)
-            judge.meet(name, role, side)
-            judge.found(name, role, result, report.keyed_from_ns)
-            self.last[report.node_id] = result
-            if role is Role.INITIATOR:
-                self._names[asyncio.current_task()] = name
-        super().concluded(report, work, result)
-
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found, which is checked after each step."""
         self._judge_memory(session.node_id)
@@ -133,7 +131,7 @@ class JudgedExchange(shipped.Exchange):
     def session_ended(self, report: SessionReport) -> None:
         """Note that a session ended."""
         process = self.process
-        name = self._names.pop(asyncio.current_task(), "")
+        name = self.names.pop(asyncio.current_task(), "")
         process.note(f"{report.role} session with {report.node_id}: {described(report)}")
         if report.fault in (Fault.PROTOCOL, Fault.LIMIT):
             process.judge.fail(f"{process.name} accuses an honest peer: {report.error}")
@@ -141,36 +139,40 @@ class JudgedExchange(shipped.Exchange):
             process.mark(mark)
         if report.ending is SyncEnding.REFUSED:
             process.mark(Mark.SAME_STORE if "one database" in report.error else Mark.BUSY)
-        if report.role is SyncRole.INITIATOR:
+        if report.role is Role.INITIATOR:
             self._statements.ended(name)
             if report.in_sync:
                 process.judge.in_sync(name, report.refused_by_policy)
             process.node.world.counts.update(("sessions", f"sessions {report.ending}"))
 
-    def stop(self, session: PeerSession) -> None:
-        """End the driver of a session that gave way to a new one."""
-        self.process.mark(Mark.GAVE_WAY)
-        super().stop(session)
+    def stop(self, session: PeerSession, fault: Fault, sentence: str) -> None:
+        """End the driver of a session, which must end at once."""
+        if fault in (Fault.GAVE_WAY, Fault.CROWDED):
+            self.process.mark(Mark.GAVE_WAY)
+        elif session.state is SessionState.WAITING:
+            self.process.mark(Mark.EXPIRED)
+        super().stop(session, fault, sentence)
         self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
 
-    def _demand_stopped(self, session: PeerSession) -> None:
-        alive = session.task is not None and not self.process.life.ended
-        assert not alive, "the driver of a session that gave way goes on"
-
-    def keep(self, session: PeerSession) -> None:
-        """Let a session wait for its transfer, for a silence at most."""
-        super().keep(session)
-        delay_ns = self.work.transfer_limits.silence_ns + _TIMER_NS
-        self.process.timeline.after(
-            delay_ns, partial(self._demand_claimed, session, session.since_ns)
-        )
+    @contextmanager
+    def driving(
+        self, report: SessionReport, begin: Callable[[], PeerSession]
+    ) -> Iterator[PeerSession]:
+        """Run all that is done for a session inside; it may then wait for a silence at most."""
+        with super().driving(report, begin) as session:
+            yield session
+        if session.state is SessionState.WAITING:
+            delay_ns = self.work.transfer_limits.silence_ns + _TIMER_NS
+            demand = partial(self._demand_claimed, session, session.since_ns)
+            self.process.timeline.after(delay_ns, demand)
 
     def _demand_claimed(self, session: PeerSession, since_ns: int) -> None:
         if session.since_ns == since_ns and not self.process.life.ended:
-            is_over = session.state is SessionState.ENDED
-            assert is_over, "a session waits too long for its transfer"
-            if session.stopped is Fault.NONE:
-                self.process.mark(Mark.EXPIRED)
+            assert session.state is SessionState.ENDED, "a session waits too long for its transfer"
+
+    def _demand_stopped(self, session: PeerSession) -> None:
+        alive = session.task is not None and not self.process.life.ended
+        assert not alive, "the driver of a session that was stopped goes on"
 
     def check(self) -> None:
         """Verify the registry, the memory, and that nothing is kept of what is over."""
@@ -179,9 +181,7 @@ class JudgedExchange(shipped.Exchange):
         entries = list(self.sessions)
         idle = [each for each in entries if each.task is None and each.timer is None]
         assert not idle, f"sessions that nothing ends: {idle}"
-        both = [each for each in entries if each.task is not None and each.timer is not None]
-        assert not both, f"timers of waits that are over: {both}"
-        assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
+        assert len(self.names) <= len(entries) + 1, "names of sessions are kept"
 
     def check_empty(self) -> None:
         """Verify that nothing is left of a node that was stopped."""

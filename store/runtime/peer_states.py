@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
+from reconcile.session import Role
 from store.domain.ports import PeerAddress, Source
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.peer_calls import PeerConnector
 from store.sync.schedule import PeerState
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.sync")
@@ -45,7 +46,7 @@ class PeerStates:
             if is_scheduled:
                 metrics.peer_silent_since.labels(str(peer)).set(now_ns() / NS_PER_S)
         # Of a count that begins with 1 Prometheus knows no growth.
-        for role, ending in product(SyncRole, SyncEnding):
+        for role, ending in product(Role, SyncEnding):
             metrics.sync_sessions.labels(role.value, ending.value)
 
     def failed(self, peer: PeerAddress, error: str) -> None:
@@ -170,8 +171,7 @@ def _write(report: SessionReport) -> None:
         "seconds": round(report.seconds, 3),
     }
     for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts", "error"):
-        if getattr(report, name):
-            fields[name] = getattr(report, name)
+        fields |= {name: value} if (value := getattr(report, name)) else {}
     if report.notes:
         fields["notes"] = "; ".join(report.notes)
     broken = report.ending not in _DONE or report.undelivered or report.unsolicited

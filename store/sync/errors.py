@@ -10,6 +10,12 @@ from store.domain.ports import PeerError
 MAX_PEER_TEXT_CHARS: Final = 400
 """A sentence of a peer that is shown or logged here; a longer one is cut."""
 
+SILENT: Final = (
+    "the peer has said nothing for {:.0f} s: see what keeps it, or give --peer-silence on both "
+    "nodes if it needs longer for an answer"
+)
+"""The sentence about a peer that has sent and taken no frame for a number of seconds."""
+
 
 class Fault(StrEnum):
     """The reason why a session does not begin, or ends before its end.

@@ -55,11 +55,6 @@ def parse_reconcile(data: bytes) -> ReconcileFrame:
     return frame
 
 
-def reconcile_bytes(frame: ReconcileFrame) -> int:
-    """Return the size of what reconciles in a frame."""
-    return len(frame.ranges_data) + compact_bytes(frame.extension)
-
-
 def compact_bytes(extension: ReconcileExtension) -> int:
     """Return the size of what takes the place of a payload in the compact mode."""
     return len(extension.compact_frame) + len(extension.compact_ids)

@@ -41,7 +41,7 @@ has moved messages, or that it found nothing; and the conflicts with it."""
 MAX_KNOWN_CONFLICTS: Final = 4_096
 """Conflicts with one peer that are remembered, about 200 bytes each."""
 
-MAX_RECONCILE_S: Final = 600.0
+MAX_RECONCILE_NS: Final = 600 * NS_PER_S
 """The time limit of a ``Reconcile``, however many frames it takes."""
 
 LARGE_PAYLOAD_BYTES: Final = 512 * 1024

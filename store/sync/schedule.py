@@ -30,13 +30,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from reconcile.session import Role
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, SdsLookup, StoreBusyError
 from store.sync.fetch import FetchDone, Fetcher
 from store.sync.limits import MAX_SESSIONS
 from store.sync.peers import Connector
 from store.sync.session.exchange import Exchange
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
+from store.sync.session.report import SessionReport, SyncEnding, Window
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
@@ -349,7 +350,7 @@ class Synchronizer:
     ) -> None:
         self._observer.session_began(peer.address)
         began_ns = self._environment.steady_ns()
-        report = SessionReport(SyncRole.INITIATOR, began_ns, peer=peer.address, window=window)
+        report = SessionReport(Role.INITIATOR, began_ns, peer=peer.address, window=window)
         try:
             await self._exchange.initiate(self._connector, report)
         finally:

@@ -8,8 +8,8 @@ Source: the contract, "Peers", and the schema of the service.
 - A session of a peer takes its place among the node's only when its first frame has come; a caller
   that sends nothing holds none. Between its two calls the session waits here.
 - Every session is driven by one task at a time: that of the caller, or that of the call it serves.
-  `Exchange.driving` notes the task, so that a session that gives way to another is ended at once,
-  and frees and reports the session however it ends.
+  `Exchange.driving` notes the task, so that a session that gives way to another, or whose time is
+  over, is ended at once, and frees and reports the session however it ends.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from store.sync.coverage import Measured, measure, statements_of
 from store.sync.errors import CallFailedError, Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.frames import parse_reconcile, pieces
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import StoredView, in_thread_if
+from store.sync.index.views import StoredView, at, in_thread_if
 from store.sync.limits import (
     COMPACT_FROM_IDS,
     FIRST_FRAME_S,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
     MAX_NOTED_PEERS,
-    MAX_RECONCILE_S,
     MAX_SESSIONS,
     MIN_KEPT_STEPS,
     SESSION_ID_CHARS,
@@ -55,15 +54,9 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import Connector, FrameStream
-from store.sync.session.reconciliation import (
-    GOES_ON,
-    TOO_LONG,
-    Reconciliation,
-    asked_range,
-    in_time,
-)
+from store.sync.session.reconciliation import GOES_ON, Reconciliation, asked_range, in_time
 from store.sync.session.registry import PeerSession, Sessions, SessionState
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole
+from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.session.sum_search import PeerNotes
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
@@ -76,9 +69,6 @@ _PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
 
-_DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
-_GAVE_WAY: Final = "another session with this peer goes first"
-_REPLACED: Final = "the peer began a new session before it transferred"
 _STOPPED: Final = "the node stopped the session"
 _LEFT: Final = "the peer left in the middle of the session"
 
@@ -131,29 +121,30 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
 
 
 class Exchange:
-    """The sessions of one node; all on the event loop's thread.
+    """The sessions of one node; all on the event loop's thread."""
 
-    ``silence_s``: the seconds after which a peer that neither sends nor takes a frame has left.
-    """
-
-    reconciliation: Callable[..., Reconciliation] = Reconciliation
+    reconciliation: type[Reconciliation] = Reconciliation
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         self.environment: Environment = work.environment
-        silence_ns = work.transfer_limits.silence_ns
-        self.silence_s = silence_ns / NS_PER_S
+        self._silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
-            work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
+            work.node_id,
+            work.store_id,
+            self.stop,
+            limit=work.max_sessions,
+            silence_ns=self._silence_ns,
         )
         self.memory = PolicyMemory()
         self.notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
         self._large_turn = asyncio.Semaphore()
 
     def close(self) -> None:
-        """Forget the sessions that wait; those under way end with their tasks."""
+        """End the sessions that wait; those under way end with their tasks."""
         for session in self.sessions:
-            self._forget(session, "this node is shutting down")
+            if session.state is SessionState.WAITING:
+                self.stop(session, Fault.LOST, "this node is shutting down")
 
     # Sessions that this node begins
 
@@ -173,8 +164,7 @@ class Exchange:
         begin = partial(self.sessions.begin, report.began_ns, peer.target, report)
         # The report shows the operator any failure.
         with suppress(Exception), self.driving(report, begin) as session:
-            found = self._find_differences(connector, peer, session)
-            measured = await in_time(found, MAX_RECONCILE_S, TOO_LONG)
+            measured = await self._find_differences(connector, peer, session)
             if session.state is SessionState.TRANSFERRING:
                 async with connector.call(peer, TRANSFER, require_same) as stream:
                     await (await self.transfer(session)).run(stream)
@@ -187,25 +177,21 @@ class Exchange:
         self, connector: Connector, peer: PeerAddress, session: PeerSession
     ) -> Measured | None:
         """Reconcile as the initiator; return what statements of coverage may be about."""
-        work, report, steady_ns = self.work, session.report, self.environment.steady_ns
+        work, report = self.work, session.report
         start_ns, end_ns = report.window.time_start_ns, report.window.time_end_ns
-        bounds: Bounds = (
-            (max(0, start_ns), LOWEST[1]),
-            (min(end_ns, MAX_TIMESTAMP_NS), LOWEST[1]),
-        )
+        window: Bounds = at(max(0, start_ns)), at(min(end_ns, MAX_TIMESTAMP_NS))
 
         def identify(node_id: str, store_id: str) -> None:
-            self.sessions.identify(steady_ns(), session, node_id, store_id)
+            self.sessions.identify(self.environment.steady_ns(), session, node_id, store_id)
 
-        async with connector.call(peer, RECONCILE, identify) as stream:
+        async with connector.call(peer, RECONCILE, identify) as call:
+            stream = SessionStream(call, session, self.environment.steady_ns)
             report.opened_ns = self.environment.now_ns()
-            async with work.index.open_view(*bounds, recent=True) as view:
-                report.asked_from, report.horizon = bounds[0], work.horizon(view)
-                side = self.reconciliation(
-                    self, Role.INITIATOR, stream, view, report, window=bounds
-                )
+            async with work.index.open_view(*window, recent=True) as view:
+                report.asked_from, report.horizon = window[0], work.horizon(view)
+                side = self.reconciliation(self, session, stream, view, window)
                 result = await side.initiate()
-                self.concluded(report, side, result)
+                side.conclude(result)
                 measured = None
                 if work.statements is not None and report.store_id:
                     with self._going_on("coverage_not_measured"):
@@ -214,15 +200,15 @@ class Exchange:
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
                 await stream.half_close()
-                if await in_time(stream.read(), self.silence_s) is not None:
+                if await stream.read() is not None:
                     raise ProtocolBrokenError(GOES_ON)
         if result.refusal:
             sentence = f"the peer at {peer} will not reconcile: {result.refusal}"
             raise SessionFaultError(Fault.REFUSED, sentence)
-        if report.differences and not side.session_id:
+        if report.differences and not session.session_id:
             raise ProtocolBrokenError("the peer has not named the session")
-        session.session_id = side.session_id
-        self.sessions.reconciled(steady_ns(), session, result.to_send, result.to_receive)
+        now_ns = self.environment.steady_ns()
+        self.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
         return measured
 
     @contextmanager
@@ -247,7 +233,7 @@ class Exchange:
         """
         steady_ns = self.environment.steady_ns
         report = SessionReport(
-            SyncRole.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
+            Role.RESPONDER, steady_ns(), node_id=caller.node_id, store_id=caller.store_id
         )
         data = await in_time(stream.read(), FIRST_FRAME_S)
         if data is None:
@@ -259,8 +245,7 @@ class Exchange:
         try:
             with self.driving(report, accept) as session:
                 watched = SessionStream(stream, session, steady_ns)
-                answered = self._answer(session, watched, frame)
-                result = await in_time(answered, MAX_RECONCILE_S, TOO_LONG)
+                result = await self._answer(session, watched, frame)
                 if result.refusal:
                     report.ending, report.error = SyncEnding.REFUSED, result.refusal
                 else:
@@ -271,18 +256,20 @@ class Exchange:
                 raise
             del frame
             refused = ReconcileFrame(refusal=str(error)).SerializeToString()
-            await in_time(stream.write(refused), self.silence_s)
+            await in_time(stream.write(refused), self._silence_ns / NS_PER_S)
 
     async def serve_transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Serve ``Transfer``; raises as `serve_reconcile`."""
+        steady_ns = self.environment.steady_ns
         frame = await in_time(stream.read(), FIRST_FRAME_S)
         if frame is None:
             raise ProtocolBrokenError(
                 "a transfer begins with a frame that names its session: send it"
             )
-        session = self.claim(caller.node_id, next(pieces(frame))[0].session_id)
+        name = next(pieces(frame))[0].session_id
+        session = self.sessions.claim(steady_ns(), caller.node_id, name)
         report = session.report
-        watched = SessionStream(stream, session, self.environment.steady_ns, frame)
+        watched = SessionStream(stream, session, steady_ns, frame)
         del frame
         if session.state is SessionState.ENDED:
             # Source: the contract, "Transfer after a session without differences".
@@ -307,34 +294,16 @@ class Exchange:
                 opening = work.index.open_view(*asked, recent=True)
                 view = await stack.enter_async_context(opening)
                 report.asked_from, report.horizon = asked[0], work.horizon(view)
-            side = self.reconciliation(
-                self, Role.RESPONDER, stream, view, report, session_id=session.session_id
-            )
+            side = self.reconciliation(self, session, stream, view)
             result = await side.respond(frame)
-            self.concluded(report, side, result)
+            side.conclude(result)
             return result
-
-    # Reconciliation
 
     def notes_of(self, node_id: str) -> PeerNotes:
         """Return the findings of the last sessions with a peer."""
         if node_id not in self.notes:
             self.notes[node_id] = PeerNotes()
         return self.notes[node_id]
-
-    def concluded(self, report: SessionReport, work: Reconciliation, result: Result) -> None:
-        """Note what a reconciliation came to."""
-        if result.refusal:
-            return
-        report.conclude(result, work.hidden, work.conflicts)
-        notes = self.notes_of(report.node_id)
-        if report.role is SyncRole.INITIATOR:
-            notes.equal = not report.differences
-            notes.not_compact = work.compact_failed
-        if work.own is not None and result.rounds:
-            notes.plain = work.theirs is None
-        now_ns = self.environment.steady_ns()
-        notes.update(now_ns, work.conflicts, work.settled)
 
     def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the turn of a payload, to wait for: large ones are worked on one at a time."""
@@ -351,33 +320,63 @@ class Exchange:
         One that is to wait for its transfer is kept.
 
         Raises:
-            SessionFaultError: another session went before it.
+            SessionFaultError: it was stopped.
         """
+        session: PeerSession | None = None
         try:
             session = begin()
             task = session.task = asyncio.current_task()
             assert task is not None
+            if session.timer is None:
+                self._watch(session)
             try:
                 yield session
             except asyncio.CancelledError:
                 # The task's own cancellation may come at the same moment; then it counts.
-                if not session.stopped or task.uncancel():
+                if session.stopped is None or task.uncancel():
                     raise
-                is_displaced = session.stopped is Fault.CROWDED
-                sentence = _DISPLACED if is_displaced else _GAVE_WAY
-                raise SessionFaultError(session.stopped, sentence) from None
-            finally:
-                session.task = None
-                if session.state is not SessionState.WAITING:
-                    self.sessions.end(session)
+                raise SessionFaultError(*session.stopped) from None
         except BaseException as error:
             self._note_failure(report, error)
-            self.ended(report)
             raise
-        if session.state is SessionState.WAITING:
-            self.keep(session)
+        finally:
+            if session is not None:
+                session.task = None
+            if session is None or session.state is not SessionState.WAITING:
+                self._end(report, session)
+
+    def _watch(self, session: PeerSession) -> None:
+        """End a session whose time is over, or look again when it will be."""
+        session.timer = None
+        now_ns = self.environment.steady_ns()
+        if (deadline := session.deadline(now_ns, self._silence_ns)) is None:
+            return
+        end_ns, fault, sentence = deadline
+        if end_ns <= now_ns:
+            self.stop(session, fault, sentence)
         else:
-            self.ended(report)
+            call_later = asyncio.get_running_loop().call_later
+            session.timer = call_later((end_ns - now_ns) / NS_PER_S, self._watch, session)
+
+    def stop(self, session: PeerSession, fault: Fault, sentence: str) -> None:
+        """End a session before its end, and for one that waits say why in its report."""
+        if session.stopped is not None:
+            return
+        session.stopped = fault, sentence
+        if session.task is not None:
+            session.task.cancel()
+        else:
+            session.report.error = sentence
+            self._end(session.report, session)
+
+    def _end(self, report: SessionReport, session: PeerSession | None) -> None:
+        """Free a session, if it has begun, and report it to the observer."""
+        if session is not None:
+            if session.timer is not None:
+                session.timer.cancel()
+            self.sessions.end(session)
+        report.finish(self.environment.steady_ns())
+        self.work.observer.session_ended(report)
 
     def _note_failure(self, report: SessionReport, error: BaseException) -> None:
         """Note how a session failed; one that gives way to another has no error."""
@@ -408,32 +407,6 @@ class Exchange:
                     log.error("session_crashed", peer=str(peer), exc_info=error)
                 report.error = "this node failed on the session: its log says where"
 
-    def stop(self, session: PeerSession) -> None:
-        """End the driver of a session that gave way to a new one."""
-        if session.task is not None:
-            session.task.cancel()
-        else:
-            self._forget(session, _DISPLACED if session.stopped is Fault.CROWDED else _REPLACED)
-
-    def keep(self, session: PeerSession) -> None:
-        """Let a session wait for its transfer, and for no longer than that may take to begin."""
-        reason = f"the peer did not transfer within {self.silence_s:.0f} s"
-        call_later = asyncio.get_running_loop().call_later
-        session.timer = call_later(self.silence_s, self._forget, session, reason)
-
-    def claim(self, node_id: str, session_id: str) -> PeerSession:
-        """Return the session that a peer transfers for, once; raises as `Sessions.claim`."""
-        session = self.sessions.claim(self.environment.steady_ns(), node_id, session_id)
-        if session.timer is not None:
-            session.timer.cancel()
-            session.timer = None
-        return session
-
-    def ended(self, report: SessionReport) -> None:
-        """Report a session that has ended to the observer."""
-        report.finish(self.environment.steady_ns())
-        self.work.observer.session_ended(report)
-
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""
         return await in_thread_if(
@@ -447,15 +420,6 @@ class Exchange:
             report=session.report,
             limits=self.work.transfer_limits,
         )
-
-    def _forget(self, session: PeerSession, reason: str) -> None:
-        """End a session that waits for its transfer; one that does not is left alone."""
-        if session.timer is not None:
-            session.timer.cancel()
-            session.timer = None
-            self.sessions.end(session)
-            session.report.error = reason
-            self.ended(session.report)
 
 
 class SessionStream:

@@ -4,9 +4,8 @@
     base session ────────────┴─► the last frame of one side, with its sum ─► the sum of the other
                                       equal: concluded; different: `session.sum_search`
 
-The sides alternate, one frame each. A peer that neither sends nor takes a frame for as long as the
-node calls silence has left. A thread works on large payloads. The fingerprints of WAKU-SYNC find
-differences; equality is concluded from sums where both sides know them, and otherwise from
+The sides alternate, one frame each. A thread works on large payloads. The fingerprints of WAKU-SYNC
+find differences; equality is concluded from sums where both sides know them, and otherwise from
 fingerprints.
 
 Beyond WAKU-SYNC the sides use an extension of their frames (`ReconcileExtension` in the schema):
@@ -62,18 +61,18 @@ from reconcile.session import (
 )
 from store.domain.ports import StoreUnavailableError
 from store.domain.view import Span
-from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError, shown
-from store.sync.frames import compact_bytes, is_session_id, parse_reconcile, reconcile_bytes
-from store.sync.index.views import StoredView, in_thread_if, worked_through
+from store.sync.errors import SILENT, Fault, ProtocolBrokenError, SessionFaultError, shown
+from store.sync.frames import compact_bytes, is_session_id, parse_reconcile
+from store.sync.index.views import StoredView, at, in_thread_if, worked_through
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
-    MAX_RECONCILE_S,
     RANDOM_CUTS,
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import ContentConflict, SessionReport
+from store.sync.session.registry import PeerSession
+from store.sync.session.report import ContentConflict
 from store.sync.session.sum_search import Search, has_spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1.peer_pb2 import (
@@ -89,9 +88,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 VERSION: Final = 4
-TOO_LONG: Final = (
-    f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter window"
-)
 GOES_ON: Final = "the peer goes on after the end of the reconciliation"
 _NOTHING: Final = PayloadFrame(b"")
 _NO_IDS: Final = MemoryView(IndexView.of(SyncIds.empty()))
@@ -109,6 +105,7 @@ class _Stage(Enum):
     """The frames of the peer that may come."""
 
     RANGES = auto()
+    COMPACT = auto()  # or RANGES, where the peer does not take up the mode
     SUM = auto()  # the answer to a sum
     SEARCH = auto()  # after sums that differ
 
@@ -117,11 +114,10 @@ class Reconciliation:
     """A side of a reconciliation: made for one `initiate` or `respond`.
 
     Attributes:
-        session_id: sent by the responder with its first frame.
+        report: that of the session, in which the findings are noted.
         own: the offer of this side; None: nothing beyond WAKU-SYNC.
         theirs: that of the peer, as far as it is known.
         compact: this side of the compact mode, where it was possible, or taken up.
-        compact_error: why the mode was given up.
         offers: offer the mode at once; else a peer that differs may begin it.
         hidden: ascending differences that the fingerprints of WAKU-SYNC did not show.
         conflicts: IDs with different contents on the two sides.
@@ -131,36 +127,29 @@ class Reconciliation:
     def __init__(
         self,
         exchange: Exchange,
-        role: Role,
+        session: PeerSession,
         stream: FrameStream,
         view: StoredView | None,
-        report: SessionReport,
-        *,
         window: Bounds | None = None,
-        session_id: str = "",
     ) -> None:
-        """Take the parts; the findings are noted in ``report``.
+        """Take the parts; ``window`` is the initiator's.
 
         ``view`` may be None where nothing is asked; below the horizon of the report nothing is
-        compared. ``window`` is the initiator's, ``session_id`` the responder's.
+        compared.
         """
-        work = exchange.work
+        work, report = exchange.work, session.report
         notes, horizon = exchange.notes_of(report.node_id), report.horizon or LOWEST
-        self.role = role
+        self.role, self.report = report.role, report
         self.view = view
-        self.session_id = session_id
         self.compact: CompactInitiator | CompactResponder | None = None
-        self.compact_error = ""
         # An offer costs more than a session that finds nothing: none after such a one.
         self.offers = not notes.equal
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
-        self._turn, self._silence_s = exchange.turn, exchange.silence_s
-        self._stream = stream
-        self._report = report
+        self.exchange, self.session, self._stream = exchange, session, stream
         self._known = notes.known(exchange.environment.steady_ns())
-        is_skipped = role is Role.INITIATOR and notes.not_compact
+        is_skipped = self.role is Role.INITIATOR and notes.not_compact
         self.compact_from = None if is_skipped else work.compact_from
         random = exchange.environment.random
         cuts: set[int] = set()
@@ -173,11 +162,11 @@ class Reconciliation:
             shards=work.shards,
             window=window,
             horizon=horizon,
-            cuts=tuple((time_ns, LOWEST[1]) for time_ns in sorted(cuts)),
+            cuts=tuple(map(at, sorted(cuts))),
             limits=work.limits,
             tuning=work.tuning,
         )
-        self.session = ReconcileSession(role, self.config)
+        self.base = ReconcileSession(self.role, self.config)
         self.own: ReconcileExtension | None = None
         self.theirs: ReconcileExtension | None = None
         if view is not None and work.sums:
@@ -189,24 +178,28 @@ class Reconciliation:
                 compared_from=min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS),
             )
             self._is_in_memory = view.floor <= lower
-        self._is_compact = False  # frames of the mode may come after the first one
         self._window = LOWEST, LOWEST  # of the mode
-        self._peer_gave_up = False  # the peer has announced the failure, and not this side
         self._compact_rounds = 0  # the compact frames of this side
         self._has_sent = False
         self._received: ReconcileFrame | None = None  # the last frame of the peer
         self._extension = _NO_EXTENSION  # its extension, as far as it was agreed on
-        self._peer_count: int | None = None
         self._search: Search | None = None
-        self._summed: Span | None = None  # the range of the sums
         self._own_sum = b""
 
-    @property
-    def compact_failed(self) -> bool:
-        """True if the compact mode was offered, or begun, and not used."""
-        if self.compact is None or self._report.compact:
-            return False
-        return self.offers or bool(self.compact_error)
+    def conclude(self, result: Result) -> None:
+        """Note the result in the report, and what it means for the next session with the peer."""
+        report = self.report
+        if result.refusal:
+            return
+        report.conclude(result, self.hidden, self.conflicts)
+        notes = self.exchange.notes_of(report.node_id)
+        if self.role is Role.INITIATOR:
+            notes.equal = not report.differences
+            is_unused = self.compact is not None and not report.compact
+            notes.not_compact = is_unused and (self.offers or bool(report.compact_failed))
+        if self.own is not None and result.rounds:
+            notes.plain = self.theirs is None
+        notes.update(self.exchange.environment.steady_ns(), self.conflicts, self.settled)
 
     @property
     def start(self) -> SyncId:
@@ -226,17 +219,15 @@ class Reconciliation:
         side = self._compact_initiator()
         if side is None or self.own is None:
             return await self._run()
-        self.compact, self._is_compact = side, True
-        opening = b""
+        self.compact, opening = side, b""
         if self.offers:
             opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
         else:
             self.own.features.append(RECONCILE_FEATURE_SLICES)
             side.await_slices()
         await self._step(opening=opening)
-        frame = await self._next()
+        frame = await self._next(_Stage.COMPACT)
         if frame.refusal or not self._extension.compact_frame or self.theirs is None:
-            self._is_compact = False
             return await self._run(frame)
         side.agree(self.theirs.nonce)
         return await self._run_compact(side, frame)
@@ -247,12 +238,12 @@ class Reconciliation:
         side = self._compact_responder(first)
         if side is None:
             return await self._run(first)
-        self.compact, self._is_compact = side, True
+        self.compact = side
         if not self._extension.compact_frame:
             self._compact_rounds += 1
             opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
             await self._send_compact(side, opening)
-            await self._next()
+            await self._next(_Stage.COMPACT)
         return await self._run_compact(side, first)
 
     # Frames
@@ -263,33 +254,33 @@ class Reconciliation:
         is_initiator = self.role is Role.INITIATOR
         if first and extension is not None and self.own is not None:
             extension.MergeFrom(self.own if is_initiator or self.theirs else _NO_EXTENSION)
+        is_name_due = first and not is_initiator and not sent.refusal
         frame = ReconcileFrame(
             ranges_data=sent.payload,
-            session_id=self.session_id if first and not is_initiator and not sent.refusal else "",
+            session_id=self.session.session_id if is_name_due else "",
             refusal=sent.refusal,
             count=sent.count if first else None,
             extension=extension if extension is not None and extension.ListFields() else None,
         )
-        await in_time(self._stream.write(frame.SerializeToString()), self._silence_s)
-        self._report.bytes_sent += reconcile_bytes(frame)
+        await self._stream.write(frame.SerializeToString())
+        self.report.bytes_sent += len(frame.ranges_data) + compact_bytes(frame.extension)
 
     async def _next(self, stage: _Stage = _Stage.RANGES) -> ReconcileFrame:
-        data = await in_time(self._stream.read(), self._silence_s)
+        data = await self._stream.read()
         if data is None:
             raise ProtocolBrokenError("the peer left when it was its turn to answer")
-        frame = parse_reconcile(data)
+        frame, name = parse_reconcile(data), self.session.session_id
         if self.role is Role.INITIATOR:
-            self._check_name(frame)
+            # The responder's first frame names the session.
+            if name and frame.session_id not in ("", name):
+                raise ProtocolBrokenError(
+                    "the peer gives the session another name in the middle of it"
+                )
+            if not name and not frame.refusal and not is_session_id(frame.session_id):
+                raise ProtocolBrokenError("the peer's first frame does not name the session")
+            self.session.session_id = name or frame.session_id
         self._receive(frame, stage)
         return frame
-
-    def _check_name(self, frame: ReconcileFrame) -> None:
-        """Take the name of the session from the responder's first frame."""
-        if self.session_id and frame.session_id not in ("", self.session_id):
-            raise ProtocolBrokenError("the peer gives the session another name in the middle of it")
-        if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
-            raise ProtocolBrokenError("the peer's first frame does not name the session")
-        self.session_id = self.session_id or frame.session_id
 
     def _receive(self, frame: ReconcileFrame, stage: _Stage) -> None:
         """Take a frame, and its extension if both sides have made an offer.
@@ -299,9 +290,9 @@ class Reconciliation:
         """
         first, extension = self._received is None, frame.extension
         self._received = frame
-        self._report.bytes_received += reconcile_bytes(frame)
+        self.report.bytes_received += len(frame.ranges_data) + compact_bytes(extension)
         if first:
-            self._peer_count = frame.count if frame.HasField("count") else None
+            self.report.peer_count = frame.count if frame.HasField("count") else None
             if self.own is not None and extension.version == VERSION:
                 size_bytes = len(extension.nonce)
                 _require(size_bytes == NONCE_BYTES, f"a nonce of {size_bytes} bytes")
@@ -311,14 +302,14 @@ class Reconciliation:
         if self.theirs is None:
             return
         is_last, size_bytes = not frame.ranges_data, len(extension.sum)
-        is_answer = stage is _Stage.SUM
-        has_sum = is_answer or (is_last and stage is _Stage.RANGES)
-        has_search = is_last and (stage is _Stage.SEARCH or (is_answer and size_bytes > 0))
+        is_answer, is_search = stage is _Stage.SUM, stage is _Stage.SEARCH
+        has_sum = is_answer or (is_last and not is_search)
+        has_search = is_last and (is_search or (is_answer and size_bytes > 0))
         _require(first or not extension.nonce, "a nonce after its first frame")
         _require(has_sum or not size_bytes, "a sum before its last frame")
         _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
         _require(has_search or not extension.HasField("search"), "a search before sums that differ")
-        is_agreed = first or self._is_compact
+        is_agreed = first or stage is _Stage.COMPACT
         _require(is_agreed or not compact_bytes(extension), "a compact frame nobody asked for")
         self._extension = extension
 
@@ -337,16 +328,15 @@ class Reconciliation:
         # A first payload of Skips only opens no view, and reads nothing.
         ids, load = (_NO_IDS, None) if view is None else (view.ids, view.load)
         if frame is None:
-            work = self.session.begin(ids)
+            work = self.base.begin(ids)
         else:
             payload_bytes = len(frame.ranges_data)
             refusal = shown(frame.refusal) if frame.refusal else ""
-            count = frame.count if frame.HasField("count") else None
-            received = PayloadFrame(frame.ranges_data, count, refusal)
-            work = self.session.receive(received, ids)
+            received = PayloadFrame(frame.ranges_data, refusal=refusal)
+            work = self.base.receive(received, ids)
             indexed = 0 if ids.memory is None else len(ids.memory[0])
             large = payload_bytes > THREADED_PAYLOAD_BYTES or indexed > THREADED_ROWS
-        async with self._turn(payload_bytes):
+        async with self.exchange.turn(payload_bytes):
             try:
                 found = await worked_through(work, load, large=large)
             except SummaryMismatchError as error:
@@ -418,43 +408,39 @@ class Reconciliation:
         step = await self._compact_step(side)
         while not isinstance(found := step.outcome, CompactResult):
             if isinstance(found, FallBack):
-                return await self._fall_back(side, first)
+                return await self._fall_back(side, first, step)
             assert step.frame is not None
             await self._send_compact(side, step.frame)
-            await self._next()
+            await self._next(_Stage.COMPACT)
             step = await self._compact_step(side)
-        own_ids = encode_ids(found.to_send)
-        if step.frame is None:
+        is_last, own_ids = step.frame is None, encode_ids(found.to_send)
+        if is_last:
             result = self._compact_result(side, found)
             await self._compute_sum(result)
-            await self._send_compact(side, b"", own_ids, self._own_sum)
-        else:
-            await self._send_compact(side, step.frame, own_ids)
-            await self._next()
+        await self._send_compact(side, step.frame or b"", own_ids, self._own_sum)
+        if not is_last:
+            await self._next(_Stage.COMPACT)
             if self._extension.compact_frame:
-                await self._compact_step(side)
-            if self.compact_error:
-                return await self._fall_back(side, first)
+                step = await self._compact_step(side)
+                if isinstance(step.outcome, FallBack):
+                    return await self._fall_back(side, first, step)
             result = self._compact_result(side, found)
-        self._is_compact = False
-        result = await self._conclude(result, by_peer=step.frame is not None)
-        self._report.compact = True
+        result = await self._conclude(result, by_peer=not is_last)
+        self.report.compact = True
         return result
 
     async def _compact_step(self, side: CompactInitiator | CompactResponder) -> CompactStep:
         """Take the compact frame of the peer's last frame."""
         self._compact_rounds += 1
         frame, limit = self._extension.compact_frame, self.config.limits.max_differences
-        async with self._turn(compact_bytes(self._extension)):
+        async with self.exchange.turn(compact_bytes(self._extension)):
             try:
                 step = await in_thread_if(side.own_count > THREADED_ROWS, side.receive, frame)
             except (MalformedCompactError, PayloadLimitError) as error:
-                step = CompactStep(FAILED, FallBack(str(error)))
+                return CompactStep(FAILED, FallBack(str(error)))
         match step.outcome:
             case CompactResult(to_send, to_receive) if len(to_send) + len(to_receive) > limit:
-                step = CompactStep(FAILED, FallBack("more differences than a session may report"))
-        if isinstance(step.outcome, FallBack):
-            self.compact_error, self._peer_gave_up = step.outcome.reason, step.frame is None
+                return CompactStep(FAILED, FallBack("more differences than a session may report"))
         return step
 
     def _compact_result(
@@ -470,28 +456,22 @@ class Reconciliation:
             to_send=found.to_send,
             to_receive=ids,
             rounds=self._compact_rounds,
-            bytes_sent=0,
-            bytes_received=0,
             own_count=side.own_count,
-            peer_count=self._peer_count,
-            truncated=False,
-            refusal="",
             window=self._window,
         )
 
     async def _fall_back(
-        self, side: CompactInitiator | CompactResponder, first: ReconcileFrame
+        self, side: CompactInitiator | CompactResponder, first: ReconcileFrame, step: CompactStep
     ) -> Result:
-        """Run a base session, from its beginning; the side that fails says so."""
-        self._report.compact_failed = self.compact_error
+        """Run a base session, from its beginning; the side that fails says so in its frame."""
+        assert isinstance(step.outcome, FallBack)
+        self.report.compact_failed = step.outcome.reason
         if self.role is Role.INITIATOR:
-            self._is_compact = False
-            self.session = ReconcileSession(self.role, self.config)
-            return await self._run(opening=b"" if self._peer_gave_up else FAILED)
-        if self._received is not first and not self._peer_gave_up:
-            await self._send_compact(side, FAILED)
-            await self._next()
-        self._is_compact = False
+            self.base = ReconcileSession(self.role, self.config)
+            return await self._run(opening=step.frame or b"")
+        if self._received is not first and step.frame is not None:
+            await self._send_compact(side, step.frame)
+            await self._next(_Stage.COMPACT)
         return await self._run(self._received)
 
     async def _send_compact(
@@ -508,42 +488,38 @@ class Reconciliation:
 
     async def _compute_sum(self, result: Result) -> None:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
-        self._own_sum, self._summed = b"", None
         own, theirs, view = self.own, self.theirs, self.view
-        (start_ns, _), (end_ns, end_hash) = self.start, result.window[1]
+        start_ns, (end_ns, end_hash) = self.start[0], result.window[1]
         is_known = not (result.truncated or result.refusal) and end_hash == LOWEST[1]
         if own is None or theirs is None or view is None or not is_known or start_ns >= end_ns:
             return
-        self._summed = start_ns, end_ns
         sent = await view.contents(result.to_send)
         seed = own.nonce + theirs.nonce if self.role is Role.INITIATOR else theirs.nonce + own.nonce
         limit = self.config.limits.max_differences
-        self._search = Search(view, self._summed, sent, seed, limit, known=self._known)
+        self._search = Search(view, (start_ns, end_ns), sent, seed, limit, known=self._known)
         self._own_sum = await self._search.sum()
 
     async def _conclude(self, result: Result, *, by_peer: bool) -> Result:
         """Compare the sums, if there are some; ``by_peer``: the peer's last frame was the last."""
-        if not by_peer:
-            return await self._await_sum(self._search, result) if self._own_sum else result
-        peer_sum = self._extension.sum
-        if not peer_sum:
+        if by_peer and (peer_sum := self._extension.sum):
+            await self._compute_sum(result)
+            search, own_sum = self._search, self._own_sum
+            if search is None or own_sum in (b"", peer_sum):
+                await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
+                return self._concluded(result) if own_sum else result
+            is_explained = search.is_explained(peer_sum)
+            asked = _SKIPPED if is_explained else await search.begin()
+            await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=asked))
+            step = await self._next_step()
+            if is_explained and not has_spans(step):
+                return self._concluded(result, search.known_conflicts)
+            return await self._search_on(result, search, step)
+        if by_peer or self._search is None or not self._own_sum:
             return result
-        await self._compute_sum(result)
-        search, own_sum = self._search, self._own_sum
-        if not own_sum or search is None or own_sum == peer_sum:
-            await self._send(_NOTHING, ReconcileExtension(sum=own_sum))
-            return self._concluded(result) if own_sum else result
-        is_explained = search.is_explained(peer_sum)
-        asked = _SKIPPED if is_explained else await search.begin()
-        await self._send(_NOTHING, ReconcileExtension(sum=own_sum, search=asked))
-        step = await self._next_step()
-        if is_explained and not has_spans(step):
-            return self._concluded(result, search.known_conflicts)
-        return await self._search_on(result, search, step)
+        return await self._await_sum(self._search, result)
 
-    async def _await_sum(self, search: Search | None, result: Result) -> Result:
+    async def _await_sum(self, search: Search, result: Result) -> Result:
         """Await the sum of the peer, and search if it differs."""
-        assert search is not None
         theirs = await self._next_last(_Stage.SUM)
         differs = bool(theirs.sum) and theirs.sum != self._own_sum
         if differs != theirs.HasField("search"):
@@ -614,9 +590,9 @@ class Reconciliation:
 
     def _concluded(self, result: Result, conflicts: tuple[ContentConflict, ...] = ()) -> Result:
         """Note that both sides are equal but for known conflicts."""
-        assert self._summed is not None
-        self._report.keyed_from_ns, self.settled = self._summed[0], [self._summed]
-        self.conflicts = conflicts
+        assert self._search is not None
+        whole = self._search.whole
+        self.report.keyed_from_ns, self.settled, self.conflicts = whole[0], [whole], conflicts
         return result
 
 
@@ -672,8 +648,8 @@ async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, Sync
     return asked_about((await in_thread_if(large, decode, payload, limits)).ranges)
 
 
-async def in_time(work: Awaitable[_T], limit_s: float, sentence: str = "") -> _T:
-    """Wait for a frame to come, or to be taken, or for work that a sentence is about.
+async def in_time(work: Awaitable[_T], limit_s: float) -> _T:
+    """Wait for a frame to come, or to be taken, outside of a session.
 
     Raises:
         SessionFaultError: it does not happen in time.
@@ -684,8 +660,4 @@ async def in_time(work: Awaitable[_T], limit_s: float, sentence: str = "") -> _T
     except TimeoutError:
         if not scope.expired():
             raise
-        said_nothing = (
-            f"the peer has said nothing for {limit_s:.0f} s: see what keeps it, or give "
-            "--peer-silence on both nodes if it needs longer for an answer"
-        )
-        raise SessionFaultError(Fault.SILENCE, sentence or said_nothing) from None
+        raise SessionFaultError(Fault.SILENCE, SILENT.format(limit_s)) from None

@@ -17,8 +17,9 @@ Rules.
    yet. While it reconciles or transfers, the new one is answered ABORTED. An untrusted session that
    has waited for `WAIT_PATIENCE_NS` gives way to any of the node or store that it names.
 5. What a session found is bound to it, to the node that began it, and to one transfer.
-6. A session that waits for its transfer ends after a minute, or what the node calls silence: see
-   `store.sync.session.exchange.Exchange.keep`.
+6. A session ends when its peer keeps it waiting for a frame, or for its transfer, for what the node
+   calls silence, and when it has reconciled for `MAX_RECONCILE_NS`. A transfer has limits of its
+   own (`store.sync.transfer.transfer.Patience`).
 7. A session that found nothing ends at once, and takes no place. For as long as it would have
    waited its peer may transfer nothing, once; of each node the last one is known.
 
@@ -36,10 +37,12 @@ from enum import Enum
 from typing import Any, Final
 
 from reconcile.ids import SyncIds
+from reconcile.session import Role
 from store.domain.places import FREE, Caller, Places, Standing
-from store.sync.errors import Fault, SessionFaultError
+from store.sync.errors import SILENT, Fault, SessionFaultError
 from store.sync.limits import (
     MAX_NOTED_PEERS,
+    MAX_RECONCILE_NS,
     MAX_SESSIONS,
     RESERVED_SESSIONS,
     SILENCE_NS,
@@ -47,11 +50,18 @@ from store.sync.limits import (
     STALLED_NS,
     WAIT_PATIENCE_NS,
 )
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.report import SessionReport
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import NS_PER_S
 
 _IN_SESSION: Final = "another session with this peer is under way: retry later"
+_GAVE_WAY: Final = "another session with this peer goes first"
+_REPLACED: Final = "the peer began a new session before it transferred"
+_DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
+_TOO_LONG: Final = (
+    f"the reconciliation was not done within {MAX_RECONCILE_NS // NS_PER_S} s: reconcile a shorter "
+    "window"
+)
 
 
 class SessionState(Enum):
@@ -78,8 +88,8 @@ class PeerSession:
 
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
     the peer has sent and taken no frame that this node waits for; None: it does not wait.
-    ``task`` drives it, or ``timer`` ends it while it waits for its transfer. ``stopped``: another
-    session goes first, with this peer (GAVE_WAY) or with another one (CROWDED).
+    ``task`` drives it, and ``timer`` looks for its end (rule 6). ``stopped``: the fault, and a
+    sentence, for which it ends before its end.
     """
 
     report: SessionReport
@@ -91,7 +101,7 @@ class PeerSession:
     awaits_ns: int | None = None
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
-    stopped: Fault = Fault.NONE
+    stopped: tuple[Fault, str] | None = None
     to_send: SyncIds = field(default_factory=SyncIds.empty)
     to_receive: SyncIds = field(default_factory=SyncIds.empty)
 
@@ -100,10 +110,26 @@ class PeerSession:
         assert state in NEXT_STATES[self.state], f"{state} after {self.state}"
         self.state, self.since_ns, self.awaits_ns = state, now_ns, None
 
+    def deadline(self, now_ns: int, silence_ns: int) -> tuple[int, Fault, str] | None:
+        """Return when the session ends if nothing comes until then, and why (rule 6).
+
+        None: a transfer, or the end, has come.
+        """
+        if self.state is SessionState.WAITING:
+            sentence = f"the peer did not transfer within {silence_ns // NS_PER_S} s"
+            return self.since_ns + silence_ns, Fault.LOST, sentence
+        if self.state is not SessionState.RECONCILING:
+            assert self.task is not None, "the timer of a session that is over"
+            return None
+        silent_ns = (now_ns if self.awaits_ns is None else self.awaits_ns) + silence_ns
+        if self.since_ns + MAX_RECONCILE_NS <= silent_ns:
+            return self.since_ns + MAX_RECONCILE_NS, Fault.SLOW, _TOO_LONG
+        return silent_ns, Fault.SILENCE, SILENT.format(silence_ns / NS_PER_S)
+
     @property
     def own(self) -> bool:
         """True if this node began it."""
-        return self.report.role is SyncRole.INITIATOR
+        return self.report.role is Role.INITIATOR
 
     @property
     def node_id(self) -> str:
@@ -112,7 +138,7 @@ class PeerSession:
 
 
 class Sessions:
-    """The registry of one node; it calls ``stop`` with each session that gives way to a new one.
+    """The registry of one node; it calls ``stop`` for each session that gives way to a new one.
 
     `begin`, `identify` and `accept` raise `SessionFaultError` where there is no session.
     """
@@ -121,7 +147,7 @@ class Sessions:
         self,
         node_id: str,
         store_id: str,
-        stop: Callable[[PeerSession], None],
+        stop: Callable[[PeerSession, Fault, str], None],
         *,
         limit: int = MAX_SESSIONS,
         silence_ns: int = SILENCE_NS,
@@ -146,47 +172,33 @@ class Sessions:
 
     def begin(self, now_ns: int, address: str, report: SessionReport) -> PeerSession:
         """Open a session with a peer to call, whose IDs are in the report as far as known."""
-        others = self._of_peer(report.node_id, report.store_id) or [
-            session for session in self._sessions if session.own and session.address == address
+        session = PeerSession(report, address, now_ns)
+        others = self._of_peer(session) or [
+            other for other in self._sessions if other.own and other.address == address
         ]
-        self._require_first(now_ns, others, lambda _: False)
-        return self._admit(now_ns, PeerSession(report, address, now_ns), others)
+        self._require_way(now_ns, others, None)
+        return self._admit(now_ns, session, others)
 
     def identify(self, now_ns: int, session: PeerSession, node_id: str, store_id: str) -> None:
         """Note who the callee of an own session is; a refusal ends the session."""
-
-        def gives_way(other: PeerSession) -> bool:
-            is_open = not other.own and other.state is SessionState.RECONCILING
-            return is_open and self._node_id < node_id
-
-        report = session.report
+        session.report.node_id, session.report.store_id = node_id, store_id
         try:
             if session.state is SessionState.ENDED:  # it gave way while the answer was on its way
                 raise SessionFaultError(Fault.GAVE_WAY, _IN_SESSION)
-            others = [each for each in self._of_peer(node_id, store_id) if each is not session]
-            self._require_first(now_ns, others, gives_way)
+            others = self._of_peer(session)
+            self._require_way(now_ns, others, session)
         except SessionFaultError:
             self.end(session)
             raise
-        finally:
-            report.node_id, report.store_id = node_id, store_id
-        session.since_ns = now_ns
         self._replace(others)
 
     def accept(
         self, now_ns: int, caller: Caller, session_id: str, report: SessionReport
     ) -> PeerSession:
         """Open a session that a peer begins; ``session_id`` is new random bits."""
-        node_id = caller.node_id
-
-        def is_replaced(other: PeerSession) -> bool:
-            if other.own:
-                return other.state is SessionState.RECONCILING and node_id < self._node_id
-            return other.state is SessionState.WAITING and other.node_id == node_id
-
-        others = self._of_peer(node_id, caller.store_id)
-        self._require_first(now_ns, others, is_replaced)
         session = PeerSession(report, caller.address, now_ns, session_id, caller.trusted)
+        others = self._of_peer(session)
+        self._require_way(now_ns, others, session)
         return self._admit(now_ns, session, others)
 
     def useful(self, session: PeerSession) -> None:
@@ -262,8 +274,8 @@ class Sessions:
 
     def _admit(self, now_ns: int, session: PeerSession, replaced: list[PeerSession]) -> PeerSession:
         holders = [each for each in self._sessions if each not in replaced]
-        standings = [self._standing(now_ns, each) for each in holders]
-        place = self._places.choose(self._standing(now_ns, session), standings)
+        standings = [self._standing(now_ns, each) for each in (session, *holders)]
+        place = self._places.choose(standings[0], standings[1:])
         if place is None:
             others = "1 session is" if len(holders) == 1 else f"{len(holders)} sessions are"
             kept = "" if len(holders) >= self._limit else ", and the others are for trusted peers"
@@ -271,7 +283,8 @@ class Sessions:
             raise SessionFaultError(Fault.REFUSED, sentence)
         self._replace(replaced)
         if place != FREE:
-            self._replace([holders[place]], Fault.CROWDED)
+            self.end(holders[place])
+            self._stop(holders[place], Fault.CROWDED, _DISPLACED)
         self._sessions.append(session)
         return session
 
@@ -292,18 +305,26 @@ class Sessions:
             waits_ns = max(waits_ns, now_ns - session.since_ns - SLOW_RECONCILE_NS)
         return waits_ns if waits_ns >= 0 else None
 
-    def _require_first(
-        self, now_ns: int, others: list[PeerSession], gives_way: Callable[[PeerSession], bool]
-    ) -> None:
-        """Require that all other sessions with a peer give way, or have waited for too long."""
+    def _require_way(self, now_ns: int, others: list[PeerSession], new: PeerSession | None) -> None:
+        """Require that all other sessions with a peer give way to a new one (rules 3 and 4).
+
+        None: a new one whose peer has not answered, for which only those do that wait for too long.
+        """
         for other in others:
             waits_ns = None if other.trusted else self._waits_ns(now_ns, other)
-            is_stale = waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
-            if not is_stale and not gives_way(other):
+            if waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS:
+                continue
+            gives_way = False
+            if new is not None and other.state is SessionState.WAITING:
+                gives_way = not new.own and other.node_id == new.node_id
+            elif new is not None and other.state is SessionState.RECONCILING:
+                gives_way = other.own != new.own and (self._node_id < new.node_id) == new.own
+            if not gives_way:
                 raise SessionFaultError(Fault.GAVE_WAY, _IN_SESSION)
 
-    def _of_peer(self, node_id: str, store_id: str) -> list[PeerSession]:
-        """Return the sessions with a peer, which may not be this node or another of its store."""
+    def _of_peer(self, session: PeerSession) -> list[PeerSession]:
+        """Return others with the peer, which may not be this node or another of its store."""
+        node_id, store_id = session.node_id, session.report.store_id
         if node_id == self._node_id:
             raise SessionFaultError(
                 Fault.REFUSED, "this is the node itself: remove it from its peers"
@@ -315,14 +336,20 @@ class Sessions:
                 "from the peers of the other",
             )
         return [
-            session
-            for session in self._sessions
-            if (node_id and session.node_id == node_id)
-            or (store_id and session.report.store_id == store_id)
+            other
+            for other in self._sessions
+            if other is not session
+            and (
+                (node_id and other.node_id == node_id)
+                or (store_id and other.report.store_id == store_id)
+            )
         ]
 
-    def _replace(self, sessions: list[PeerSession], fault: Fault = Fault.GAVE_WAY) -> None:
+    def _replace(self, sessions: list[PeerSession]) -> None:
         for session in sessions:
-            session.stopped = fault
+            is_waiting = session.state is SessionState.WAITING
             self.end(session)
-            self._stop(session)
+            if is_waiting:
+                self._stop(session, Fault.LOST, _REPLACED)
+            else:
+                self._stop(session, Fault.GAVE_WAY, _GAVE_WAY)

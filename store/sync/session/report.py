@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
-from reconcile.session import Result
+from reconcile.session import Result, Role
 from store.domain.ports import PeerAddress
 from store.sync.errors import Fault, shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
@@ -57,13 +57,6 @@ class ContentConflict:
     message_hash: bytes
     own_digest: bytes
     peer_digest: bytes
-
-
-class SyncRole(StrEnum):
-    """The side that began a session (label ``role`` of the metrics)."""
-
-    INITIATOR = "initiator"
-    RESPONDER = "responder"
 
 
 class SyncEnding(StrEnum):
@@ -123,7 +116,7 @@ class SessionReport:
     ``counted``: what `take_progress` has returned.
     """
 
-    role: SyncRole
+    role: Role
     began_ns: int
     node_id: str = ""
     store_id: str = ""
@@ -237,7 +230,7 @@ class SessionReport:
             self.hidden = Hidden(len(hidden), first_ns, last_ns, hashes)
         self.compared = True
         self.round_trips, self.left_over = result.rounds, result.truncated
-        self.own_count, self.peer_count = result.own_count, result.peer_count
+        self.own_count = result.own_count
         self.missing_here, self.missing_there = len(result.to_receive), len(result.to_send)
         self.unanswered, self.outstanding = self.missing_there, self.missing_here
         self.equality = Equality.XOR

@@ -89,12 +89,13 @@ class PeerNotes:
 
 
 class Search:
-    """A side of a search in ``whole``; ``sent``, with digests, is what the peer lacks.
+    """A side of a search in a span; ``sent``, with digests, is what the peer lacks.
 
     ``seed``: at most 64 random bytes. ``limit``: how many differences may be found. ``known``: the
     conflicts of earlier sessions with the peer, ascending.
 
     Attributes:
+        whole: the span.
         rounds: the steps of this side.
         complete: all that differs was looked into, by both sides.
         settled: the spans of which both sides know both lists.
@@ -114,7 +115,7 @@ class Search:
         known: Sequence[ContentConflict] = (),
     ) -> None:
         self._view = view
-        self._whole = whole
+        self.whole = whole
         self._known = known
         self._total = LatticeSum()
         self._sent = sent
@@ -137,22 +138,22 @@ class Search:
         Raises:
             NotServingError: the database does not serve.
         """
-        sums = await self._view.lattices([self._whole])
+        sums = await self._view.lattices([self.whole])
         if sums is None:
             return b""
-        self._total = self._common(self._whole, sums[0])
+        self._total = self._common(self.whole, sums[0])
         return self._total.digest()
 
     @property
     def known_conflicts(self) -> tuple[ContentConflict, ...]:
         """The conflicts of earlier sessions in the range."""
-        return self._known_in(self._whole)
+        return self._known_in(self.whole)
 
     def is_explained(self, peer_sum: bytes) -> bool:
         """Return True if the two sides differ in known conflicts only; after `sum`."""
         if not self.known_conflicts:
             return False
-        return self._of_peer(self._whole, self._total).digest() == peer_sum
+        return self._of_peer(self.whole, self._total).digest() == peer_sum
 
     async def begin(self) -> SumSearch:
         """Return the first step: the sums of the parts of all; raises as `sum`."""

@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
+from reconcile.session import Role
 from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import NotServingError, PeerError, Source, StoreBusyError, Writer
@@ -63,7 +64,7 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import SessionReport, SyncObserver, SyncRole
+from store.sync.session.report import SessionReport, SyncObserver
 from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.common.backoff import Backoff
@@ -132,7 +133,7 @@ class Transfer:
         limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
         # The caller names the session at once; the callee with what it has to send first.
-        self._is_caller = report.role is SyncRole.INITIATOR
+        self._is_caller = report.role is Role.INITIATOR
         self._partial = report.left_over
         self.session_id = session_id
         self._report = report
@@ -183,20 +184,16 @@ class Transfer:
 
     # The course of a transfer
 
-    def _take(self, step: Callable[..., None], *given: object) -> None:
+    def _take(self, step: Callable[..., None] | None = None, *given: object) -> None:
         """Take in what has come, unless the end has come before it, and begin what is due."""
-        if self._pass_time():
-            step(*given)
-            self._go_on()
-
-    def _pass_time(self) -> bool:
-        """Pass the time before something is taken in; False: the end has come before it."""
         if self._ended.done():
-            return False
+            return
         is_own_work = self._receiving.looks or self._sending.loading
         steady_ns = self._work.environment.steady_ns()
         self._patience.pass_time(steady_ns, waiting=not is_own_work)
-        return True
+        if step is not None:
+            step(*given)
+        self._go_on()
 
     def _go_on(self) -> None:
         """Begin what is due."""
@@ -281,11 +278,10 @@ class Transfer:
         """Count what has moved, and see whether there is time left; every few seconds."""
         self._ticks = asyncio.get_running_loop().call_later(TRANSFER_TICK_S, self._tick)
         self._work.observer.session_progressed(self._report)
-        if self._pass_time():
-            try:
-                self._patience.check_time(self._open_ids)
-            except SessionFaultError as error:
-                self._end(error.fault, str(error))
+        try:
+            self._take(self._patience.check_time, self._open_ids)
+        except SessionFaultError as error:
+            self._end(error.fault, str(error))
 
     @property
     def _open_ids(self) -> int:
@@ -364,11 +360,9 @@ class Transfer:
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
             self._lose(str(error))
         else:
-            self._take(self._written, sum(map(len, frame.messages)))
-
-    def _written(self, size_bytes: int) -> None:
-        self._writing = False
-        self._patience.moved_bytes += size_bytes
+            self._writing = False
+            self._patience.moved_bytes += sum(map(len, frame.messages))
+            self._take()
 
     # The database
 

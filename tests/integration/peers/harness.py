@@ -14,6 +14,7 @@ import psycopg
 
 from reconcile.ids import SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.session import Role
 from store.db.coverage import DatabaseStatements
 from store.db.messages import DatabaseReader
 from store.db.reconciliation import DatabaseIds
@@ -35,7 +36,7 @@ from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import TransferLimits
 from store.sync.session.exchange import Exchange, ExchangeWork
-from store.sync.session.report import SessionReport, SyncRole, Window
+from store.sync.session.report import SessionReport, Window
 from store.sync.transfer.transfer import DEFAULT_LIMITS
 from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -129,7 +130,7 @@ class PeerNode:
 
     async def call(self, peer: PeerAddress, window: Window = EVERYTHING) -> SessionReport:
         """Run one session with what serves at an address."""
-        report = SessionReport(SyncRole.INITIATOR, time.monotonic_ns(), peer=peer, window=window)
+        report = SessionReport(Role.INITIATOR, time.monotonic_ns(), peer=peer, window=window)
         await within(self.exchange.initiate(self.caller, report))
         return report
 

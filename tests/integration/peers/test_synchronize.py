@@ -11,10 +11,11 @@ from typing import Final
 import psycopg
 import pytest
 
+from reconcile.session import Role
 from sim.messages import CANDIDATES, forged_halves
 from store.domain.ports import CursorOutOfRangeError, PeerError
 from store.sync.limits import LARGE_PAYLOAD_BYTES
-from store.sync.session.report import Equality, SyncEnding, SyncRole, Window
+from store.sync.session.report import Equality, SyncEnding, Window
 from storenode.client import AsyncClient
 from storenode.client.messages import hash_of
 from storenode.client.types import AnswerCoverage
@@ -50,9 +51,9 @@ async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: Pe
         outcome.bytes_received,
         outcome.bytes_sent,
     )
-    assert [each.role for each in first.observer.sessions] == [SyncRole.INITIATOR]
+    assert [each.role for each in first.observer.sessions] == [Role.INITIATOR]
     assert (mirror.role, mirror.node_id, mirror.store_id) == (
-        SyncRole.RESPONDER,
+        Role.RESPONDER,
         "a.example",
         "store-of-a.example",
     )

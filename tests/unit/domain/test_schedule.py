@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from reconcile.session import Role
 from store.domain.environment import Environment
 from store.domain.ports import PeerAddress, StoreBusyError
 from store.sync.fetch import Fetcher
@@ -26,7 +27,7 @@ from store.sync.schedule import (
     SyncRequestError,
     halves,
 )
-from store.sync.session.report import SessionReport, SyncEnding, SyncRole, Window
+from store.sync.session.report import SessionReport, SyncEnding, Window
 from storenode.message.limits import NS_PER_S
 from tests.support.virtual_time import virtual_time
 
@@ -41,7 +42,7 @@ PERIODIC, WIDE = False, True
 
 def ended(ending: SyncEnding = SyncEnding.DONE, error: str = "") -> SessionReport:
     """Return the report of a session that ended so."""
-    return SessionReport(SyncRole.INITIATOR, 0, ending=ending, error=error, compared=True)
+    return SessionReport(Role.INITIATOR, 0, ending=ending, error=error, compared=True)
 
 
 WELL = ended()

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from reconcile.session import Role
 from store.domain.places import FREE, Caller, Places, Standing
 from store.sync.errors import Fault, SessionFaultError
 from store.sync.limits import MAX_NOTED_PEERS, SLOW_RECONCILE_NS, STALLED_NS, WAIT_PATIENCE_NS
 from store.sync.session.registry import PeerSession, Sessions, SessionState
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.report import SessionReport
 
 NOW = 10**18
 MINUTE_NS = 60 * 10**9
@@ -30,20 +31,22 @@ class _Registry(Sessions):
 
     def __init__(self, node_id: str = "m", store_id: str = "store-m") -> None:
         self.stopped: list[PeerSession] = []
-        super().__init__(node_id, store_id, self.stopped.append)
+        self.faults: list[Fault] = []
+        super().__init__(node_id, store_id, self._note)
+
+    def _note(self, session: PeerSession, fault: Fault, _: str) -> None:
+        self.stopped.append(session)
+        self.faults.append(fault)
 
     def begin_with(
         self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
     ) -> PeerSession:
         """Open a session with a peer to call, as far as it is known."""
-        return self.begin(
-            now_ns, address, SessionReport(SyncRole.INITIATOR, now_ns, node_id, store_id)
-        )
+        return self.begin(now_ns, address, SessionReport(Role.INITIATOR, now_ns, node_id, store_id))
 
     def accept_from(self, now_ns: int, caller: Caller, session_id: str) -> PeerSession:
         """Open a session that a peer begins."""
-        names = caller.node_id, caller.store_id
-        report = SessionReport(SyncRole.RESPONDER, now_ns, *names)
+        report = SessionReport(Role.RESPONDER, now_ns, caller.node_id, caller.store_id)
         return self.accept(now_ns, caller, session_id, report)
 
 
@@ -250,9 +253,7 @@ def test_callers_that_never_transfer_keep_no_other_out() -> None:
         sessions.check()
     assert [each.node_id for each in sessions] == [f"invented-{n}" for n in (17, 18, 19)]
     strange(sessions, "honest", now_ns=NOW + 20)
-    assert [(each.node_id, each.stopped is Fault.CROWDED) for each in sessions.stopped[-1:]] == [
-        ("invented-17", True)
-    ]
+    assert (sessions.stopped[-1].node_id, sessions.faults[-1]) == ("invented-17", Fault.CROWDED)
     sessions.begin_with(NOW + 20, "configured:1")
     assert len(sessions) == 4
 

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from reconcile.session import Role
 from store.domain.admission import Admitted, Verdict
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.sync.errors import Fault
 from store.sync.limits import CALLER_GRACE_NS, SILENCE_NS, TRANSFER_TICK_S, TransferLimits
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.report import SessionReport
 from store.sync.transfer.halves import Receiving
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.rules import Refusal
@@ -393,7 +394,7 @@ def no_more_than(size_bytes: int) -> Iterator[None]:
 def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
     ids, memory = random_ids(COUNT), PolicyMemory(1_000)
     with no_more_than(COUNT * (BYTES_PER_ID + 4) + 1_000_000):
-        report = SessionReport(SyncRole.RESPONDER, 0)
+        report = SessionReport(Role.RESPONDER, 0)
         half = Receiving(ids[np.arange(COUNT)], TransferLimits(), report, memory)
         verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
         for start in range(0, COUNT, FRAME):

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from reconcile.ids import SyncIds
+from reconcile.session import Role
 from store.domain.environment import Environment, EventLog
 from store.domain.ports import PeerError, Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from store.sync.limits import TransferLimits
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.report import SessionReport
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import Transfer, TransferReads, TransferWork
 from storenode.message.rules import Policy
@@ -141,7 +142,7 @@ class Side:
         memory: PolicyMemory | None = None,
         partial: bool = False,
         clock_ns: int = NOW_NS,
-        role: SyncRole = SyncRole.INITIATOR,
+        role: Role = Role.INITIATOR,
     ) -> None:
         self.contents = store
         self.limits = limits
@@ -303,7 +304,7 @@ def pair(
     """Return the two sides of a session over what two stores hold."""
     one, other = memories or (PolicyMemory(), PolicyMemory())
     there, here = right.lacks(left), left.lacks(right)
-    callee = {"role": SyncRole.RESPONDER, **more}
+    callee = {"role": Role.RESPONDER, **more}
     return join(
         Side(left, there, here, peer="b", memory=one, policy=policies[0], seed=seed, **more),
         Side(right, here, there, peer="a", memory=other, policy=policies[1], seed=~seed, **callee),

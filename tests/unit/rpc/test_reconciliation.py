@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reconcile.algorithm.plan import Tuning
 from reconcile.codec import encode_head
 from reconcile.compact.frames import FrameKind, encode
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
@@ -34,17 +36,16 @@ from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import parse_reconcile
 from store.sync.index.views import StoredView
-from store.sync.limits import REMEMBERED_NS, TransferLimits
+from store.sync.limits import REMEMBERED_NS
 from store.sync.session import sum_search
-from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import Reconciliation, asked_range
-from store.sync.session.report import SessionReport, SyncRole
+from store.sync.session.registry import PeerSession
+from store.sync.session.report import SessionReport
 from store.sync.session.sum_search import PeerNotes, has_spans
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileExtension, ReconcileFrame, SumSearch
 
 TIMEOUT_S = 60.0
-PEER = "peer"
-
 EVERYTHING = (LOWEST, (END[0], LOWEST[1]))
 
 Tamper = Callable[[ReconcileFrame], None]
@@ -123,16 +124,10 @@ class Side:
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[ReconcileFrame] = field(default_factory=list)
     notes: PeerNotes = field(default_factory=PeerNotes)
-    work: Reconciliation | None = None
-    report: SessionReport = field(default_factory=lambda: SessionReport(SyncRole.INITIATOR, 0))
+    work: Reconciliation = field(init=False)
+    report: SessionReport = field(init=False)
     result: Result | None = None
     error: BaseException | None = None
-
-    @property
-    def found(self) -> Reconciliation:
-        """The reconciliation, with what it has found."""
-        assert self.work is not None
-        return self.work
 
     def id_columns(self) -> SyncIds:
         """Return the IDs with their content digests."""
@@ -201,41 +196,31 @@ def _verifying(
     *,
     has_view: bool = True,
 ) -> Reconciliation:
-    nonce = int.from_bytes(side.nonce or bytes([role is Role.INITIATOR]) * 16, "big")
-    environment = SimpleNamespace(
-        steady_ns=lambda: 0, random=SimpleNamespace(getrandbits=lambda _: nonce)
+    is_initiator = role is Role.INITIATOR
+    nonce = int.from_bytes(side.nonce or bytes([is_initiator]) * 16, "big")
+    rng = SimpleNamespace(getrandbits=lambda _: nonce)
+    work = SimpleNamespace(
+        cluster=side.cluster,
+        shards=(),
+        limits=side.limits,
+        tuning=Tuning(),
+        sums=side.agrees,
+        compact_from=side.compact_from,
     )
-    exchange = Exchange(
-        ExchangeWork(
-            node_id="",
-            store_id="",
-            cluster=side.cluster,
-            shards=(),
-            index=cast("Any", None),
-            reads=cast("Any", None),
-            writer=cast("Any", None),
-            policy=cast("Any", None),
-            observer=cast("Any", None),
-            environment=cast("Any", environment),
-            limits=side.limits,
-            transfer_limits=TransferLimits(silence_ns=5 * 10**9),
-            sums=side.agrees,
-            compact_from=side.compact_from,
-        )
+    exchange = SimpleNamespace(
+        work=work,
+        environment=SimpleNamespace(steady_ns=lambda: 0, random=rng),
+        notes_of=lambda _: side.notes,
+        turn=lambda _: nullcontext(),
     )
     side.notes.equal = not side.offers
-    exchange.notes[PEER] = side.notes
-    is_initiator = role is Role.INITIATOR
-    side.report.node_id, side.report.horizon = PEER, side.horizon
-    side.report.asked_from = window[0]
+    side.report = SessionReport(role, 0, "peer", horizon=side.horizon, asked_from=window[0])
     side.work = Reconciliation(
-        exchange,
-        role,
+        cast("Exchange", exchange),
+        PeerSession(side.report, "peer:1", 0, "" if is_initiator else "0" * 32),
         stream,
         cast("StoredView", SideView(side)) if has_view else None,
-        side.report,
-        window=window if is_initiator else None,
-        session_id="" if is_initiator else "0" * 32,
+        window if is_initiator else None,
     )
     return side.work
 
@@ -303,7 +288,7 @@ def check_exact(one: Side, other: Side, *, proven_from: int | None = 0) -> None:
 
 def hidden(side: Side) -> set[SyncId]:
     """Return the differences that fingerprints did not show."""
-    return set(side.found.hidden)
+    return set(side.work.hidden)
 
 
 def is_compact(one: Side, other: Side) -> bool:
@@ -361,16 +346,16 @@ async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
     assert not hidden(one) | hidden(other)
     assert one.result is not None
     assert other.result is not None
-    assert one.result.bytes_sent == other.result.bytes_received
-    assert one.result.bytes_received == other.result.bytes_sent
+    assert one.report.bytes_sent == other.report.bytes_received
+    assert one.report.bytes_received == other.report.bytes_sent
     expected = mode != "base" and bool(count) and (mode == "offered" or any(differences))
     if count:
         assert is_compact(one, other) == expected
     if expected:
         assert one.result.rounds <= 2
         assert len(one.sent) <= 3
-        assert one.result.own_count == other.result.peer_count == len(one.ids)
-        assert other.result.own_count == one.result.peer_count == len(other.ids)
+        assert one.result.own_count == other.report.peer_count == len(one.ids)
+        assert other.result.own_count == one.report.peer_count == len(other.ids)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -467,7 +452,7 @@ def conflicts(side: Side) -> set[tuple[SyncId, bytes, bytes]]:
     """Return the conflicts that a side found."""
     return {
         ((each.timestamp, each.message_hash), each.own_digest, each.peer_digest)
-        for each in side.found.conflicts
+        for each in side.work.conflicts
     }
 
 
@@ -563,7 +548,7 @@ class Lasting:
         await reconcile(one, other, (LOWEST, (150_000 * HOUR_NS, NO_HASH)))
         for side in (one, other):
             assert side.error is None
-            side.notes.update(0, side.found.conflicts, side.found.settled)
+            side.notes.update(0, side.work.conflicts, side.work.settled)
         return one, other
 
     async def until_known(self) -> tuple[Side, Side]:

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from reconcile.session import Role
 from store.domain.ports import PeerAddress, StoreUnavailableError
 from store.observe.metrics import Metrics, total
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.peer_states import PeerStates
 from store.runtime.status import NodeStatus, SharedRead
-from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, SyncRole, Window
+from store.sync.session.report import Equality, Hidden, SessionReport, SyncEnding, Window
 
 STARTING, AWAY, DRAINING = (
     each.value for each in (Obstacle.STARTING, Obstacle.DATABASE, Obstacle.DRAINING)
@@ -112,7 +113,7 @@ PEER = PeerAddress("127.0.0.1", 7420, "b.example")
 def done(ending: SyncEnding, error: str = "", peer: PeerAddress | None = PEER) -> SessionReport:
     """Return the report of a session; ``peer`` None: the peer began it."""
     return SessionReport(
-        SyncRole.INITIATOR if peer else SyncRole.RESPONDER,
+        Role.INITIATOR if peer else Role.RESPONDER,
         0,
         "" if peer else "b.example",
         peer=peer,

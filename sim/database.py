@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -52,6 +52,9 @@ Row: TypeAlias = tuple[int, bytes]
 _NO_HASH = bytes(32)
 
 NEWEST_BATCHES: Final = 64
+MAX_LOST_COMMITS: Final = 12
+"""Commits that a standby may lack."""
+
 _PAUSE_NS: Final = 3 * NS_PER_S
 
 WriteListener = Callable[[Iterable[bytes]], None]
@@ -62,25 +65,8 @@ class DatabaseUnavailableError(StoreUnavailableError):
     """The database does not answer; what was written may be durable nevertheless."""
 
 
-@dataclass(slots=True)
-class UnreadRow:
-    """An unread event."""
-
-    needed: int
-    began_ns: int
-    stores: dict[str, None] = field(default_factory=dict)
-    expired: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        """True if it waits for nothing."""
-        return len(self.stores) >= self.needed
-
-    def event(self, digest: bytes, content: bytes, now_ns: int) -> UnreadEvent:
-        """Return the event as a node reads it."""
-        age_ns = now_ns - self.began_ns
-        stores = tuple(self.stores)
-        return UnreadEvent(digest, content, self.needed, stores, age_ns, self.expired)
+_Before: TypeAlias = tuple[int, dict[bytes, UnreadEvent], dict[str, list[Statement]], int]
+"""A position, and what the small tables were before its commit."""
 
 
 class Database:
@@ -100,7 +86,7 @@ class Database:
         stated: by store ID, what sessions have found out about other stores.
         followers: are woken by every commit, and when their connections break.
         log: hashes in the order of their commits; ``graph``: the events among them.
-        unread: unread events by hash. ``confirmed``: every pair that was ever confirmed.
+        unread: by hash, with ages at the time 0. ``confirmed``: every pair that was ever confirmed.
         max_confirms: how many other stores must confirm a new message.
         listeners: of lives of nodes, which are notified of what they have written.
     """
@@ -127,11 +113,12 @@ class Database:
         self.followers: dict[object, Callable[[], None]] = {}
         self.log: list[bytes] = []
         self.graph: dict[bytes, GraphEvent] = {}
-        self.unread: dict[bytes, UnreadRow] = {}
+        self.unread: dict[bytes, UnreadEvent] = {}
         self.confirmed: dict[bytes, dict[str, None]] = {}
         self.max_confirms = 0
         self.listeners: dict[Process, WriteListener] = {}
         self._added: dict[int, list[SyncId]] = {}
+        self._before: deque[_Before] = deque(maxlen=MAX_LOST_COMMITS)
         self._newest: deque[tuple[int, Process, list[SyncId]]] = deque(maxlen=NEWEST_BATCHES)
         self._batches = count(1)
         self._timeline = timeline
@@ -254,6 +241,8 @@ class Database:
             times = [timestamp for timestamp, _ in ids]
             place = self.place[0] + 1, self._rng.getrandbits(64)
             row = CommitRow(place, number, len(ids), min(times), max(times), None)
+            small = dict(self.unread), dict(self.stated), self.last_online_ns
+            self._before.append((place[0], *small))
             self.commits.append(row)
             self._added[number] = ids
             self.committed_at_ns = clock_ns
@@ -266,6 +255,7 @@ class Database:
         count = bisect_left(self.ids, (horizon_ns, _NO_HASH))
         for _, digest in self.ids[:count]:
             del self.stored[digest]
+            self.unread.pop(digest, None)
         del self.ids[:count]
         while len(self.commits) > 1 and self.commits[0].max_ts < self.horizon_ns:
             del self._added[self.commits.pop(0).batch]
@@ -304,7 +294,7 @@ class Database:
         self._wake()
 
     def come_back(self, without: int = 0) -> None:
-        """Serve again, maybe as a standby that has not received the newest commits."""
+        """Serve again, maybe as a standby that lacks the newest commits, and all that followed."""
         self.available = True
         self.losses += without > 0
         for commit in self.commits[len(self.commits) - without :] if without else ():
@@ -314,6 +304,8 @@ class Database:
                     self.lost.add(each[1])
                     self._judge.lost.add(each[1])
             self.commits.remove(commit)
+        while without and self._before and self._before[-1][0] > self.place[0]:
+            _, self.unread, self.stated, self.last_online_ns = self._before.pop()
 
     def _wake(self) -> None:
         for wake in list(self.followers.values()):
@@ -368,9 +360,11 @@ class Database:
 
     def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
         needed = min(max(asked, self.max_confirms if is_new else 0), MAX_PEERS)
-        if needed:
-            row = self.unread.setdefault(digest, UnreadRow(needed, self._timeline.now_ns))
-            row.needed = max(row.needed, needed)
+        row = self.unread.get(digest, UnreadEvent(digest, self.digests[digest], 0))
+        if row.needed < needed or (row.expired and needed):
+            self.unread.pop(digest, None)  # the newest comes last
+            age_ns, most = -self._timeline.now_ns, max(needed, row.needed)
+            self.unread[digest] = replace(row, needed=most, age_ns=age_ns, expired=False)
 
     def _commit(self, client: Process, work: Callable[[], _T], done: Promise[_T]) -> None:
         if not self.available or (not client.alive and self._rng.random() < 0.5):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.coverage import ask_after_loss
+from sim.database import MAX_LOST_COMMITS
 from sim.limits import NS_PER_S
 from sim.node import RESTART_S
 from sim.rng import happens
@@ -25,7 +26,6 @@ _BUSY_MOMENTS: Final = 0.7
 
 _LOOK_EVERY_S: Final = 0.02
 _LOOKS: Final = 250
-_MOST_LOST_COMMITS: Final = 12
 _MOST_CUT_OFF: Final = 20
 """Hosts of a large group that a partition cuts off."""
 
@@ -144,7 +144,7 @@ class FaultInjector:
         database.go_away()
         await asyncio.sleep(self._rng.uniform(0.1, 5))
         loses = happens(self._rng, self._faults.commits_lost)
-        most = min(_MOST_LOST_COMMITS, len(database.commits))
+        most = min(MAX_LOST_COMMITS, len(database.commits))
         without = self._rng.randint(0, most) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)

@@ -70,9 +70,9 @@ class Frames:
 
     async def write(self, frame: RawGossipFrame) -> None:
         """Send a frame; what it says must be true."""
+        self._require_life()
         self._node.world.counts["frames"] += 1
         self._node.world.gossip_checker.sends(self._node, frame)
-        self._require_life()
         try:
             await self._end.send(frame)
         except CallClosedError as error:
@@ -193,18 +193,16 @@ class Gossiping:
     def commits(self, commits: Sequence[CommitRow]) -> None:
         """Take commits in their order; report some again, as after a loss."""
         if commits and not self._stopped:
-            self.driver.reader.commits(commits)
+            self.driver.commits(commits)
             if happens(self._process.rng, self._world.gossip.retold):
-                self.lost()
-                self.driver.reader.commits(self._owner.database.commits[-_RETOLD_COMMITS:])
+                self.driver._reader._position = 0
+                self.driver.commits(self._owner.database.commits[-_RETOLD_COMMITS:])
 
     def lost(self) -> None:
         """Note that the database has lost commits."""
-        self.driver.reader.lost()
-
-    def check(self) -> None:
-        """Verify the bounds of what it keeps."""
-        self._world.gossip_checker.check_bounds(self._owner.name, self.driver)
+        self._store.unread_hashes.clear()
+        self.driver.lost()
+        self._world.gossip_checker.found_losses(self._owner)
 
     async def stop(self) -> None:
         """End all work, in the order in which a node does."""
@@ -249,7 +247,6 @@ class Gossiping:
     # What the machine counts
 
     def _count(self, what: GossipCounter, number: int, _reason: str) -> None:
-        """Sum up what all machines count."""
         self._world.counts[str(what)] += number
 
     def _make(self, count: Count) -> Gossip:

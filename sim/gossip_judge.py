@@ -2,7 +2,8 @@
 
 1. A confirmation that is noted, or reported to a publisher, is of a store that holds the message,
    and not another one with its hash; no node confirms its own messages, and a liar counts once in
-   the life of a node, in however many names it comes. A publisher is answered in time.
+   the life of a node, in however many names it comes. A publisher is answered in time. A node that
+   has found commits lost announces nothing of them.
 2. No honest node cuts another one off, and no driver or machine fails.
 3. What a node keeps in memory is bounded, and nothing is tried again without a pause.
 4. Nothing is left of a driver that was stopped.
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 LIAR: Final = "liar-"
 """The names of liars, and of their stores, begin so; the liar's number follows."""
 
-MAX_QUEUED_FRAMES: Final = 2
-MAX_QUEUED_WRITES: Final = 2_000
-MAX_REQUESTS: Final = 500
-"""The number of requests that a node may keep at one moment, in a run of a few hundred messages."""
+MAX_FRAMES, MAX_WRITES, MAX_REQUESTS = 2, 2_000, 500
+"""The most that a node may keep in a run of a few hundred messages; frames by the stream."""
 
 MAX_LATE_S: Final = 0.1
 """A publisher is answered no later than so long after the time that it gives."""
@@ -61,12 +60,20 @@ class GossipChecker:
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
         self._lies: dict[bytes, set[str]] = {}
+        self._known_losses: dict[Node, set[bytes]] = {}
 
     def sends(self, node: Node, frame: RawGossipFrame) -> None:
         """Check a frame that a node sends."""
         if frame.WhichOneof("kind") in ("inv", "sync_leaves"):
             inventory = listed(frame)
             self.acknowledge(node.database, inventory.ids, inventory.content_digests)
+            known = self._known_losses.get(node, set()) & node.database.lost
+            if not known.isdisjoint(inventory.ids):
+                self.fail(f"{node.name} announces what it knows its database to have lost")
+
+    def found_losses(self, node: Node) -> None:
+        """Note that a node has found that its database has lost commits (rule 1)."""
+        self._known_losses.setdefault(node, set()).update(node.database.lost)
 
     # Confirmations (rule 1)
 
@@ -143,15 +150,14 @@ class GossipChecker:
 
     def check_bounds(self, name: str, driver: GossipDriver) -> None:
         """Verify the bounds of what a node keeps."""
-        waiting = driver.waiting
-        allowed = {
-            "frames": MAX_QUEUED_FRAMES * max(1, waiting["streams"]),
-            "writes": MAX_QUEUED_WRITES,
-            "requests": MAX_REQUESTS,
-        }
-        for what, most in allowed.items():
-            if waiting[what] > most:
-                self.fail(f"{name} keeps {waiting[what]} {what}, and {most} are allowed")
+        queues = [stream._to_send.qsize() for stream in driver._streams.values()]
+        for kept, most, what in (
+            (sum(queues), MAX_FRAMES * len(queues), "frames"),
+            (len(driver._writes._queue), MAX_WRITES, "writes"),
+            (len(driver._requests), MAX_REQUESTS, "requests"),
+        ):
+            if kept > most:
+                self.fail(f"{name} keeps {kept} {what}, and {most} are allowed")
 
     # The end (rule 5)
 

@@ -171,7 +171,7 @@ class Node(Host):
         if self.peering is not None:
             self.peering.check()
         if self.process is not None and self.world.scenario.gossip is not None:
-            self.gossiping.check()
+            self.world.gossip_checker.check_bounds(self.name, self.gossiping.driver)
 
 
 def _address(world: World, number: int) -> PeerAddress:

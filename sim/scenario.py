@@ -114,7 +114,6 @@ class GossipScenario:
     strange: float = 0.0
     retold: float = 0.0
     kept_bytes: int = 1_000_000
-    replayed: int = 1_000
     tricks: tuple[Trick, ...] = ()
     victims: int = 1
 

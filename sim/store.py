@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -154,8 +155,7 @@ class SimMessages(_Port):
 
     async def newest(self, limit: int) -> Committed:
         """Read the newest messages."""
-        most = min(limit, self.process.node.world.gossip.replayed)
-        return await self._messages("newest", lambda: self.database.log[-most:])
+        return await self._messages("newest", lambda: self.database.log[-limit:])
 
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> Committed:
         def read() -> Committed:
@@ -176,16 +176,18 @@ class SimUnread(_Port):
 
     async def newest(self, limit: int) -> Sequence[UnreadEvent]:
         """Read the newest unread events."""
-        rows = self.database.unread
-        return await self._read(
-            "unread.newest",
-            lambda: islice((each for each in reversed(rows) if not rows[each].expired), limit),
-        )
+
+        def find() -> Iterable[bytes]:
+            rows = reversed(self.database.unread.items())
+            return islice((digest for digest, row in rows if not row.expired), limit)
+
+        return await self._read("unread.newest", find)
 
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         """Read the unread events of some messages."""
-        rows = self.database.unread
-        return await self._read("", lambda: (each for each in hashes if each in rows))
+        return await self._read(
+            "", lambda: (each for each in hashes if each in self.database.unread)
+        )
 
     async def is_shared(self) -> bool:
         """Return True if another node shares the database."""
@@ -193,36 +195,38 @@ class SimUnread(_Port):
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations, and drop the events that wait for nothing more."""
-        rows = self.database.unread
 
         def note() -> None:
+            rows = self.database.unread
             for each in confirmed:
                 known = self.database.confirmed.setdefault(each.message_hash, {})
                 if each.store_id not in known:  # and not reported again after a crash
                     self._confirmed(each)
                 known[each.store_id] = None
-                if each.message_hash in rows:
-                    rows[each.message_hash].stores[each.store_id] = None
-            for digest in [digest for digest, row in rows.items() if row.is_done]:
-                del rows[digest]
+                row = rows.get(each.message_hash)
+                if row is not None and each.store_id not in row.stores:
+                    rows[row.message_hash] = replace(row, stores=(*row.stores, each.store_id))
+            for row in [row for row in rows.values() if len(row.stores) >= row.needed]:
+                del rows[row.message_hash]
 
         await self.change(note, "confirm")
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Expire unread events."""
-        rows = self.database.unread
 
         def note() -> None:
+            rows = self.database.unread
             for digest in rows.keys() & set(hashes):
-                rows[digest].expired = True
+                rows[digest] = replace(rows[digest], expired=True)
 
         await self.change(note)
 
     async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
         def read() -> list[UnreadEvent]:
-            now_ns, digests = self.process.timeline.now_ns, self.database.digests
-            rows = self.database.unread
-            return [rows[each].event(each, digests[each], now_ns) for each in find()]
+            now_ns, rows = self.process.timeline.now_ns, self.database.unread
+            return [
+                replace(row, age_ns=now_ns + row.age_ns) for row in map(rows.__getitem__, find())
+            ]
 
         return await self.look(read, name)
 

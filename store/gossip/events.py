@@ -192,16 +192,11 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """End the stream, and turn the peer away until then; ``reason`` is one sentence for it.
-
-    The peer has left, as far as the machine is concerned. ``fault`` False: it did nothing wrong
-    (its store is this node's own, or there are too many peers).
-    """
+    """End the stream of a peer, which has left the machine; ``reason`` is one sentence for it."""
 
     peer: str
     until_ns: int
     reason: str
-    fault: bool = True
 
 
 @dataclass(frozen=True, slots=True)

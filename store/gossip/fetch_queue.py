@@ -34,6 +34,9 @@ from store.gossip.limits import (
 _FULL_ROUNDS: Final = 2
 """The multiple of `GossipLimits.round_ids` that may be requested of one peer at the same time."""
 
+_GUESSED_SHARE: Final = 16
+"""A peer is guessed to have parents, which publishers invent, up to this part of its limit only."""
+
 
 @dataclass(slots=True)
 class FetchSource:
@@ -111,10 +114,6 @@ class FetchQueue:
         self._unknown: OrderedDict[bytes, None] = OrderedDict()
         self.sources: dict[str, FetchSource] = {}
 
-    def __len__(self) -> int:
-        """Return the number of messages to fetch."""
-        return len(self._wants)
-
     def join(self, peer: str) -> None:
         """Add a peer."""
         self.sources[peer] = FetchSource()
@@ -135,7 +134,8 @@ class FetchQueue:
                 source.announced[digest] = content
                 self._have_announced(digest, peer)
             return True
-        if len(source.announced) >= self._announced_ids:
+        most = self._announced_ids // _GUESSED_SHARE if guess else self._announced_ids
+        if len(source.announced) >= most:
             return False
         want = self._want(digest)
         if len(want.peers) < MAX_HOLDERS:

@@ -10,7 +10,7 @@ they were committed, with `_EDGES_PER_EVENT` times as many edges at most.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
@@ -103,14 +103,17 @@ class Graph:
             yield digest
 
     def descendants(self, digests: Iterable[bytes], most: int) -> list[bytes]:
-        """Return children of some messages, their children, and so on, by generation."""
-        found: dict[bytes, None] = {}
-        generation: list[bytes] = list(digests)
-        while generation and len(found) < most:
-            named = (each for digest in generation for each in self._children.get(digest, ()))
-            fresh = dict.fromkeys(each for each in named if each not in found)
-            generation = list(islice(fresh, most - len(found)))
-            found.update(dict.fromkeys(generation))
+        """Return children of some messages, their children, and so on, by generation.
+
+        Publishers can make many edges: a few are followed for each message that is returned.
+        """
+        found, queue, edges = dict[bytes, None](), deque(digests), _EDGES_PER_EVENT * most
+        while queue and edges and len(found) < most:
+            for child in islice(self._children.get(queue.popleft(), ()), edges):
+                edges -= 1
+                if child not in found and len(found) < most:
+                    found[child] = None
+                    queue.append(child)
         return list(found)
 
     def check(self) -> None:

@@ -44,7 +44,9 @@ NEWS_PATIENCE_NS: Final = 10 * NS_PER_S
 """A peer that has not confirmed any for so long gets further ones."""
 
 MAX_UNSTORED_FRAMES: Final = 64
-"""Received frames of one peer that wait for the database; with more, it is not read from."""
+MAX_UNSTORED_BYTES: Final = 64 * 1024 * 1024
+"""Received frames of one peer, and bytes of all peers and of those that have left, that wait for
+the database; with more, a peer is not read from."""
 
 MAX_FAILURES: Final = 6
 """Requests without a message after which the only peer that has it is asked for it no more."""
@@ -117,7 +119,7 @@ class GossipLimits:
         leaves_interval_ns: between exchanges of leaves, if they changed (text: SyncEvent).
         cut_off_ns: of a first disconnection; each one that follows is twice as long.
         seen_ids: messages whose holders are remembered (text: Seen).
-        max_unread: unread events; beyond it the oldest expires.
+        max_unread: unread events; beyond it the one announced longest ago expires.
         graph_events: events whose parents and children are remembered.
         queued_ids: announcements that wait for one peer; beyond it the oldest are dropped.
         pushed_ids: bodies that wait to be pushed to one peer; further ones are announced only.

@@ -29,7 +29,8 @@ Rules.
 9. When the database fails, the same is asked again later. While it cannot be read, nothing is
    announced again, so that no peer takes this node for one that promises and does not deliver.
    What cannot be stored for a long time is given up.
-10. A peer with this node's own store is refused: the database is between the two.
+10. A peer with this node's own store is refused: the database is between the two. So is one that
+   is cut off (`refusal`).
 
 Inputs about peers that are not joined are passed over, since they may be under way when a peer
 leaves. An answer to something that was not asked, or of another length, is a fault of the driver.
@@ -156,6 +157,7 @@ class Gossip:
         self._fetches = FetchQueue(bounds.announced_ids, bounds.round_ids)
         self._pending: dict[bytes, _Pending] = {}
         self._requests: dict[int, _Request] = {}
+        self._unstored_bytes = 0
         self._tokens = numbers(1)
         self._retries: deque[tuple[int, _Request]] = deque()
         self._failing = False  # the last time that something was to be read
@@ -246,20 +248,19 @@ class Gossip:
 
     # Peers
 
-    def join(self, key: str, store_id: str) -> None:
-        """Add a peer with a new stream, which replaces an earlier one."""
-        self.leave(key)
-        if self._scores.standing(self._now_ns, key) is PeerStanding.CUT_OFF:
-            self._effects.append(CutOff(key, *self._scores.sentence(key)))
-            return
+    def refusal(self, now_ns: int, key: str, store_id: str) -> str:
+        """Return the reason to refuse a stream of a peer; empty if it may join."""
         if store_id == self.store_id:
-            reason = "this node works on the same database: the two need no gossip"
-            until_ns = self._now_ns + self._bounds.cut_off_ns
-            self._effects.append(CutOff(key, until_ns, reason, fault=False))
-            return
+            return "this node works on the same database: the two need no gossip"
+        is_cut_off = self._scores.standing(now_ns, key) is PeerStanding.CUT_OFF
+        return self._scores.sentence(key)[1] if is_cut_off else ""
+
+    def join(self, key: str, store_id: str) -> None:
+        """Add a peer with a new stream, which replaces an earlier one; see `refusal`."""
+        self.leave(key)
         joined = {peer.store.id for peer in self._peers.values()}
         store = self._stores.meet(store_id, key, joined)
-        bit = free_bit(peer.bit for peer in self._peers.values())
+        bit = free_bit((self._recent.gone, *(peer.bit for peer in self._peers.values())))
         peer = self._peers[key] = GossipPeer(key, store, bit)
         self._fetches.join(key)
         self._catch_up(peer)
@@ -269,6 +270,8 @@ class Gossip:
         for parent in islice(self._missing, limits.MAX_GUESSES):
             if parent not in self._pending:
                 self._guess(parent, peer.key)
+        reason = "streams are begun over and over: keep one, and pause before the next"
+        self._fault(key, scores.STREAM_POINTS, reason)
 
     def _catch_up(self, peer: GossipPeer) -> None:
         """Announce the newest messages and the unread events to a peer that joins."""
@@ -337,7 +340,9 @@ class Gossip:
         if (digest, theirs) not in self._known_conflicts:
             self._known_conflicts[digest, theirs] = None
             self._count(GossipCounter.CONFLICTS, 1)
-            self._effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
+            self._fault(peer, scores.CONFLICT_POINTS)
+            if not self._is_slowed(peer):  # it may invent them without end
+                self._effects.append(Conflicting(peer, Conflict(digest, own, theirs)))
         return True
 
     def _resolve(self, digest: bytes, content: bytes) -> int:
@@ -570,8 +575,8 @@ class Gossip:
             return
         self._retries.append((self._now_ns + limits.RETRY_NS, request))
 
-    @staticmethod
-    def _release(request: _Request) -> None:
+    def _release(self, request: _Request) -> None:
+        self._unstored_bytes -= request.size_bytes
         if request.peer is not None:
             request.peer.unstored_bytes -= request.size_bytes
             request.peer.unstored_frames -= 1
@@ -628,9 +633,11 @@ class Gossip:
         if self._is_slowed(peer.key):
             peer.rest_ns = self._now_ns + limits.SLOW_NS
         if isinstance(frame, Bodies):
+            is_empty = not (frame.batch.hashes or frame.refused)
             self._receive_bodies(peer, frame)
         else:
             ids = listed(frame)
+            is_empty = not ids.ids
             self._count(GossipCounter.IDS_RECEIVED, len(ids.ids))
             match frame.WhichOneof("kind"):
                 case "inv":
@@ -639,6 +646,9 @@ class Gossip:
                     self._receive_request(peer, ids.ids)
                 case "sync_leaves":
                     self._receive_leaves(peer, ids)
+        if is_empty:
+            reason = "frames come that say nothing: send those that say something"
+            self._fault(peer.key, scores.EMPTY_POINTS, reason)
         self._end_overdue(peer)
 
     def _end_overdue(self, peer: GossipPeer) -> None:
@@ -738,6 +748,7 @@ class Gossip:
             self._fault(peer.key, scores.REFUSED_POINTS * len(frame.refused))
         if fresh:
             batch = frame.batch if len(fresh) == len(frame.batch) else frame.batch.select(fresh)
+            self._unstored_bytes += frame.size_bytes
             peer.unstored_bytes += frame.size_bytes
             peer.unstored_frames += 1
             persist = PersistBatch(next(self._tokens), batch)
@@ -923,7 +934,8 @@ class Gossip:
 
     def _listen(self, peer: GossipPeer) -> None:
         reading = (
-            peer.unstored_bytes < self._bounds.unstored_bytes
+            self._unstored_bytes < limits.MAX_UNSTORED_BYTES
+            and peer.unstored_bytes < self._bounds.unstored_bytes
             and peer.unstored_frames < limits.MAX_UNSTORED_FRAMES
             and self._now_ns >= peer.rest_ns
         )

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
+from store.gossip.limits import MAX_OFFENDERS, MAX_PEERS, MAX_STORES
 from storenode.common.bounded_dict import BoundedDict
 
 
@@ -56,15 +56,24 @@ class SeenMessage:
 
 
 class RecentMessages(BoundedDict[bytes, SeenMessage]):
-    """The messages by hash, the newest at the end. Forgetting a bit is linear in their number."""
+    """The messages by hash, the newest at the end. Forgetting a bit is linear in their number.
+
+    ``gone``: the bits of peers that have left and are not forgotten yet.
+    """
+
+    gone = 0
 
     def forget_peer(self, bit: int) -> None:
-        """Forget a peer whose stream has ended."""
+        """Forget a peer whose stream has ended, together with others: some come over and over."""
+        self.gone |= bit
+        if self.gone.bit_count() < MAX_PEERS:
+            return
         for seen in self.values():
-            seen.notified &= ~bit
-            seen.expecting &= ~bit
-            seen.sent_to &= ~bit
-            seen.received_from &= ~bit
+            seen.notified &= ~self.gone
+            seen.expecting &= ~self.gone
+            seen.sent_to &= ~self.gone
+            seen.received_from &= ~self.gone
+        self.gone = 0
 
     def forget_store(self, bit: int) -> None:
         """Clear the bit of a store."""

@@ -11,6 +11,8 @@ more announced, or asked for, than may wait                            1 per fra
 leaves more often than four times in their interval                    1/16
 a message that policy refuses                                          1/16, never a cut-off
 a message that is asked for and not held                               1/1024, the same
+a stream that begins, or a frame that says nothing                     1/16
+other content under a hash than is stored here                         1/64, never a cut-off
 a frame that breaks the protocol or a limit                            all at once
 =====================================================================  ======================
 
@@ -42,6 +44,9 @@ OVERFLOW_POINTS: Final = 1.0
 LEAVES_POINTS: Final = 1 / 16
 REFUSED_POINTS: Final = 1 / 16
 NOT_STORED_POINTS: Final = 1 / 1024
+STREAM_POINTS: Final = 1 / 16
+EMPTY_POINTS: Final = 1 / 16
+CONFLICT_POINTS: Final = 1 / 64
 PROTOCOL_POINTS: Final = CUT_POINTS
 
 

@@ -29,7 +29,7 @@ class _Unread:
 class UnreadEvents:
     """The unread events, in the order in which they are due to be announced again.
 
-    ``limit``: how many may wait; with more, the one that came first expires.
+    ``limit``: how many may wait; with more, the first expires, which is announced next.
     """
 
     def __init__(self, limit: int, age_ns: int, interval_ns: int) -> None:
@@ -37,13 +37,8 @@ class UnreadEvents:
         self._age_ns = age_ns
         self._interval_ns = interval_ns
         self._events: OrderedDict[bytes, _Unread] = OrderedDict()
-        self._coming: OrderedDict[bytes, None] = OrderedDict()
         self._reports: dict[str, tuple[list[bytes], list[int]]] = {}
         self._read: list[bytes] = []
-
-    def __len__(self) -> int:
-        """Return the number of unread events."""
-        return len(self._events)
 
     def __contains__(self, digest: bytes) -> bool:
         """Return True if an event waits for confirmations."""
@@ -65,12 +60,10 @@ class UnreadEvents:
             event.needed = max(event.needed, needed)
             return []
         self._events[digest] = _Unread(needed, now_ns - age_ns, now_ns + self._interval_ns, content)
-        self._coming[digest] = None
         if len(self._events) <= self._limit:
             return []
-        oldest = next(iter(self._coming))
-        self.drop([oldest])
-        return [oldest]
+        first = self._events.popitem(last=False)[0]
+        return [first]
 
     def confirm(self, digest: bytes, store_id: str, *, report: bool = True) -> bool:
         """Count a confirmation, and end the wait with the last one; return False if it was known.
@@ -109,7 +102,6 @@ class UnreadEvents:
         """Remove events."""
         for digest in digests:
             self._events.pop(digest, None)
-            self._coming.pop(digest, None)
 
     def lacks(self, digest: bytes, store_id: str) -> bool:
         """Return True if the confirmation of a store is missing."""
@@ -143,7 +135,6 @@ class UnreadEvents:
     def check(self) -> None:
         """Raise AssertionError if an invariant or a bound is broken."""
         assert len(self._events) <= self._limit
-        assert self._events.keys() == self._coming.keys()
         assert all(len(each.stores) < each.needed for each in self._events.values())
         due = [event.due_ns for event in self._events.values()]
         assert due == sorted(due)

@@ -47,7 +47,6 @@ from store.domain.ports import (
 from store.domain.unread import Confirmations
 from store.embedded.process import EmbeddedPostgresError, is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
-from store.gossip.driver.database import CommitReader
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
 from store.gossip.events import GossipCounter
@@ -155,7 +154,7 @@ class NodeRuntime:
         self.gossip: GossipDriver | None = None
         self._gossip_calls: tuple[GossipDriver, GossipTransport] | None = None
         self._confirmations: Confirmations | None = None
-        self._commit_listeners: list[HotIndex | CommitReader] = []
+        self._commit_listeners: list[HotIndex | GossipDriver] = []
         self.is_open = False
         """True once all parts are open."""
 
@@ -399,7 +398,7 @@ class NodeRuntime:
         if config.read_only:
             return
         if not config.gossip:
-            self._confirmations = SharedConfirmations(self.unread)
+            self._confirmations = SharedConfirmations(self.unread, GossipReads(self.database))
             return
         transport = GossipTransport(
             self._connector,
@@ -424,7 +423,7 @@ class NodeRuntime:
         stack.callback(driver.stop)
         stack.push_async_callback(tasks.stop)
         stack.callback(driver.close)
-        self._commit_listeners.append(driver.reader)
+        self._commit_listeners.append(driver)
         for name, work in driver.work():
             tasks.start(name, work)
 
@@ -540,6 +539,7 @@ class NodeRuntime:
     def _commits_lost(self, reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
         self.metrics.database_events.labels("commits_lost").inc()
+        self.unread.unread_hashes.clear()
         for listener in self._commit_listeners:
             listener.lost()
 
@@ -591,10 +591,10 @@ def _note_maintenance(metrics: Metrics, name: str, /, **fields: object) -> None:
 class SharedConfirmations(ConfirmationWaits):
     """The confirmations of a node without gossip: other nodes on its database may have peers."""
 
-    def __init__(self, unread: UnreadRows) -> None:
-        self._unread = unread
+    def __init__(self, unread: UnreadRows, reads: GossipReads) -> None:
         super().__init__(
             unread,
+            reads,
             reach=lambda: None,
             unread_hashes=unread.unread_hashes,
             # The gossip of the others reads from the table what is asked for.
@@ -607,7 +607,7 @@ class SharedConfirmations(ConfirmationWaits):
         if not lacking or await self._is_shared():
             return await super()._hopeless(lacking, stored, min_confirms)
         with suppress(NotServingError):
-            await self._unread.expire(sorted(lacking))
+            await self._table.expire(sorted(lacking))
         return "this node exchanges no read confirmations"
 
 

@@ -101,7 +101,6 @@ class Stores:
         self.both = simulated, real
 
     async def ask(self, call: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
-        """Return what both answer to a call with these arguments."""
         simulated, real = [await each.result_of(call(each, *arguments)) for each in self.both]
         assert simulated == real, f"simulated: {simulated!r}\nreal: {real!r}"
         return real
@@ -145,7 +144,6 @@ async def simulated() -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def on_postgres(url: str) -> AsyncIterator[Store]:
-    """Open a store on a database."""
     commits: list[CommitRow] = []
     async with running(url, on_commits=commits.extend, max_confirms=USUAL_CONFIRMS) as node:
         database = node.database
@@ -225,7 +223,6 @@ async def dropped(store: Store) -> None:
 
 
 async def all_bodies(store: Store, ids: SyncIds, most_bytes: int) -> list[bytes | None]:
-    """Load all messages, in as many portions as it takes."""
     found: list[bytes | None] = []
     while len(found) < len(ids):
         part = await store.transfers.load(ids[len(found) :], most_bytes)
@@ -395,7 +392,6 @@ Row = tuple[bytes, int, set[str]]
 
 
 async def rows(store: Store, hashes: Sequence[bytes] | None = None) -> list[Row]:
-    """Return the unread events of some messages, or all that have not expired."""
     reading = store.unread.newest(1_000) if hashes is None else store.unread.of(hashes)
     found = await reading
     return sorted((each.message_hash, each.needed, set(each.stores)) for each in found)

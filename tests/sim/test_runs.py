@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from sim.bridge import Life, TimelineLoop
+from sim.bridge import Life
 from sim.groups.scenario import FIXED_MESSAGES, LARGE_GROUP
-from sim.limits import START_NS
 from sim.marks import Mark
 from sim.run import simulate
 from sim.stage import Summary
-from sim.timeline import Timeline
 from store.gossip.events import GossipCounter
+from tests.support.virtual_time import virtual_time
 from tools.rooms import ROOT
 
 Run = Callable[[str, int], Summary]
@@ -156,30 +154,15 @@ def test_a_seed_gives_the_same_run_in_every_process(run: Run) -> None:
 # The event loop
 
 
-class Stage:
-    """An event loop on a timeline, and nothing on it."""
-
-    def __init__(self) -> None:
-        self.timeline = Timeline(START_NS)
-        # Abstract is what needs sockets, signals or processes: there are none.
-        self.loop = TimelineLoop(self.timeline, random.Random(1))  # type: ignore[abstract]
-
-    def finish(self, *works: Coroutine[Any, Any, None]) -> None:
-        for work in works:
-            self.loop.begin(None, work)
-        with self.loop.running():
-            while self.timeline.step():
-                self.loop.check()
-
-
-def test_a_process_that_is_killed_does_nothing_more() -> None:
-    stage, life, fired = Stage(), Life(), list[str]()
+@virtual_time
+async def test_a_process_that_is_killed_does_nothing_more() -> None:
+    loop, life, fired = asyncio.get_running_loop(), Life(), list[str]()
     with life.inside():
-        stage.loop.call_later(1, fired.append, "timer")
-        task = stage.loop.create_task(asyncio.sleep(1))
-    stage.loop.call_later(1, fired.append, "of the world")
+        loop.call_later(1, fired.append, "timer")
+        task = loop.create_task(asyncio.sleep(1))
+    loop.call_later(1, fired.append, "of the world")
     life.end()
-    stage.finish()
+    await asyncio.sleep(2)
     assert fired == ["of the world"]
     assert task.cancelled()
     assert not life.tasks

@@ -16,7 +16,7 @@ from typing import Final
 
 from store.domain.ports import NotServingError
 from store.domain.unread import Confirmation
-from store.gossip.driver.ports import UnreadTable
+from store.gossip.driver.ports import Messages, UnreadTable
 from store.gossip.limits import MAX_PEERS
 from storenode.common.bounded_dict import BoundedDict
 
@@ -34,19 +34,15 @@ MAX_REMEMBERED: Final = 65_536
 POLL_S: Final = 0.25
 """The interval at which the database is polled for waits that are at least as old."""
 
-_STOPPING: Final = "the node is stopping"
+STOPPING: Final = "the node is stopping"
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A request; ``lacking``: messages that have too few confirmations as yet.
-
-    ``tracked``: those that were in the table when it began.
-    """
+    """A request; ``lacking``: messages that have too few confirmations as yet."""
 
     min_confirms: int
     lacking: set[bytes]
-    tracked: set[bytes]
     began_s: float
     ended: asyncio.Future[str]
 
@@ -62,12 +58,14 @@ class ConfirmationWaits:
     def __init__(
         self,
         table: UnreadTable,
+        messages: Messages,
         *,
         reach: Callable[[], int | None],
         unread_hashes: Container[bytes],
         want: Callable[[Sequence[bytes], int, Sequence[bytes]], None],
     ) -> None:
         self._table = table
+        self._messages = messages
         self._reach = reach
         self._unread_hashes = unread_hashes
         self._want = want
@@ -82,7 +80,7 @@ class ConfirmationWaits:
         """End all waits."""
         self._stopped = True
         for wait in list(self._open):
-            self._end(wait, _STOPPING)
+            self._end(wait, STOPPING)
         if self._poll is not None:
             self._poll.cancel()
 
@@ -149,7 +147,7 @@ class ConfirmationWaits:
                 stores = "1 other store" if reach == 1 else f"{reach} other stores"
                 hopeless = f"this node exchanges messages with {stores}"
         if self._stopped:  # maybe while it looked for other nodes
-            return _STOPPING
+            return STOPPING
         if hopeless:
             return hopeless
         awaited = sum(len(wait.lacking) for wait in self._open)
@@ -165,9 +163,8 @@ class ConfirmationWaits:
 
     async def _wait(self, lacking: set[bytes], min_confirms: int) -> str:
         """Wait, and return the reason for the end; empty: all have been confirmed."""
-        tracked = {digest for digest in lacking if digest in self._unread_hashes}
         ended: asyncio.Future[str] = self._loop.create_future()
-        wait = _Wait(min_confirms, set(lacking), tracked, self._loop.time(), ended)
+        wait = _Wait(min_confirms, set(lacking), self._loop.time(), ended)
         self._open[wait] = None
         for digest in lacking:
             self._waits.setdefault(digest, []).append(wait)
@@ -210,19 +207,17 @@ class ConfirmationWaits:
                     await self._ask(lacking)
 
     async def _ask(self, hashes: Sequence[bytes]) -> None:
-        found = {event.message_hash: event for event in await self._table.of(hashes)}
-        counts = []
-        for digest in hashes:
-            event = found.get(digest)
-            counts.append(self._count_of_gone(digest) if event is None else len(event.stores))
-        self.confirm(hashes, counts)
+        """Read how many have confirmed messages.
 
-    def _count_of_gone(self, digest: bytes) -> int:
-        """Return how many stores have confirmed a message whose row was deleted.
-
-        A row is deleted when as many have confirmed it as any request wants. This node may no
-        longer track it, and then does not have that number.
+        A row is deleted when as many stores have confirmed it as any request wants, or with its
+        message, which a database may lose. Of a row that this node does not track that is unknown.
         """
-        waits = self._waits.get(digest, ())
-        wanted = [wait.min_confirms for wait in waits if digest in wait.tracked]
-        return min(max(wanted, default=0), MAX_PEERS)
+        found = {event.message_hash: len(event.stores) for event in await self._table.of(hashes)}
+        gone = [each for each in hashes if each not in found and each in self._unread_hashes]
+        if gone:
+            stored = await self._messages.content_digests(gone)
+            gone = [each for each, content in zip(gone, stored, strict=True) if content is not None]
+        for digest in gone:
+            wanted = (wait.min_confirms for wait in self._waits.get(digest, ()))
+            found[digest] = min(max(wanted, default=0), MAX_PEERS)
+        self.confirm(list(found), list(found.values()))

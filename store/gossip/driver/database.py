@@ -25,8 +25,6 @@ MESSAGES_AT_ONCE: Final = 4_096
 RETRY_S: Final = 1.0
 """Pause before the database is asked again that did not serve."""
 
-MAX_WRITES_AT_ONCE: Final = 4_096
-
 MAX_QUEUED_WRITES: Final = 65_536
 """Writes that wait for the database. The oldest beyond are dropped: their rows stay unread in the
 table, from where the driver adopts them again, and their content is received again."""
@@ -78,10 +76,6 @@ class WriteBehind:
         self._dropped = 0
         self._arrived = asyncio.Event()
 
-    def __len__(self) -> int:
-        """Count the writes that are not durable yet."""
-        return len(self._queue)
-
     def add(self, write: Write) -> None:
         """Queue a write."""
         self._queue.append(write)
@@ -94,7 +88,7 @@ class WriteBehind:
         """Write until cancelled, as much as has come."""
         while True:
             await self._arrived.wait()
-            some = list(itertools.islice(self._queue, MAX_WRITES_AT_ONCE))
+            some = list(itertools.islice(self._queue, MESSAGES_AT_ONCE))
             try:
                 await self._write(some)
             except NotServingError:
@@ -149,8 +143,8 @@ class CommitReader:
     def rest(self) -> None:
         """Ignore commits."""
         self._database.own.rest()
-        self._awake = False
-        self._foreign.clear()
+        self._awake, self._position = False, 0  # which the database may lose
+        self._foreign = deque(maxlen=MAX_UNREAD_COMMITS)
         self._arrived.clear()
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
@@ -169,20 +163,19 @@ class CommitReader:
                 self._foreign.append(commit)
                 self._arrived.set()
 
-    def lost(self) -> None:
-        """Accept lower positions again, after the database has lost commits."""
-        self._position = 0
-
     async def run(self) -> None:
         """Read what other nodes write, until cancelled."""
         while True:
             await self._arrived.wait()
-            some = at_most(self._foreign, MESSAGES_AT_ONCE)
+            foreign = self._foreign
+            some = at_most(foreign, MESSAGES_AT_ONCE)
             try:
                 arrived = await self._database.messages.arrived(some)
                 unread = await self._database.unread.of(arrived.ids)
             except NotServingError:
                 await asyncio.sleep(RETRY_S)
+                continue
+            if foreign is not self._foreign:  # it has rested: what was read may be lost
                 continue
             self._commit(arrived)
             if unread:

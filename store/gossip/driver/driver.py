@@ -3,7 +3,7 @@
     resting --a peer joins--> loading: the newest messages and the unread events are read
     loading --read--> running: frames and commits go in, effects are carried out
     running --no peer for a while--> resting: commits are ignored, and cost nothing
-    any --the machine failed--> all streams end; resting, with a new machine
+    any --the machine failed, or commits were lost--> all streams end; resting, with a new machine
 
 All inputs are taken on the event loop's thread, one after the other; no effect causes one. Nothing
 here decides anything about messages: the machine does.
@@ -30,7 +30,7 @@ from store.domain.environment import Environment
 from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import NotServingError, PeerAddress
 from store.domain.unread import UnreadEvent
-from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.confirmations import STOPPING, ConfirmationWaits
 from store.gossip.driver.database import RETRY_S, CommitReader, Request, WriteBehind, answer
 from store.gossip.driver.ports import DriverDatabase, GossipConnector, GossipStream
 from store.gossip.driver.streams import (
@@ -126,15 +126,17 @@ class GossipDriver:
         self._left_ns = BoundedDict[str, int](MAX_OFFENDERS)
         self.turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        self.reader = CommitReader(
+        self._reader = CommitReader(
             database, self._log, lambda given: self._take(Gossip.commit, given), self._restore
         )
+        self.commits = self._reader.commits
         self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
         self._connecting = {peer: PeerConnection(peer, self, environment) for peer in peers}
         self.waits = ConfirmationWaits(
             database.unread,
+            database.messages,
             reach=self._reach,
             unread_hashes=database.unread_hashes,
             want=lambda *given: self._take(Gossip.want, *given),
@@ -151,7 +153,7 @@ class GossipDriver:
     async def _run(self) -> None:
         """Read and write what the machine needs, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._load, self.reader.run, self._writes.run, self._keep_comparing):
+            for work in (self._load, self._reader.run, self._writes.run, self._keep_comparing):
                 tasks.create_task(work())
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class GossipDriver:
         self._is_closed = True
         for stream in list(self._streams.values()):
             self._remove(stream)
-            stream.close(_stopping())
+            stream.close(NodeStoppingError(STOPPING))
         self.waits.stop()
 
     def stop(self) -> None:
@@ -174,12 +176,15 @@ class GossipDriver:
         """Read what the database holds for the machine, when peers join a resting node."""
         while True:
             await self._needs_loading.wait()
-            self.reader.wake()
+            self._reader.wake()
+            machine = self._machine
             try:
                 newest = await self._database.messages.newest(DEFAULT_LIMITS.catch_up_ids)
                 unread = await self._database.unread.newest(DEFAULT_LIMITS.max_unread)
             except NotServingError:
                 await asyncio.sleep(RETRY_S)
+                continue
+            if machine is not self._machine:  # commits were lost, maybe some that were read
                 continue
             self._needs_loading.clear()
             waiting = [stream for stream in self._streams.values() if not stream.is_closed]
@@ -191,7 +196,8 @@ class GossipDriver:
             self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             for stream in waiting:
-                self._join(stream)
+                if not stream.is_closed:  # as all are where the machine fails on what was read
+                    self._join(stream)
 
     async def _keep_comparing(self) -> None:
         """Poll the unread events that other nodes on the database change; rest without peers."""
@@ -202,16 +208,6 @@ class GossipDriver:
             elif self._is_awake:
                 with suppress(NotServingError):
                     await self._compare()
-
-    @property
-    def waiting(self) -> dict[str, int]:
-        """The number of streams, and of frames, writes and requests that wait for an end."""
-        return {
-            "streams": len(self._streams),
-            "frames": sum(stream.queued_frames for stream in self._streams.values()),
-            "writes": len(self._writes),
-            "requests": len(self._requests),
-        }
 
     # From the rest of the node
 
@@ -296,8 +292,10 @@ class GossipDriver:
         return frame_of("inv", newest.ids, newest.content_digests)
 
     async def _run_stream(self, stream: PeerStream) -> None:
-        if self._is_closed:
-            raise _stopping()
+        if self._is_closed or self._machine is None:
+            raise NodeStoppingError(STOPPING)
+        if reason := self._machine.refusal(self._steady_ns(), stream.peer, stream.store_id):
+            raise TurnedAwayError(reason)
         self._replace(stream)
         self._make_room(stream)
         self._streams[stream.peer] = stream
@@ -375,21 +373,27 @@ class GossipDriver:
                 self._do(effect)
         except Exception as error:  # noqa: BLE001 - a fault of this node, which serves on
             self._log.error("gossip_failed", exc_info=error)
-            self._begin_anew()
+            self._begin_again("the node failed on its gossip")
         self._set_timer()
 
-    def _begin_anew(self) -> None:
-        self._machine = self._make()
+    def lost(self) -> None:
+        """Begin again, since the database has lost commits: what the machine holds may be lost."""
+        self._begin_again("the node's database has lost commits")
+
+    def _begin_again(self, reason: str) -> None:
+        if self._machine is not None:
+            self._machine = self._make()
         self._rest()
         for stream in self._streams.values():
             if stream.is_joined:
                 self._part(stream)
-                stream.close(DriverFailedError("the node failed on its gossip"))
+            stream.close(DriverFailedError(reason))
+        self._set_timer()
 
     def _rest(self) -> None:
         """Ignore commits until a peer joins: what they bring is read then."""
         self._is_awake = False
-        self.reader.rest()
+        self._reader.rest()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -432,8 +436,8 @@ class GossipDriver:
             case CutOff():
                 self._part(stream)
                 seconds = round((effect.until_ns - self._steady_ns()) / NS_PER_S)
-                log = self._log.warning if effect.fault else self._log.info
-                log("gossip_peer_cut_off", peer=stream.peer, reason=effect.reason, seconds=seconds)
+                fields = {"peer": stream.peer, "reason": effect.reason, "seconds": seconds}
+                self._log.warning("gossip_peer_cut_off", **fields)
                 stream.close(TurnedAwayError(effect.reason))
 
     def _ask(self, request: Request) -> None:
@@ -456,12 +460,11 @@ class GossipDriver:
         A row that this node lacks was added by another, or by a write that was never answered.
         """
         table, hashes = self._database.unread, self._database.unread_hashes
-        unread = () if self._machine is None else self._machine.unread.ids()
-        asked = list(islice(unread, COMPARED_AT_ONCE))
+        machine = self._machine
+        asked = [] if machine is None else list(islice(machine.unread.ids(), COMPARED_AT_ONCE))
         found = await table.of(asked) if asked else ()
         newest = await table.newest(COMPARED_AT_ONCE)
-        machine = self._machine
-        if machine is None or not self._is_awake:
+        if machine is None or machine is not self._machine or not self._is_awake:
             return
         rows = {event.message_hash: event for event in found if not event.expired}
         still = [digest for digest in asked if digest in machine.unread]
@@ -474,10 +477,6 @@ class GossipDriver:
         hashes = (event.message_hash for event in newest)
         self._database.unread_hashes.update(dict.fromkeys(hashes))
         self._take(Gossip.restore, list(reversed(newest)))
-
-
-def _stopping() -> NodeStoppingError:
-    return NodeStoppingError("the node is stopping")
 
 
 def _standing(now_ns: int, stream: PeerStream) -> Standing:

@@ -65,7 +65,7 @@ class StreamSupersededError(StreamClosedError):
 
 
 class DriverFailedError(StreamClosedError):
-    """The machine failed, which is a fault of this node."""
+    """The end of all streams, since the machine failed, or the database has lost commits."""
 
 
 class NodeStoppingError(StreamClosedError):
@@ -104,11 +104,6 @@ class PeerStream:
         self._listening.set()
         self._to_send: asyncio.Queue[RawGossipFrame] = asyncio.Queue()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def queued_frames(self) -> int:
-        """Frames that wait to be written."""
-        return self._to_send.qsize()
 
     @property
     def is_closed(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from store.db import gossip as unread_module
 from store.db.check import check
 from store.db.feed import TOKEN_SPAN
-from store.db.gossip import UnreadRows
+from store.db.gossip import GossipReads, UnreadRows
 from store.db.locks import NODES
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
@@ -44,8 +44,10 @@ class Publisher:
         self.writer = DatabaseWriter(database, partitions, own=self.own, unread=self.table)
         self.reach: int | None = 2
         self.wanted: list[tuple[Sequence[bytes], int]] = []
+        self.reads = GossipReads(database)
         self.waits = ConfirmationWaits(
             self.table,
+            self.reads,
             reach=lambda: self.reach,
             unread_hashes=self.table.unread_hashes,
             want=lambda hashes, needed, _digests: self.wanted.append((hashes, needed)),
@@ -124,7 +126,7 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
     publisher: Publisher,
 ) -> None:
     messages, database = batch(), publisher.database
-    waits = SharedConfirmations(publisher.table)
+    waits = SharedConfirmations(publisher.table, publisher.reads)
     given = messages.hashes, messages.content_digests, await publisher.store(messages, 1), 1, LONG_S
     async with await database.connect() as one, await database.connect() as another:
         for node in (one, another):
@@ -134,7 +136,7 @@ async def test_a_node_without_gossip_waits_where_another_node_may_have_peers(
         assert [each.confirms for each in await waiting] == [1, 1, 1]
     waits.stop()
     # Alone it answers at once, and leaves nothing unread.
-    waits, others = SharedConfirmations(publisher.table), batch(seed=2)
+    waits, others = SharedConfirmations(publisher.table, publisher.reads), batch(seed=2)
     stored = await publisher.store(others, 1)
     found = await waits.confirmed(others.hashes, others.content_digests, stored, 1, LONG_S)
     assert all("exchanges no read confirmations" in each.reason for each in found)
@@ -224,6 +226,8 @@ async def test_what_retention_drops_takes_its_unread_events_along(
     async with connection:
         await prune(connection, RetentionPolicy(30 * DAY, None), NOW)
     assert set(await publisher.state()) == {old.hashes[1]}
+    found = await publisher.confirmed(old, [True, True], 1, 3 * confirmations.POLL_S)
+    assert [each.confirms for each in found] == [0, 0], "a row that went with its message"
     assert (await asyncio.to_thread(check, database_url)).findings == []
 
 

@@ -37,14 +37,12 @@ TOPIC = bytes(16)
 
 
 def ids(count: int, salt: str = "") -> list[bytes]:
-    """Return message hashes."""
     return [sha256(f"{salt}{number}".encode()).digest() for number in range(count)]
 
 
 def records(
     digests: Iterable[bytes], parents: Mapping[bytes, Sequence[bytes]] | None = None
 ) -> RecordBatch:
-    """Return a batch of messages with these hashes, of which some are events."""
     batch = RecordBatch()
     for index, digest in enumerate(digests):
         batch.timestamps.append(index + 1)
@@ -65,33 +63,28 @@ def records(
 
 
 def inv(digests: Iterable[bytes], contents: Iterable[bytes] = ()) -> RawGossipFrame:
-    """Return an announcement."""
     return frame_of("inv", digests, contents)
 
 
 def get_events(digests: Iterable[bytes]) -> RawGossipFrame:
-    """Return a request for bodies."""
     return frame_of("get_events", digests)
 
 
 def sync_leaves(
     digests: Iterable[bytes], contents: Iterable[bytes] = (), rest_count: int = 0
 ) -> RawGossipFrame:
-    """Return leaves."""
     frame = frame_of("sync_leaves", digests, contents)
     frame.sync_leaves.rest_count = rest_count
     return frame
 
 
 def sent_bodies(messages: Iterable[bytes]) -> RawGossipFrame:
-    """Return a frame of bodies, as it is sent."""
     return RawGossipFrame(events=RawEvents(messages=messages))
 
 
 def bodies(
     digests: Sequence[bytes], parents: Mapping[bytes, Sequence[bytes]] | None = None
 ) -> Bodies:
-    """Return a frame of bodies, as it comes."""
     return Bodies(records(digests, parents), (), 100 * len(digests))
 
 
@@ -111,37 +104,31 @@ class Single:
     def step(
         self, take: Callable[Concatenate[Gossip, _P], None], *args: _P.args, **kwargs: _P.kwargs
     ) -> list[Effect]:
-        """Take an input, and check all invariants after it."""
         effects = self.machine.step(self.now_ns, take, *args, **kwargs)
         self.machine.check()
         return effects
 
     def join(self, peer: str) -> list[Effect]:
-        """Let a peer with a store of its own join."""
         return self.step(Gossip.join, peer, f"store of {peer}")
 
     def receive(self, peer: str, frame: FrameIn) -> list[Effect]:
-        """Take a frame of a peer."""
         return self.step(Gossip.receive, peer, frame)
 
     def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> list[Effect]:
-        """Commit messages that a client has published here."""
         published = dict.fromkeys(digests, min_confirms)
         return self.answer(
             self.step(Gossip.commit, Committed(digests, published=published)), digests
         )
 
     def entries(self, table: str) -> int:
-        """Return the number of entries in a table: unread, missing or fetches."""
-        return len(getattr(self.machine, "unread" if table == "unread" else f"_{table}"))
+        machine = self.machine
+        return len(machine.unread._events if table == "unread" else machine._fetches._wants)
 
     def is_reading(self, peer: str) -> bool:
-        """Return True if a peer is joined and read from."""
         joined = self.machine._peers.get(peer)
         return joined is not None and joined.reading
 
     def after(self, elapsed_ns: int) -> list[Effect]:
-        """Let time pass."""
         self.now_ns += elapsed_ns
         return self.step(Gossip.wait)
 
@@ -165,7 +152,6 @@ class Single:
 
 
 def answer_of(request: Request, stored: dict[bytes, None]) -> Input:
-    """Return the answer of a database that holds these, and stores what it is given."""
     match request:
         case PersistBatch():
             new = [digest not in stored for digest in request.batch.hashes]
@@ -180,10 +166,8 @@ def answer_of(request: Request, stored: dict[bytes, None]) -> Input:
 
 
 def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
-    """Return the effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
 def frames(effects: list[Effect], peer: str = "") -> list[RawGossipFrame]:
-    """Return what is sent, or what is sent to one peer."""
     return [each.frame for each in of(WriteFrame, effects) if not peer or each.peer == peer]

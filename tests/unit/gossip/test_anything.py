@@ -61,7 +61,6 @@ class Anything:
         self._writing: set[str] = set()
 
     def step(self) -> None:
-        """Let something happen."""
         rng = self.rng
         self.now_ns += rng.choice((0, 0, S // 100, S, 8 * S))
         kinds: list[Callable[[], Input]] = [self._frame] * 6 + [self._sent, self._answer] * 3

@@ -1,17 +1,18 @@
-"""Conflicts that gossip meets, and writes of unread events while the database takes none."""
+"""Conflicts that gossip meets, and unread events in a database that is away or has lost some."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
-from unittest.mock import MagicMock, call
+from unittest.mock import AsyncMock, MagicMock, call
 
 import pytest
 
 from store.domain.ports import StoreUnavailableError
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.driver import database
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.database import WriteBehind
 from store.gossip.driver.ports import UnreadTable
 from store.gossip.events import (
@@ -36,21 +37,18 @@ OWN, OTHER = b"own content 1234", b"other content 12"
 
 
 def single() -> Single:
-    """Make a node that needs one confirmation of each message, with a peer."""
     made = Single(max_confirms=1)
     made.join("b")
     return made
 
 
 def bodies(digests: Sequence[bytes], content: bytes) -> Bodies:
-    """Make a frame of messages, all with one content digest."""
     batch: RecordBatch = records(digests)
     batch.content_digests = [content] * len(digests)
     return Bodies(batch, (), 100)
 
 
 def conflicts(effects: list[Effect]) -> list[tuple[str, Conflict]]:
-    """Return the conflicts that are reported."""
     return [(each.peer, each.conflict) for each in of(Conflicting, effects)]
 
 
@@ -154,10 +152,26 @@ async def test_writes_that_wait_are_bounded_and_keep_their_order(
     for digest in hashes[:-1]:
         writes.add(Confirm("s", [digest], [1]))
     writes.add(Expire(hashes[-1:]))
-    assert len(writes) == 4
+    assert len(writes._queue) == 4
     table.away = False
     await table.done.wait()
     running.cancel()
     kept = [Confirmed(digest, "s") for digest in hashes[3:-1]]
     assert table.taken == [*kept, hashes[-1]]
     assert log.mock_calls == [call.warning("gossip_writes_dropped", count=4)]
+
+
+@virtual_time
+async def test_a_row_that_is_gone_means_confirmed_unless_its_message_is_gone_too() -> None:
+    hashes = there, lost, untracked = ids(3)
+    stored = {there: OWN, untracked: OWN}
+    database = MagicMock(of=AsyncMock(return_value=()))
+    database.content_digests = AsyncMock(side_effect=lambda asked: list(map(stored.get, asked)))
+    tracked = there, lost
+    waits = ConfirmationWaits(
+        database, database, reach=lambda: None, unread_hashes=tracked, want=MagicMock()
+    )
+    found = await waits.confirmed(hashes, [OWN] * 3, [True] * 3, 2, 1.0)
+    assert sorted(database.content_digests.call_args_list[0].args[0]) == sorted(tracked)
+    assert [each.confirms for each in found] == [2, 0, 0]
+    waits.stop()

@@ -5,7 +5,7 @@ Machines of many nodes with faults between them are in the simulator (`tests/sim
 
 from itertools import pairwise
 
-from store.gossip.events import Committed, Confirm, CutOff, Effect, LoadBodies, Read
+from store.gossip.events import Committed, Confirm, Effect, LoadBodies, Read
 from store.gossip.graph import graph_events
 from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
 from store.gossip.machine import Gossip
@@ -72,10 +72,8 @@ def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
 
 def test_a_node_on_the_same_database_is_turned_away() -> None:
     single = Single()
-    (cut,) = of(CutOff, single.step(Gossip.join, "b", "own"))
-    assert "same database" in cut.reason
-    assert not cut.fault
-    assert not single.is_reading("b")
+    assert "same database" in single.machine.refusal(single.now_ns, "b", "own")
+    assert not single.machine.refusal(single.now_ns, "b", "store of b")
 
 
 def announced(effects: list[Effect]) -> list[bytes]:

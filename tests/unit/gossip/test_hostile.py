@@ -8,15 +8,14 @@ import pytest
 from store.gossip.events import (
     Bodies,
     Committed,
-    Confirm,
+    Conflicting,
     CutOff,
     FrameIn,
     GossipCounter,
     Listen,
-    LookUp,
     PersistBatch,
 )
-from store.gossip.limits import MAX_FAILURES, MAX_TRIES, PATIENCE_NS
+from store.gossip.limits import MAX_FAILURES, MAX_PARENTS, MAX_TRIES, NEWS_WINDOW, PATIENCE_NS
 from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import (
     S,
@@ -65,23 +64,8 @@ def test_who_announces_and_does_not_deliver_is_slowed_then_cut_off() -> None:
 
     _, cut = flood(single, lie, S)
     assert "not delivered" in cut.reason
-    (again,) = of(CutOff, single.join("x"))
-    assert again.reason == cut.reason
-    single.now_ns = cut.until_ns
-    assert not of(CutOff, single.join("x"))
-
-
-def test_who_is_silent_is_no_liar() -> None:
-    single, messages = Single(), ids(500)
-    for peer in "xy":
-        single.answer(single.join(peer))
-    single.answer(single.receive("x", inv(messages)))
-    effects = single.answer(single.receive("y", inv(messages)))
-    assert not frames(effects, "y")
-    asked = frames(single.answer(single.after(5 * S)), "y")
-    assert asked == [get_events(messages)]
-    assert not of(CutOff, single.after(3_600 * S))
-    assert not single.counts[GossipCounter.UNDELIVERED]
+    assert single.machine.refusal(single.now_ns, "x", "store of x") == cut.reason
+    assert not single.machine.refusal(cut.until_ns, "x", "store of x")
 
 
 def test_what_one_peer_alone_has_is_asked_of_it_again_though_not_for_ever() -> None:
@@ -121,7 +105,9 @@ def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
     assert not single.counts[GossipCounter.BODIES_REPEATED]
 
 
-@pytest.mark.parametrize("frame", [get_events(ids(2_000)), sync_leaves(ids(3))])
+@pytest.mark.parametrize(
+    "frame", [get_events(ids(2_000)), sync_leaves(ids(3)), inv(()), bodies(())]
+)
 def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
     single = Single()
     for peer in "xy":
@@ -134,25 +120,21 @@ def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
     assert single.is_reading("y")
 
 
-def test_more_asked_for_than_may_wait_is_a_fault() -> None:
-    single, messages = Single(asked_ids=100, round_ids=10), ids(200)
+@pytest.mark.parametrize(
+    ("asked_ids", "count", "times", "reason"),
+    [(100, 200, 20, "bodies are asked for: wait for them"), (10_000, 100, 200, "that were sent")],
+)
+def test_who_asks_for_too_much_or_for_the_same_over_and_over_is_cut_off(
+    asked_ids: int, count: int, times: int, reason: str
+) -> None:
+    single, messages = Single(asked_ids=asked_ids, round_ids=10), ids(count)
     single.step(Gossip.commit, Committed(messages))
     single.answer(single.join("x"), messages)
-    for _ in range(20):
+    for _ in range(times):
         effects = single.receive("x", get_events(messages))
+        effects = effects if times == 20 else single.answer(effects, messages)
         for cut in of(CutOff, effects):
-            assert "bodies are asked for: wait for them" in cut.reason
-            return
-    pytest.fail("it goes on for ever")
-
-
-def test_asking_for_the_same_over_and_over_cuts_off() -> None:
-    single, messages = Single(), ids(100)
-    single.step(Gossip.commit, Committed(messages))
-    single.answer(single.join("x"), messages)
-    for _ in range(200):
-        effects = single.answer(single.receive("x", get_events(messages)), messages)
-        if of(CutOff, effects):
+            assert reason in cut.reason
             return
     pytest.fail("it goes on for ever")
 
@@ -195,18 +177,55 @@ def test_unknown_parents_delay_nothing_that_is_announced() -> None:
     assert asked == [get_events(announced)]
 
 
-def test_a_peer_confirms_once_in_however_many_names() -> None:
-    single, messages = Single(max_confirms=2), ids(1)
-    single.step(Gossip.commit, Committed(messages))
-    confirms: list[Confirm] = []
-    for name in ("s1", "s2", "s3"):
-        single.answer(single.step(Gossip.join, "x", name))
-        confirms += of(Confirm, single.receive("x", inv(messages)))
-        single.step(Gossip.leave, "x")
-    assert confirms == [Confirm("s1", messages, [1])]
-    single.join("y")
-    assert of(Confirm, single.receive("y", inv(messages)))
-    assert single.entries("unread") == 0
+def test_unknown_parents_take_no_room_of_what_is_announced() -> None:
+    single, events, announced = Single(), ids(128), ids(NEWS_WINDOW, "announced")
+    single.answer(single.join("x"))
+    parents = {each: ids(MAX_PARENTS, each.hex()) for each in events}
+    single.answer(single.receive("x", bodies(events, parents)))
+    single.answer(single.receive("x", inv(announced)))
+    assert not single.counts[GossipCounter.IDS_DROPPED]
+    assert single.counts[GossipCounter.IDS_ASKED]
+    assert not single.machine.peers(single.now_ns, 0)[0].slowed
+
+
+def test_a_peer_that_begins_streams_over_and_over_is_cut_off() -> None:
+    single, messages = Single(), ids(1)
+    single.answer(single.step(Gossip.commit, Committed(messages)), messages)
+    for _ in range(300):
+        single.now_ns += S // 100
+        for cut in of(CutOff, single.answer(single.join("x"), messages)):
+            assert "keep one" in cut.reason
+            return
+    pytest.fail("it goes on for ever")
+
+
+def test_other_contents_without_end_are_counted_and_not_all_reported() -> None:
+    single, messages = Single(), ids(1_000)
+    contents = [digest[:16] for digest in messages]
+    single.step(Gossip.commit, Committed(messages, content_digests=contents))
+    single.answer(single.join("x"), messages)
+    reported = 0
+    for number in range(10):
+        other = [b"%016d" % number] * len(messages)
+        effects = single.answer(single.receive("x", inv(messages, other)), messages)
+        reported += len(of(Conflicting, effects))
+        assert not of(CutOff, effects)
+    assert single.counts[GossipCounter.CONFLICTS] == 10_000
+    assert 200 < reported < 300
+    assert not single.is_reading("x")
+
+
+def test_what_waits_for_the_database_is_bounded_although_its_peer_has_left() -> None:
+    single, taken = Single(), 0
+    for number in range(200):
+        single.now_ns += 10 * S
+        single.join("x")
+        if single.is_reading("x"):
+            frame = Bodies(records(ids(1, f"{number}/")), (), 4 * 1024 * 1024)
+            (persist,) = of(PersistBatch, single.receive("x", frame))
+            taken += 1
+    assert taken == 16
+    assert Listen("x", True) in single.step(Gossip.persisted, persist.token, [True])
 
 
 def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> None:
@@ -219,21 +238,6 @@ def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> No
     assert len(persists) == 1
     effects = single.step(Gossip.persisted, persists[0].token, [True] * 10)
     assert Listen("x", True) in effects
-
-
-def test_what_the_database_could_not_do_is_asked_again() -> None:
-    single, messages = Single(max_confirms=1), ids(2)
-    single.join("x")
-    (look,) = of(LookUp, single.receive("x", inv(messages)))
-    assert not single.step(Gossip.failed, look.token)
-    assert of(LookUp, single.after(S)) == [look]
-    asked = single.step(Gossip.looked_up, look.token, [False, False])
-    assert frames(asked) == [get_events(messages)]
-    single.step(Gossip.sent, "x")
-    (persist,) = of(PersistBatch, single.receive("x", bodies(messages)))
-    single.step(Gossip.failed, persist.token)
-    assert of(PersistBatch, single.after(S)) == [persist]
-    assert frames(single.step(Gossip.persisted, persist.token, [True, True]))
 
 
 def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:

@@ -1,13 +1,16 @@
 """The tables of gossip, each against something simple that a reader can see is right."""
 
 import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from unittest.mock import patch
 
 import pytest
 
 from store.gossip.events import Confirm, GraphEvent, Read
 from store.gossip.graph import Graph
-from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
-from store.gossip.recent_messages import Stores
+from store.gossip.limits import MAX_OFFENDERS, MAX_PEERS, MAX_STORES
+from store.gossip.recent_messages import RecentMessages, SeenMessage, Stores, free_bit
 from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, PeerStanding, Scores
 from store.gossip.unread import UnreadEvents
 from tests.unit.gossip.gossip_world import S, ids
@@ -93,6 +96,21 @@ def test_events_expire_by_age_and_by_number() -> None:
     unread.check()
 
 
+# Who has what
+
+
+def test_peers_that_left_are_forgotten_together() -> None:
+    recent, bits = RecentMessages(10), list[int]()
+    recent[b"m"] = SeenMessage(b"", quiet=False, notified=-1)
+    with patch.object(recent, "values", wraps=recent.values) as values:
+        for _ in range(3 * MAX_PEERS):
+            bits.append(free_bit((recent.gone,)))
+            recent.forget_peer(bits[-1])
+        assert values.call_count == 3
+    assert len(set(bits)) == MAX_PEERS
+    assert not any(recent[b"m"].notified & bit for bit in bits)
+
+
 # The graph
 
 
@@ -139,6 +157,21 @@ def test_the_oldest_events_are_forgotten_and_their_parents_are_no_leaves_for_tha
     graph.add(GraphEvent(names[5], 1, (names[0],)))
     graph.check()
     assert len(graph) == 1
+
+
+def test_of_many_edges_to_the_same_descendants_few_are_followed() -> None:
+    graph, parents, looks = Graph(10_000), ids(100), list[bytes]()
+    for number in range(400):
+        graph.add(GraphEvent(b"%032d" % number, 1, tuple(parents)))
+
+    def counted(edges: Iterable[bytes], most: int) -> Iterator[bytes]:
+        for each in islice(edges, most):
+            looks.append(each)
+            yield each
+
+    with patch("store.gossip.graph.islice", counted):
+        assert len(graph.descendants(parents, 500)) == 400
+    assert len(looks) <= 2_000
 
 
 def test_descendants_are_found_a_generation_at_a_time_and_circles_end() -> None:

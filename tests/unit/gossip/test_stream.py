@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import cast
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from store.domain.places import Caller
 from store.gossip.driver.driver import PLACES, GossipDriver
-from store.gossip.driver.streams import NodeStoppingError, PeerStream, TurnedAwayError
-from store.gossip.events import FrameIn
+from store.gossip.driver.streams import (
+    DriverFailedError,
+    NodeStoppingError,
+    PeerStream,
+    TurnedAwayError,
+)
+from store.gossip.events import Committed, FrameIn
 from store.gossip.limits import LARGE_FRAME_IDS, LEAST_WAIT_NS
 from store.gossip.machine import Gossip
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
@@ -31,17 +36,6 @@ class Silent:
 
     async def write(self, frame: RawGossipFrame) -> None:
         raise AssertionError(frame)
-
-
-class Unused:
-    """A user that is never called."""
-
-    turns = asyncio.Lock()
-
-    def received(self, *_: object) -> None:
-        raise AssertionError
-
-    sent = received
 
 
 class Crowded(Silent):
@@ -85,15 +79,10 @@ async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop
     assert len(set(user.taken)) == len(user.taken)
 
 
-async def begun() -> tuple[PeerStream, asyncio.Task[None]]:
-    stream = PeerStream(Silent(), "peer", "store", "initiator")
-    running = asyncio.create_task(stream.run(cast("GossipDriver", Unused())))
-    await asyncio.sleep(0)
-    return stream, running
-
-
 async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
-    stream, running = await begun()
+    stream = PeerStream(Silent(), "peer", "store", "initiator")
+    running = asyncio.create_task(stream.run(MagicMock()))
+    await asyncio.sleep(0)
     stream.close(STOPPING)
     with pytest.raises(NodeStoppingError, match="the node is stopping"):
         await running
@@ -134,9 +123,38 @@ async def test_a_stream_that_brought_nothing_gives_its_place_to_a_newcomer() -> 
     assert all(isinstance(each, NodeStoppingError) for each in ended)
 
 
+async def test_who_is_cut_off_or_of_the_same_database_gets_no_place_and_costs_no_read() -> None:
+    driver = make_driver()
+    machine = driver._machine
+    assert machine is not None
+    machine.step(1, Gossip.join, "x", "store of x")
+    machine.step(1, Gossip.reject, "x", "it sends no frames")
+    for caller, reason in (
+        (Caller("x", "store of x"), "it sends no frames"),
+        (Caller("y", "s"), "works on the same database"),
+    ):
+        with pytest.raises(TurnedAwayError, match=reason):
+            await driver.serve(Silent(), caller)
+    assert not driver._streams
+    assert not driver._needs_loading.is_set()
+
+
+async def test_no_stream_joins_a_machine_that_fails_on_what_is_read() -> None:
+    driver = make_driver()
+    unreadable = Committed([b"no digest"], content_digests=[b"", b""])
+    newest = AsyncMock(return_value=unreadable), AsyncMock(return_value=[])
+    driver._database.messages.newest, driver._database.unread.newest = newest  # type: ignore[method-assign]
+    loading = asyncio.create_task(driver._load())
+    with pytest.raises(DriverFailedError, match="failed on its gossip"):
+        await driver.serve(Silent(), Caller("p", "store of p"))
+    assert not driver._is_awake
+    driver.close()
+    loading.cancel()
+
+
 async def test_no_stream_begins_when_the_node_has_closed_them() -> None:
     driver = make_driver()
     driver.close()
     with pytest.raises(NodeStoppingError):
         await driver.serve(Silent(), Caller("p", "s"))
-    assert not driver.waiting["streams"]
+    assert not driver._streams

@@ -53,7 +53,9 @@ def parse_listen_address(text: str) -> ListenAddress:
     if ending not in _ENDINGS:
         raise ValueError(f"{text!r} names a transport that the gateway does not have: {_EXAMPLE}")
     try:
-        ip = ipaddress.IPv4Address(parts[2]) if parts[1] == "ip4" else _ip6(parts[2])
+        # A zone is no part of a multiaddr.
+        family = ipaddress.IPv4Address if parts[1] == "ip4" else ipaddress.IPv6Address
+        ip = family(parts[2].replace("%", " "))
     except ValueError as error:
         raise ValueError(f"{parts[2]!r} in {text!r} is no address of {parts[1]}") from error
     if not (parts[4].isascii() and parts[4].isdigit()) or int(parts[4]) > _MAX_PORT:
@@ -96,12 +98,6 @@ def parse_peer_address(text: str, *, may_be_id: bool = False) -> PeerMultiaddr:
         f"{text!r} is not the multiaddr of a peer: write one such as"
         " /ip4/192.0.2.1/tcp/60000/p2p/16Uiu2HAm..."
     )
-
-
-def _ip6(text: str) -> ipaddress.IPv6Address:
-    if "%" in text:
-        raise ValueError("a zone is no part of a multiaddr")
-    return ipaddress.IPv6Address(text)
 
 
 def network_of(host: str) -> str:

@@ -55,11 +55,6 @@ def charge(rate: Bucket, now_ns: int, reason: str) -> None:
 class ClientAddress:
     """An address with its limits: an IPv4 address, or a /64 of IPv6."""
 
-    __slots__ = (
-        *("__weakref__", "_requests", "arrivals", "connections", "criteria", "network", "queries"),
-        *("unread", "unsent"),
-    )
-
     def __init__(
         self,
         network: str,

@@ -24,7 +24,6 @@ MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
 PEER_MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_peer_address)
 SYNC_PEER: Final = Parsed("multiaddr", "MULTIADDR", partial(parse_peer_address, may_be_id=True))
 
-
 ROUTER: Final = "router"
 LEAF: Final = "leaf"
 """Values of ``--relay``."""

@@ -9,6 +9,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterable,
     Iterator,
@@ -32,10 +33,10 @@ from store.observe.logging import get_logger
 from store.serving.tasks import Endable
 
 _MAX_WINDOW_BYTES: Final = 2**32 - 1
-Handler = Callable[["Stream"], Awaitable[None]]
+Handler = Callable[["Stream"], Awaitable[object]]
 """A function that answers on one stream of a connection; what it raises resets the stream."""
 
-Join = Callable[["WakuConnection"], None]
+Join = Callable[["WakuConnection"], object]
 """A service that uses each connection of a peer."""
 
 _MULTIPLEXERS: Final[dict[str, Callable[[], Multiplexer]]] = {
@@ -155,7 +156,8 @@ class SendQueue:
 
     Their bytes count as unsent bytes of its address. A client that does not speak the protocol, or
     does not read, is counted as refused. ``on_end`` is called in the end, also after `stop`, and at
-    the end of the connection; the frames that wait are then dropped.
+    the end of the connection; the frames that wait are then dropped. Each stream after the first
+    begins with ``greeting``.
     """
 
     def __init__(
@@ -165,12 +167,15 @@ class SendQueue:
         max_frames: int,
         metrics: GatewayMetrics,
         on_end: Callable[[], None],
+        *,
+        greeting: bytes = b"",
     ) -> None:
         self.connection = connection
         self._protocol = protocol
         self._max_frames = max_frames
         self._metrics = metrics
         self._on_end = on_end
+        self._greeting = greeting
         self._frames: deque[bytes] = deque()
         self._filled = asyncio.Event()
         self._sending = connection.start(self._run())
@@ -199,14 +204,16 @@ class SendQueue:
 
     async def _run(self) -> None:
         with count_end(self._metrics, "queue_failed", self.connection.client):
-            while await self._send_on_one_stream():
-                pass
+            greeting = b""
+            while await self._send_on_one_stream(greeting):
+                greeting = self._greeting
 
-    async def _send_on_one_stream(self) -> bool:
+    async def _send_on_one_stream(self, greeting: bytes) -> bool:
         count = 0
         await self._filled.wait()
         try:
             async with self.connection.opened(self._protocol) as stream:
+                await stream.send(greeting)
                 while True:
                     await self._filled.wait()
                     async with asyncio.timeout(limits.SEND_TIMEOUT_S):
@@ -240,12 +247,16 @@ def count_end(metrics: GatewayMetrics, event: str, client: ClientAddress) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The state that all connections share. ``max_streams`` is for one connection."""
+    """The state that all connections share. ``max_streams`` is for one connection.
+
+    ``named_peers`` are the IDs of peers that the operator named, which send more than clients do.
+    """
 
     identity: Identity
     handlers: Mapping[str, Handler]
     metrics: GatewayMetrics
     max_streams: int
+    named_peers: Collection[str] = ()
 
 
 async def shake_hands(link: Pipe, identity: Identity) -> tuple[SecurePipe, Multiplexer]:
@@ -290,13 +301,16 @@ class WakuConnection:
         self.multiplexer = multiplexer
         self.client = client
         self.peer_id = pipe.peer_id
+        self.began_ns = time.monotonic_ns()
         self._pipe = pipe
         self._around = around
         self._block: Endable | None = None
         self._streams: dict[int, Stream] = {}
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._frames = Bucket(limits.FRAMES_PER_S, "frames")
+        is_named = pipe.peer_id in around.named_peers
+        rate = limits.PEER_FRAMES_PER_S if is_named else limits.FRAMES_PER_S
+        self._frames = Bucket(rate, "frames")
 
     @property
     def busy(self) -> bool:
@@ -373,11 +387,11 @@ class WakuConnection:
                 await propose(stream, protocol)
             yield stream
             await self._send_in_time(FrameType.CLOSE, number)
-        except (RefusalError, OSError):
-            await self._reset(stream)
-            raise
         except asyncio.CancelledError:
             self.start(self._reset(stream))
+            raise
+        except Exception:
+            await self._reset(stream)
             raise
         finally:
             stream.discard()
@@ -387,10 +401,6 @@ class WakuConnection:
         """End the connection: `run` returns."""
         if self._block is not None:
             self._block.end(_DroppedError())
-
-    def allow_frames(self, frames_per_s: int) -> None:
-        """Set the rate of frames for a peer that is expected to send more than clients do."""
-        self._frames = Bucket(frames_per_s, "frames")
 
     async def _receive(self, frame: Frame) -> None:
         if frame.kind is FrameType.OPEN:

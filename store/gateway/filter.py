@@ -8,7 +8,7 @@ does not take what is pushed. js-waku pings, and subscribes again when a ping is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from functools import cached_property
 from http import HTTPStatus
 from typing import Final
 
@@ -19,7 +19,7 @@ from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import FollowedMessage, NodeFeed
 from store.gateway.services import FAILURES, required_id, status_of
 from store.gateway.wire import UNREADABLE_ID, delimited, encode_status, parse
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import MAX_TOPIC_BYTES, NS_PER_S
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import FilterPush, FilterRequest
 
 FILTER_SUBSCRIBE: Final = "/vac/waku/filter-subscribe/2.0.0-beta1"
@@ -31,16 +31,8 @@ _NO_SUBSCRIPTION: Final = "peer has no subscriptions"
 Criterion = tuple[str, str]
 """A pubsub topic and a content topic."""
 
-
 PING, SUBSCRIBE, UNSUBSCRIBE, UNSUBSCRIBE_ALL = range(4)
 """Kinds of requests (``filter_subscribe_type``)."""
-
-
-def parse_request(data: bytes) -> FilterRequest:
-    """Parse a ``FilterSubscribeRequest``; raise ValueError if it is malformed or has no ID."""
-    request = parse(FilterRequest, data)
-    required_id(request)
-    return request
 
 
 def named_criteria(request: FilterRequest) -> set[Criterion]:
@@ -49,6 +41,8 @@ def named_criteria(request: FilterRequest) -> set[Criterion]:
         raise ValueError("name the pubsub topic and the content topics")
     if len(request.content_topics) > limits.MAX_REQUESTED_TOPICS:
         raise ValueError(f"more than {limits.MAX_REQUESTED_TOPICS} content topics")
+    if any(len(each.encode()) > MAX_TOPIC_BYTES for each in request.content_topics):
+        raise ValueError(f"a content topic has more than {MAX_TOPIC_BYTES:,} bytes")
     return {(request.pubsub_topic, each) for each in request.content_topics}
 
 
@@ -63,11 +57,10 @@ class FilterSubscriber(SendQueue):
 
     expires_ns = 0
 
-    def __init__(
-        self, connection: WakuConnection, metrics: GatewayMetrics, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(connection, FILTER_PUSH, limits.MAX_QUEUED_PUSHES, metrics, on_end)
-        self.criteria: set[Criterion] = set()
+    @cached_property
+    def criteria(self) -> set[Criterion]:
+        """The pairs of topics that it subscribes to."""
+        return set()
 
 
 class Filter:
@@ -124,8 +117,8 @@ class Filter:
     async def _answer(self, data: bytes, connection: WakuConnection) -> bytes:
         request_id = UNREADABLE_ID
         try:
-            request = parse_request(data)
-            request_id = request.request_id
+            request = parse(FilterRequest, data)
+            request_id = required_id(request)
             connection.client.ask(time.monotonic_ns())
             if request.kind == SUBSCRIBE:
                 await self._subscribe_live(request, connection)
@@ -175,7 +168,8 @@ class Filter:
             raise StatusError(503, "too many content topics")
         if subscriber is None:
             subscriber = added = FilterSubscriber(
-                connection, self._metrics, lambda: self._remove(added)
+                *(connection, FILTER_PUSH, limits.MAX_QUEUED_PUSHES, self._metrics),
+                lambda: self._remove(added),
             )
             self._subscribers[connection] = subscriber
             self._feed.acquire()

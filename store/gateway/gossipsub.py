@@ -240,7 +240,7 @@ class Router:
     def common_topics(self, key: str) -> int:
         """Count the topics of this router that a peer subscribes to."""
         peer = self._peers.get(key)
-        return 0 if peer is None else len(peer.topics & self._mesh.keys())
+        return 0 if peer is None else len(peer.topics)
 
     def meshes(self, key: str) -> int:
         """Count the topics in whose mesh a peer is."""
@@ -280,7 +280,7 @@ class Router:
             if not each.is_subscribed:
                 peer.topics.discard(each.topic)
                 self._mesh.get(each.topic, {}).pop(key, None)
-            elif len(peer.topics) < limits.MAX_PEER_TOPICS:
+            elif each.topic in self._mesh:
                 peer.topics.add(each.topic)
         for message in messages_of(rpc):
             self._take_message(key, message)
@@ -485,7 +485,7 @@ class Router:
         assert self._cached_bytes <= limits.MAX_CACHED_MESSAGE_BYTES
         assert all(self._promises.values())
         for peer in self._peers.values():
-            assert len(peer.topics) <= limits.MAX_PEER_TOPICS
+            assert peer.topics <= self._mesh.keys()
             assert peer.requested <= limits.MAX_IWANT_PER_HEARTBEAT
             assert all(len(each) <= limits.MAX_IDONTWANT_PER_HEARTBEAT for each in peer.unwanted)
         assert not self._effects

@@ -121,14 +121,15 @@ MAX_RELAY_PEERS: Final = 100
 MAX_QUEUED_RPCS: Final = 4_096
 """RPCs that wait for one relay peer; further ones are dropped and counted."""
 
-RELAY_RPCS_PER_S: Final = 2_000
 RELAY_BYTES_PER_S: Final = 4 * 1024 * 1024
-"""The rate at which a relay peer is read; above it, its stream is left unread for a moment."""
+MIN_RELAY_BYTES: Final = 2 * 1024
+"""The rate at which a relay peer is read, and the least that an RPC counts; above it, its stream is
+left unread for a moment."""
 
-RELAY_FRAMES_PER_S: Final = 50_000
-"""Frames of the connection of a configured relay peer, in place of `FRAMES_PER_S`."""
+PEER_FRAMES_PER_S: Final = 50_000
+"""Frames of the connection of a peer that the operator named, in place of `FRAMES_PER_S`."""
 
-MAX_DELAYED_MESSAGES: Final = 10_000
+MAX_DELAYED_BYTES: Final = 32 * 1024 * 1024
 """New messages of the node that wait a moment before they are sent to the mesh."""
 
 MAX_SPOOL_MESSAGES: Final = 20_000
@@ -148,9 +149,6 @@ MAX_RPC_ENTRIES: Final = 1_000
 
 MAX_RPC_IDS: Final = 5_000
 """Message IDs of an RPC, of all kinds together."""
-
-MAX_PEER_TOPICS: Final = 100
-"""Subscriptions of one relay peer that are remembered."""
 
 MAX_IWANT_PER_HEARTBEAT: Final = 500
 """Announced messages that one relay peer is asked for."""

@@ -298,7 +298,6 @@ class NodeFeed:
 LINGER_S: Final = 0.02
 """The time that the first message of a batch waits for others: no caller waits for the messages."""
 
-
 _OUTCOMES: Final = {
     pb.PublishResult.STORED: "stored",
     pb.PublishResult.DUPLICATE: "duplicate",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -208,18 +206,17 @@ async def secure(pipe: Pipe, identity: Identity, *, is_initiator: bool) -> Secur
     # The library forgets the other side's key at the end of the handshake.
     state = noise.noise_protocol.handshake_state
     peer_id = ""
-    for number in range(3):
-        is_first = number == 0
-        if is_initiator == (number % 2 == 0):
-            with _checked():
-                message = bytes(noise.write_message(b"" if is_first else identity.proof))
-            await pipe.send(_framed(message))
-        else:
-            message = await _message(pipe, _MAX_HANDSHAKE_BYTES)
-            with _checked():
-                payload = bytes(noise.read_message(message))
-            if not is_first:
-                peer_id = require_proof(payload, state.rs.public_bytes)
+    try:
+        for number in range(3):
+            if is_initiator == (number % 2 == 0):
+                message = bytes(noise.write_message(identity.proof if number else b""))
+                await pipe.send(_framed(message))
+            else:
+                payload = bytes(noise.read_message(await _message(pipe, _MAX_HANDSHAKE_BYTES)))
+                if number:
+                    peer_id = require_proof(payload, state.rs.public_bytes)
+    except _BROKEN as error:
+        raise RefusalError("malformed", "the handshake of Noise is broken") from error
     return SecurePipe(pipe, noise, peer_id)
 
 
@@ -232,11 +229,3 @@ async def _message(pipe: Pipe, most_bytes: int) -> bytes:
     if size > most_bytes:
         raise RefusalError("malformed", "a message of the handshake is too long")
     return await pipe.exactly(size)
-
-
-@contextmanager
-def _checked() -> Iterator[None]:
-    try:
-        yield
-    except _BROKEN as error:
-        raise RefusalError("malformed", "the handshake of Noise is broken") from error

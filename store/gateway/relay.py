@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Final
 
 from store.domain.quota import Bucket, QuotaExceededError
@@ -31,6 +32,7 @@ from store.gateway.gossipsub import (
     RouterEffect,
     SeenMessages,
     SendRpc,
+    encode_subscriptions,
 )
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.node import FollowedMessage, NodeFeed, Spool
@@ -47,7 +49,7 @@ FRESH_NS: Final = 20 * NS_PER_S
 DELAY_S: Final = 1.0
 DELAY_JITTER_S: Final = 0.5
 HEARTBEAT_S: Final = 1.0
-_PAUSE_S: Final = 0.05
+_MESSAGE_BYTES: Final = 1_024  # beside its encoding
 _log = get_logger("store.gateway")
 
 
@@ -69,18 +71,20 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
 
 
 class RelayPeer(SendQueue):
-    """A relay peer, with the rates of what is read of it, on all its streams together."""
+    """A relay peer, and what waits to be sent to it."""
 
-    def __init__(
-        self, connection: WakuConnection, metrics: GatewayMetrics, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(connection, RELAY, limits.MAX_QUEUED_RPCS, metrics, on_end)
-        self.rpcs = Bucket(limits.RELAY_RPCS_PER_S, "RPCs")
-        self.sizes = Bucket(limits.RELAY_BYTES_PER_S, "bytes")
+    @cached_property
+    def rate(self) -> Bucket:
+        """The rate of what is read of it, on all its streams together."""
+        return Bucket(limits.RELAY_BYTES_PER_S, "bytes")
 
 
 class Relay:
-    """The relay peers of the gateway, by peer ID: each has a stream each way."""
+    """The relay peers of the gateway, by peer ID: each has a stream each way.
+
+    A stream on a newer connection replaces the peer, since the older connection may hang. Older
+    streams of the peer are reset: its subscriptions are forgotten, and come again on a new one.
+    """
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class Relay:
         self._peers: dict[str, RelayPeer] = {}
         self._known = SeenMessages()
         self._delayed: set[bytes] = set()
+        self._delayed_bytes = 0
         metrics.relay_topics.set(len(self._pubsub_topics))
         if forwards:
             feed.listeners.append(self.offer)
@@ -128,35 +133,44 @@ class Relay:
 
     async def serve(self, stream: Stream) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
-        connection = stream.connection
+        key, peer = stream.connection.peer_id, None
         while True:
             try:
                 rpc = await stream.delimited(limits.MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
-            if connection.peer_id not in self._peers:
-                self.join(connection, is_outbound=False)
-            peer = self._peers[connection.peer_id]
-            await _wait_for_room(peer.rpcs, 1)
-            await _wait_for_room(peer.sizes, len(rpc))
-            self._apply(self._router.receive(time.monotonic(), connection.peer_id, rpc))
+            if peer is None:
+                peer = self._peers.get(key)
+                if peer is None or peer.connection.began_ns < stream.connection.began_ns:
+                    peer = self.join(stream.connection)
+            await _wait_for_room(peer.rate, max(len(rpc), limits.MIN_RELAY_BYTES))
+            if self._peers.get(key) is not peer:
+                raise StreamEndedError
+            self._apply(self._router.receive(time.monotonic(), key, rpc))
 
-    def join(self, connection: WakuConnection, *, is_outbound: bool) -> None:
+    def join(self, connection: WakuConnection) -> RelayPeer:
         """Add a peer, and open a stream to it; raise RefusalError if it is not accepted."""
         key = connection.peer_id
         is_configured = key in self._configured_peers
         if not self._forwards and not is_configured:
             raise RefusalError("identity", f"the relay peer {key} is not one of --relay-peer")
-        if len(self._peers) >= limits.MAX_RELAY_PEERS and not is_configured:
+        before = self._peers.get(key)
+        if len(self._peers) >= limits.MAX_RELAY_PEERS and not (is_configured or before):
             raise RefusalError("busy", f"there are {limits.MAX_RELAY_PEERS} relay peers already")
-        if is_configured:
-            connection.allow_frames(limits.RELAY_FRAMES_PER_S)
-        peer = RelayPeer(connection, self._metrics, lambda: self._leave(key, peer))
-        self._peers[key] = peer
+        if before is not None:
+            self._leave(key, before)
+            before.stop()
+        peer = self._peers[key] = RelayPeer(
+            *(connection, RELAY, limits.MAX_QUEUED_RPCS, self._metrics),
+            lambda: self._leave(key, peer),
+            greeting=delimited(encode_subscriptions(self._pubsub_topics)),
+        )
         self._metrics.relay_peers.set(len(self._peers))
-        _log.info("relay_peer_joined", peer=key, outbound=is_outbound)
-        self._apply(self._router.join(time.monotonic(), key, is_outbound=is_outbound))
+        _log.info("relay_peer_joined", peer=key, configured=is_configured)
+        # Strangers cannot keep out of the mesh a peer that the operator named.
+        self._apply(self._router.join(time.monotonic(), key, is_outbound=is_configured))
+        return peer
 
     def publish(self, topic: str, digest: bytes, encoded: bytes) -> None:
         """Send a message of this node to the mesh, unless it came from there."""
@@ -174,15 +188,18 @@ class Relay:
             return
         if abs(time.time_ns() - message.timestamp_ns) > FRESH_NS:
             return
-        if len(self._delayed) >= limits.MAX_DELAYED_MESSAGES:
+        size_bytes = self._delayed_bytes + _MESSAGE_BYTES + len(message.encoded)
+        if size_bytes > limits.MAX_DELAYED_BYTES:
             self._metrics.relayed.labels("dropped").inc()
             return
         pause_s = DELAY_S + self._rng.random() * DELAY_JITTER_S
         self._delayed.add(digest)
+        self._delayed_bytes = size_bytes
         asyncio.get_running_loop().call_later(pause_s, self._end_delay, message)
 
     def _end_delay(self, message: FollowedMessage) -> None:
         self._delayed.remove(message.message_hash)
+        self._delayed_bytes -= _MESSAGE_BYTES + len(message.encoded)
         self.publish(message.pubsub_topic, message.message_hash, message.encoded)
 
     def _apply(self, effects: Sequence[RouterEffect]) -> None:
@@ -234,7 +251,7 @@ async def _wait_for_room(bucket: Bucket, count: int) -> None:
     while True:
         try:
             bucket.take(count, time.monotonic_ns())
-        except QuotaExceededError:
-            await asyncio.sleep(_PAUSE_S)
+        except QuotaExceededError as error:
+            await asyncio.sleep(error.retry_after_ns / NS_PER_S)
         else:
             return

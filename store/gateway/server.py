@@ -51,10 +51,24 @@ def bind(address: ListenAddress) -> tuple[ListenAddress, socket.socket]:
             f"--listen {address} cannot be bound ({os.strerror(error.errno or 0)}): end the program"
             " that uses the port, or choose another address."
         ) from error
-    # Accepted sockets inherit it: small frames are sent at once.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _tune(bound)  # accepted sockets inherit it
     bound.setblocking(False)
     return replace(address, port=bound.getsockname()[1]), bound
+
+
+def _tune(opened: socket.socket) -> None:
+    """Make the kernel send at once, and end a connection whose other side has vanished."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    in_ms = int(limits.SEND_TIMEOUT_S * 1_000)
+    options = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": in_ms}
+    for name in options.keys() & vars(socket):  # the last three are Linux's
+        opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), options[name])
+
+
+def _close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection without waiting for a peer that does not read."""
+    is_stuck = writer.transport.get_write_buffer_size() > 0
+    writer.transport.abort() if is_stuck else writer.close()
 
 
 class Server:
@@ -156,9 +170,7 @@ class Server:
                 if writer is None:
                     accepted.close()
                 else:
-                    # Closing would wait for a client that does not read.
-                    is_stuck = writer.transport.get_write_buffer_size() > 0
-                    writer.transport.abort() if is_stuck else writer.close()
+                    _close(writer)
 
     async def _opened(
         self, address: ListenAddress, accepted: socket.socket
@@ -202,8 +214,9 @@ async def _connect(peer: PeerMultiaddr, around: Surroundings, joins: Sequence[Jo
     try:
         async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(peer.host, peer.port)
+            _tune(writer.get_extra_info("socket"))
             secured = await begin_handshake(TcpLink(reader, writer), around.identity, peer.peer_id)
         await WakuConnection(*secured, client, around).run(joins)
     finally:
         if writer is not None:
-            writer.close()
+            _close(writer)

@@ -33,7 +33,6 @@ from store.gateway.services import (
     LightPush,
     StoreQuery,
     encode_identify,
-    encode_metadata,
     fixed_response,
     serve_pings,
 )
@@ -44,6 +43,7 @@ from store.observe.problems import GATEWAY_RULES, Problem, Problems
 from store.serving.tasks import BackgroundTasks
 from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.client.nodes import Nodes
+from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import WakuMetadata
 from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_NWAKU, PUBLISH_SOURCE_RELAY
 
 _LOOK_EVERY_S: Final = 5.0
@@ -125,7 +125,9 @@ class Gateway:
             addresses, names = list(bound), [*self._handlers, IDENTIFY]
             identify = encode_identify(identity, addresses, self._version, names)
             self._handlers[IDENTIFY] = fixed_response(identify)
-            around = Surroundings(identity, self._handlers, self._metrics, config.max_streams)
+            around = Surroundings(
+                identity, self._handlers, self._metrics, config.max_streams, self._joins
+            )
             clients = Clients(
                 config.max_connections_per_address,
                 config.max_new_connections_per_s,
@@ -151,10 +153,10 @@ class Gateway:
         config, node, metrics = self._config, self._node, self._metrics
         self._tasks.start("feed", self._feed.run)
         relay = None if config.relay is None else self._start_relay(forwards=config.relay != LEAF)
-        metadata = encode_metadata(config.cluster, config.shard)
+        metadata = WakuMetadata(cluster_id=config.cluster, shards=sorted(config.shard))
         self._handlers |= {
             STORE_QUERY: StoreQuery(node, metrics, config.max_request).serve,
-            METADATA: fixed_response(metadata, limits.MAX_REQUEST_BYTES),
+            METADATA: fixed_response(metadata.SerializeToString(), limits.MAX_REQUEST_BYTES),
             PING: serve_pings,
         }
         if not config.no_light_push and config.relay != LEAF:
@@ -184,7 +186,7 @@ class Gateway:
         self._tasks.start("relay spool", spool.run)
         self._tasks.start_every(HEARTBEAT_S, "relay", relay.beat)
         for peer_id in peers:
-            self._joins[peer_id].append(partial(relay.join, is_outbound=True))
+            self._joins[peer_id].append(relay.join)
         self._handlers[RELAY] = relay.serve
         return relay
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -40,7 +40,6 @@ from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import (
     LegacyLightPush,
     LegacyPushResponse,
     LightPushRequest,
-    WakuMetadata,
 )
 from storenode.wire.storenode.v1.store_pb2 import PublishResult
 
@@ -59,10 +58,6 @@ _PING_BYTES: Final = 32
 _PROTOCOL_VERSION: Final = "ipfs/0.1.0"
 _QUERY_ID: Final = b"\x0a"
 """The tag of ``StoreQueryRequest.request_id``."""
-
-_RELAY_PEERS: Final = 1
-"""Peers that a response names: js-waku and nwaku take 0 for a failure. The node is the one."""
-
 
 FAILURES: Final = (RefusalError, StatusError, ValueError)
 
@@ -148,11 +143,6 @@ def encode_identify(
     ).SerializeToString()
 
 
-def encode_metadata(cluster: int, shards: Iterable[int]) -> bytes:
-    """Encode the cluster and the shards of the node (66/WAKU2-METADATA)."""
-    return WakuMetadata(cluster_id=cluster, shards=sorted(shards)).SerializeToString()
-
-
 async def serve_pings(stream: Stream) -> None:
     """Send back what comes, 32 bytes at a time, until the client ends it."""
     with suppress(StreamEndedError):
@@ -189,7 +179,8 @@ def parse_legacy_request(data: bytes) -> PushedMessage:
 
 def encode_response(request_id: bytes, status_code: int, sentence: str) -> bytes:
     """Encode a ``LightpushResponse``; ``sentence`` is empty for a success."""
-    relayed = {"relay_peers": _RELAY_PEERS} if status_code == SUCCESS else {}
+    # js-waku and nwaku take 0 peers for a failure; the node is the one.
+    relayed = {"relay_peers": 1} if status_code == SUCCESS else {}
     return encode_status(request_id, status_code, sentence, **relayed)
 
 
@@ -252,5 +243,6 @@ class LightPush:
             raise StatusError(status_code, str(error)) from error
         if result.outcome == PublishResult.REJECTED:
             raise StatusError(_INVALID_MESSAGE, result.reason)
-        if self._relay is not None:
+        # A stored message that comes again was sent before; a stranger must not repeat it.
+        if self._relay is not None and result.outcome != PublishResult.DUPLICATE:
             self._relay.publish(topic, result.message_hash, message)

@@ -178,7 +178,6 @@ class NwakuSync:
         if allowance is None:
             sentence = f"the peer {connection.peer_id} is not one of --nwaku-sync-peer"
             raise RefusalError("identity", sentence)
-        connection.allow_frames(limits.RELAY_FRAMES_PER_S)
         return allowance
 
     async def _run(
@@ -200,10 +199,9 @@ class NwakuSync:
             outcome, reason = _OUTCOMES.get(fault.reason, "failed"), str(fault)
         except StreamEndedError:
             outcome, reason = "refused", "the peer ended the stream"
-        except TimeoutError:
-            outcome, reason = "failed", "the peer, or the node, did not answer in time"
         except (ValueError, StatusError, OSError) as error:
-            outcome, reason = "failed", str(error)
+            outcome = "failed"
+            reason = str(error) or "the peer, or the node, did not answer in time"
         finally:
             allowance.in_session = False
         self._metrics.sync_sessions.labels(role, outcome).inc()
@@ -336,10 +334,8 @@ class NwakuSync:
     async def _read(self, hashes: Sequence[bytes]) -> list[FollowedMessage]:
         """Return messages of the node by hash, those that it still has."""
         messages: list[FollowedMessage] = []
-        request = StoreQueryRequest(
-            message_hashes=hashes, include_data=True, pagination_forward=True
-        )
-        request.pagination_limit = len(hashes)
+        request = StoreQueryRequest(message_hashes=hashes, pagination_limit=len(hashes))
+        request.include_data = request.pagination_forward = True
         while True:
             answer = await self._node.query(request.SerializeToString(), self._queries)
             page = parse(QueriedPage, answer)

@@ -10,14 +10,9 @@ from typing import Final, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 from noise.connection import Keypair, NoiseConnection
 
+from store.gateway.pipes import MULTISTREAM, Pipe, TcpLink, propose
 from store.gateway.wire import decode_varint, delimited
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import LightPushRequest
@@ -28,7 +23,6 @@ YAMUX: Final = "/yamux/1.0.0"
 STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 PING: Final = "/ipfs/ping/1.0.0"
 
-_MULTISTREAM: Final = "/multistream/1.0.0"
 _YAMUX_HEADER: Final = struct.Struct(">BBHII")
 _MAX_NOISE_BYTES: Final = 65_535 - 16
 
@@ -67,11 +61,6 @@ class RawClient:
         """Connect silently."""
         return cls(*await asyncio.open_connection(*address_of(multiaddr)))
 
-    async def read_line(self) -> str:
-        """Return a line of the first negotiation."""
-        size = (await self.reader.readexactly(1))[0]
-        return (await self.reader.readexactly(size)).decode().rstrip("\n")
-
     async def read_message(self) -> bytes:
         """Return a message of Noise, encrypted."""
         size = int.from_bytes(await self.reader.readexactly(2), "big")
@@ -83,24 +72,18 @@ class RawClient:
 
     async def secure(self, *, forged: bool = False) -> None:
         """Run the handshake of Noise; ``forged`` proves the identity of another."""
-        self.writer.write(line(_MULTISTREAM) + line("/noise"))
-        assert await self.read_line() == _MULTISTREAM
-        assert await self.read_line() == "/noise"
+        await propose(TcpLink(self.reader, self.writer), "/noise")
         static, identity = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
         self.noise.set_as_initiator()
-        self.noise.set_keypair_from_private_bytes(
-            Keypair.STATIC,
-            static.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()),
-        )
+        self.noise.set_keypair_from_private_bytes(Keypair.STATIC, static.private_bytes_raw())
         self.noise.start_handshake()
         self.write_message(bytes(self.noise.write_message()))
         self.noise.read_message(await self.read_message())
-        public = static.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         signer = Ed25519PrivateKey.generate() if forged else identity
-        key = b"\x08\x01\x12\x20" + identity.public_key().public_bytes(
-            Encoding.Raw, PublicFormat.Raw
+        key = b"\x08\x01\x12\x20" + identity.public_key().public_bytes_raw()
+        signature = signer.sign(
+            b"noise-libp2p-static-key:" + static.public_key().public_bytes_raw()
         )
-        signature = signer.sign(b"noise-libp2p-static-key:" + public)
         payload = b"\x0a" + delimited(key) + b"\x12" + delimited(signature)
         self.write_message(bytes(self.noise.write_message(payload)))
 
@@ -118,14 +101,20 @@ class RawClient:
         self.writer.transport.abort()
 
 
-class WakuClient:
+class WakuClient(Pipe):
     """A client after its handshake."""
 
     def __init__(self, raw: RawClient, multiplexer: str) -> None:
+        super().__init__()
         self.raw = raw
         self.multiplexer = multiplexer
-        self._received = b""
         self._next = 1
+
+    async def receive(self) -> bytes:
+        return await self.raw.receive()
+
+    async def send(self, data: bytes) -> None:
+        self.raw.send(data)
 
     @classmethod
     async def connect(cls, multiaddr: str, multiplexer: str = MPLEX) -> Self:
@@ -134,10 +123,7 @@ class WakuClient:
         try:
             await raw.secure()
             client = cls(raw, multiplexer)
-            raw.send(line(_MULTISTREAM) + line(multiplexer))
-            for expected in (_MULTISTREAM, multiplexer):
-                size = (await client._exactly(1))[0]
-                assert await client._exactly(size) == expected.encode() + b"\n"
+            await propose(client, multiplexer)
         except BaseException:
             raw.close()
             raise
@@ -179,21 +165,19 @@ class WakuClient:
             StreamResetError: The gateway gave the stream up.
         """
         number = self.open()
-        self.raw.send(self.data(number, line(_MULTISTREAM) + line(protocol) + message))
+        self.raw.send(self.data(number, line(MULTISTREAM) + line(protocol) + message))
         await self.raw.writer.drain()
         answer = b""
         while (piece := await self._piece(number)) is not None:
             answer += piece
-        greeting = line(_MULTISTREAM) + line(protocol)
+        greeting = line(MULTISTREAM) + line(protocol)
         assert answer.startswith(greeting), answer
         return answer[len(greeting) :]
 
     async def query(self, request: StoreQueryRequest) -> StoreQueryResponse:
         """Return one query."""
         answer = await self.ask(STORE_QUERY, delimited(request.SerializeToString()))
-        head = decode_varint(answer, 0)
-        assert head is not None
-        size, at = head
+        size, at = decode_varint(answer, 0) or (0, 0)
         assert len(answer) == at + size
         return StoreQueryResponse.FromString(answer[at:])
 
@@ -212,25 +196,10 @@ class WakuClient:
 
     async def _frame(self) -> tuple[str, int, bytes]:
         if self.multiplexer == MPLEX:
-            header = await self._varint()
-            data = await self._exactly(await self._varint())
+            header = await self.length(2**62)
+            data = await self.delimited(2**62)
             return {1: "data", 3: "close", 5: "reset"}[header & 7], header >> 3, data
-        _, kind, flags, number, length = _YAMUX_HEADER.unpack(await self._exactly(12))
-        data = await self._exactly(length) if kind == 0 else b""
+        _, kind, flags, number, length = _YAMUX_HEADER.unpack(await self.exactly(12))
+        data = await self.exactly(length) if kind == 0 else b""
         flag = "reset" if flags & 8 else "close" if flags & 4 else "data"
         return flag, number, data
-
-    async def _varint(self) -> int:
-        value, shift = 0, 0
-        while True:
-            byte = (await self._exactly(1))[0]
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    async def _exactly(self, size: int) -> bytes:
-        while len(self._received) < size:
-            self._received += await self.raw.receive()
-        data, self._received = self._received[:size], self._received[size:]
-        return data

@@ -166,8 +166,7 @@ def test_sds_messages_name_their_channel_parents_and_ids(command: Command, topic
 
 
 @given(
-    st.lists(st.integers(1, 1_000), min_size=1, max_size=8),
-    st.none() | st.integers(0, 2**63 - 1),
+    st.lists(st.integers(1, 1_000), min_size=1, max_size=8), st.none() | st.integers(0, 2**63 - 1)
 )
 def test_timestamps_and_lamport_times_only_grow(clock: list[int], first_ns: int | None) -> None:
     ticks = iter([each for tick in clock for each in (tick * 10**6, tick * 10**6)])

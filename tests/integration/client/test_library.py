@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,6 @@ from storenode.client import (
     Message,
     MessageRejectedError,
     Outcome,
-    Published,
     Publisher,
     Retry,
     StorenodeError,
@@ -173,49 +172,30 @@ async def test_a_publisher_batches_and_waits_for_room(node: NodeProcess, topic: 
         assert [message async for message in client.scan(topic)] == messages
 
 
-def test_a_blocking_publisher_has_the_same_answers(client: Client, topic: str) -> None:
-    messages = made(topic, 2_500)
-    with client.publisher(max_pending=700) as publisher:
-        answers = [publisher.send(message) for message in messages]
-        publisher.flush()
-    assert [answer.result(0).hash for answer in answers] == [each.hash for each in messages]
-    assert list(client.scan(topic)) == messages
-
-
 @pytest.mark.parametrize("strict", [True, False])
 async def test_a_publisher_reports_rejected_messages(
     node: NodeProcess, topic: str, strict: bool
 ) -> None:
     good, bad = Message(b"good", topic), Message(b"bad", topic, timestamp=1)
-    answers: list[asyncio.Future[Published]] = []
-
-    async def publish(client: AsyncClient) -> None:
-        async with client.publisher(strict=strict) as publisher:
-            answers.extend([await publisher.send(each) for each in (good, bad, good)])
-
+    rejected: list[Message] = []
     async with AsyncClient(node.listen) as client:
-        if strict:
-            with pytest.raises(MessageRejectedError) as caught:
-                await publish(client)
-            assert caught.value.message is bad
-        else:
-            await publish(client)
+        try:
+            async with client.publisher(strict=strict) as publisher:
+                answers = [await publisher.send(each) for each in (good, bad, good)]
+        except MessageRejectedError as error:
+            rejected.append(error.message)
+        assert rejected == [bad] * strict
         outcomes = [answer.result().outcome for answer in answers]
         assert outcomes == [Outcome.STORED, Outcome.REJECTED, Outcome.DUPLICATE]
 
 
 async def test_a_block_that_fails_does_not_wait_for_answers(node: NodeProcess, topic: str) -> None:
-    answers: list[asyncio.Future[Published]] = []
-
-    async def fail(client: AsyncClient) -> None:
-        async with client.publisher() as publisher:
-            answers.append(await publisher.send(Message(b"x", topic)))
-            raise ZeroDivisionError
-
     async with AsyncClient(node.listen) as client:
-        with pytest.raises(ZeroDivisionError):
-            await fail(client)
-        assert answers[0].done()
+        with suppress(ZeroDivisionError):
+            async with client.publisher() as publisher:
+                answer = await publisher.send(Message(b"x", topic))
+                raise ZeroDivisionError
+        assert answer.done()
 
 
 async def test_a_cursor_moves_when_the_next_message_is_asked_for(
@@ -235,13 +215,6 @@ async def test_a_cursor_moves_when_the_next_message_is_asked_for(
         assert sizes[:2] == [4, 2]
         hashes = [each async for each in client.scan_hashes(topic)]
         assert hashes == [message.hash for message in messages]
-
-
-async def test_status_comes_from_the_admin_listener(node: NodeProcess) -> None:
-    async with AsyncAdmin(node.admin) as admin:
-        assert (await admin.status()).ready
-    with Admin(node.admin) as blocking:
-        assert (await asyncio.to_thread(blocking.status)).node_id == node.ready["node_id"]
 
 
 def test_a_blocking_call_can_be_made_from_any_thread(client: Client, topic: str) -> None:

@@ -232,11 +232,7 @@ MISTAKES: Final[list[tuple[str, Make | None, Make | None]]] = [
     ("a call after `close`", _closed_client, _closed_channel),
     ("a call of `AsyncClient` without `await`", _without_await, None),
     ("an option that is none", None, lambda w: w.channel(w.clear.listen, stat="alice.db")),
-    (
-        "a client for the address",
-        None,
-        lambda w: w.channel(Client(w.clear.listen)),
-    ),
+    ("a client for the address", None, lambda w: w.channel(Client(w.clear.listen))),
 ]
 
 

@@ -31,9 +31,7 @@ def messages() -> list[Message]:
 
 @pytest.fixture(scope="session")
 def node(
-    tmp_path_factory: pytest.TempPathFactory,
-    new_store: Callable[[], str],
-    messages: list[Message],
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str], messages: list[Message]
 ) -> Iterator[NodeProcess]:
     """Run a node with a store of its own."""
     directory = tmp_path_factory.mktemp("gateway")

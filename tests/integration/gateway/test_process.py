@@ -132,15 +132,6 @@ async def asked(gateway: GatewayProcess) -> tuple[int, str, str]:
     return answer.status_code, answer.status_desc, answer.request_id
 
 
-def until_ready(gateway: GatewayProcess, status: int) -> str:
-    """Wait until ``/readyz`` answers with a status, and return the text."""
-    while True:
-        found, text = gateway.get("/readyz")
-        if found == status:
-            return text
-        time.sleep(PAUSE_S)
-
-
 def test_an_unreachable_node_is_reported_and_found_again(
     tmp_path: Path, new_store: Callable[[], str]
 ) -> None:
@@ -149,7 +140,9 @@ def test_an_unreachable_node_is_reported_and_found_again(
     with running_gateway(tmp_path, port.address) as gateway:
         try:
             for _ in range(2):
-                assert f"the node at {port.address} is not connected" in until_ready(gateway, 503)
+                unready = f"the node at {port.address} is not connected"
+                eventually(lambda: unready in gateway.get("/readyz")[1])  # noqa: B023
+                assert gateway.get("/readyz")[0] == 503
                 assert gateway.get("/healthz")[0] == 200
                 # The gateway watches the connection and notices this without a query.
                 eventually(lambda: gateway.counted("node_reachable") == 0)
@@ -158,7 +151,7 @@ def test_an_unreachable_node_is_reported_and_found_again(
                 assert "cannot be reached: try again later" in sentence
                 assert port.address not in sentence, "strangers are not told the node's address"
                 node.start()
-                until_ready(gateway, 200)
+                eventually(lambda: gateway.get("/readyz")[0] == 200)
                 eventually(lambda: gateway.counted("node_reachable") == 1)
                 assert asyncio.run(asked(gateway))[0] == 200
                 assert node.terminate() == 0
@@ -182,10 +175,7 @@ async def test_the_next_node_serves_when_one_does_not(
     ):
         async with WakuClient.connected(gateway.address("tcp")) as client:
             for payload in (b"one", b"two"):
-                assert await status_of(client, request(message(payload))) == (
-                    b"r",
-                    200,
-                )
+                assert await status_of(client, request(message(payload))) == (b"r", 200)
                 await asyncio.to_thread(first.kill)
             found = await client.query(StoreQueryRequest(include_data=True))
             assert [each.message.payload for each in found.messages] == [b"one", b"two"]
@@ -302,9 +292,6 @@ async def test_an_answer_has_every_field_that_nwaku_requires(
     assert empty == sum(not each.payload for each in messages) > 0
 
 
-# Light push
-
-
 def message(payload: bytes = b"text", **more: Any) -> bytes:  # noqa: ANN401 - its fields
     given = {"content_topic": TOPIC, "timestamp": time.time_ns(), **more}
     encoded = WakuMessage(payload=payload, **given).SerializeToString()
@@ -407,12 +394,6 @@ async def require_service(gateway: GatewayProcess, multiplexer: str = MPLEX) -> 
         assert (response.status_code, len(response.messages)) == (200, 20)
 
 
-async def until_open(gateway: GatewayProcess, count: int) -> None:
-    """Wait until so few connections are open."""
-    while gateway.counted("open_connections") > count:  # noqa: ASYNC110
-        await asyncio.sleep(PAUSE_S)
-
-
 async def attacked(gateway: GatewayProcess, count: int, rng: random.Random) -> None:
     """Run attacks of all kinds, some at a time, between which honest clients are answered."""
     places = asyncio.Semaphore(8)
@@ -444,7 +425,7 @@ async def test_malformed_input_costs_no_memory_and_no_honest_client(
     await attacked(gateway, ATTACKS, rng)
     assert gateway.resident_bytes() - before < GROWTH_BYTES
     await require_service(gateway)
-    await until_open(gateway, 0)
+    eventually(lambda: gateway.counted("open_connections") == 0)
     for reason in ("malformed", "identity", "too_large", "no_protocol", "streams", "flood"):
         assert gateway.counted(f'refusals_total{{reason="{reason}"}}') > 0, reason
     assert "Traceback" not in gateway.log.read_text(encoding="utf-8")
@@ -462,6 +443,9 @@ async def serving(
     around = Surroundings(Identity(Ed25519PrivateKey.generate()), handlers, metrics, 8)
     server = Server(around, clients, None, max_connections)
     address, listening = bind(ANY_ADDRESS)
+    assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (
+        "a vanished client is found"
+    )
     accepting = asyncio.create_task(server.accept(address, listening))
     try:
         yield str(address), metrics

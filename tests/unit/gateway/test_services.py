@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from store.gateway import limits
-from store.gateway.clients import ClientAddress, Clients
+from store.gateway.clients import Clients
 from store.gateway.connection import WakuConnection
 from store.gateway.faults import StatusError
 from store.gateway.filter import (
@@ -28,27 +29,28 @@ from store.gateway.filter import (
     UNSUBSCRIBE_ALL,
     Filter,
     encode_push,
-    parse_request,
 )
 from store.gateway.gossipsub import encode_subscriptions
 from store.gateway.metrics import GatewayMetrics
-from store.gateway.node import NodeFeed, Spool, UpstreamNode, parse_page
+from store.gateway.node import FollowedMessage, NodeFeed, Spool, UpstreamNode, parse_page
 from store.gateway.relay import Relay
 from store.gateway.services import (
     LEGACY_LIGHT_PUSH,
     LIGHT_PUSH,
     SUCCESS,
+    LightPush,
     encode_legacy_response,
     parse_legacy_request,
+    required_id,
 )
 from store.gateway.services import encode_response as encode_push_response
 from store.gateway.services import parse_request as parse_push_request
-from store.gateway.wire import delimited, encode_status
+from store.gateway.wire import delimited, encode_status, parse
 from storenode.client.nodes import Nodes
 from storenode.client.retry import Attempts
 from storenode.connection.errors import NodeError
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
-from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_RELAY, FollowPage
+from storenode.wire.storenode.v1.store_pb2 import PUBLISH_SOURCE_RELAY, FollowPage, PublishResult
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 VECTORS: Final = json.loads(
@@ -58,7 +60,7 @@ PUBSUB: Final = "/waku/2/rs/7/0"
 PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     LIGHT_PUSH: parse_push_request,
     LEGACY_LIGHT_PUSH: parse_legacy_request,
-    FILTER_SUBSCRIBE: parse_request,
+    FILTER_SUBSCRIBE: lambda data: required_id(parse(wire.FilterRequest, data)),
 }
 UNREADABLE_TO_NWAKU: Final = (b"decode_rpc_failure", b"empty_request_body_failure")
 
@@ -88,7 +90,7 @@ def test_answers_are_those_that_js_waku_accepted() -> None:
         request, parsed = bytes.fromhex(exchange["request"]), wire.WakuResponse.FromString(answer)
         if what == "filter":
             status, sentence = parsed.status_code, parsed.status_description
-            made = encode_status(parse_request(request).request_id, status, sentence)
+            made = encode_status(PARSERS[FILTER_SUBSCRIBE](request), status, sentence)
         elif what == "lightpush 3":
             if parsed.status_code != SUCCESS:
                 continue
@@ -121,26 +123,20 @@ def test_any_bytes_are_a_request_or_a_value_error(protocol: str, data: bytes) ->
         PARSERS[protocol](data)
 
 
-class FakeConnection:
-    """A connection that runs no work."""
-
-    peer_id = "peer"
-
-    def __init__(self, client: ClientAddress) -> None:
-        self.client = client
-
-    def start(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
-        work.close()
-        return asyncio.get_running_loop().create_future()
-
-
 def subscriptions() -> Filter:
     return Filter(NodeFeed(cast("UpstreamNode", None)), GatewayMetrics("0"), frozenset({PUBSUB}))
 
 
-def connections(count: int) -> list[WakuConnection]:
+def run_nothing(work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+    work.close()
+    return asyncio.get_running_loop().create_future()
+
+
+def connections(count: int) -> list[Any]:
+    """Return connections of one address that run no work."""
     client = Clients(100, 100, 100).arrive("192.0.2.1", 0)
-    return [cast("WakuConnection", FakeConnection(client)) for _ in range(count)]
+    known = {"client": client, "peer_id": "peer", "began_ns": 0, "start": run_nothing}
+    return [Mock(**known) for _ in range(count)]
 
 
 def request(kind: int, *contents: str, pubsub: str | None = PUBSUB) -> wire.FilterRequest:
@@ -221,6 +217,7 @@ async def test_subscriptions_are_bounded_for_a_connection_an_address_and_in_all(
     found, (one, two) = subscriptions(), connections(2)
     (other,) = connections(1)
     assert status_of(found, request(SUBSCRIBE, *"abcde"), one, 0) == 400
+    assert status_of(found, request(SUBSCRIBE, "a" * 1_025), one, 0) == 400
     assert status_of(found, request(SUBSCRIBE, "a", pubsub="/waku/2/rs/7/1"), one, 0) == 400
     assert status_of(found, request(SUBSCRIBE, *"abcd"), one, 0) == 503
     assert status_of(found, request(SUBSCRIBE, *"abc"), one, 0) == 200
@@ -258,21 +255,20 @@ async def test_pushes_to_a_subscriber_that_takes_none_are_bounded(
     assert one.client.unsent.used_bytes == 0
 
 
+def relay_of() -> tuple[Relay, GatewayMetrics]:
+    node, metrics = cast("UpstreamNode", None), GatewayMetrics("0")
+    spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
+    feed = NodeFeed(node)
+    relay = Relay([PUBSUB], frozenset(), forwards=True, spool=spool, feed=feed, metrics=metrics)
+    return relay, metrics
+
+
 async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "RELAY_RPCS_PER_S", 5)
+    monkeypatch.setattr(limits, "RELAY_BYTES_PER_S", 5 * limits.MIN_RELAY_BYTES)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
-    node, metrics = cast("UpstreamNode", None), GatewayMetrics("0")
-    spool = Spool(node, metrics.relayed, PUBLISH_SOURCE_RELAY)
-    relay = Relay(
-        [PUBSUB],
-        frozenset(),
-        forwards=True,
-        spool=spool,
-        feed=NodeFeed(node),
-        metrics=metrics,
-    )
+    relay, _ = relay_of()
     read: list[int] = []
 
     async def delimited(_most_bytes: int) -> bytes:
@@ -288,6 +284,25 @@ async def test_the_rates_of_a_relay_peer_bound_all_its_streams_together(
     assert len(read) == 5 + len(serving)
     for each in serving:
         each.cancel()
+
+
+async def test_new_messages_of_the_node_that_wait_for_the_mesh_are_bounded_in_bytes() -> None:
+    (relay, _), size_bytes = relay_of(), limits.MAX_DELAYED_BYTES // 2
+    for name in (b"one", b"two"):
+        relay.offer(FollowedMessage(name, PUBSUB, "", time.time_ns(), bytes(size_bytes)))
+        assert relay._delayed == {b"one"}
+    relay._end_delay(FollowedMessage(b"one", PUBSUB, "", 0, bytes(size_bytes)))
+    assert relay._delayed_bytes == 0
+
+
+async def test_a_stored_message_that_is_pushed_again_is_not_sent_to_the_mesh_again() -> None:
+    relay, (connection,) = Mock(), connections(1)
+    publish = AsyncMock(return_value=[PublishResult(outcome=PublishResult.DUPLICATE)])
+    push = LightPush(Mock(publish=publish), GatewayMetrics("0"), [PUBSUB], relay)
+    for outcome, times in ((PublishResult.DUPLICATE, 0), (PublishResult.STORED, 1)):
+        publish.return_value[0].outcome = outcome
+        await push._publish(PUBSUB, b"", connection.client)
+        assert relay.publish.call_count == times
 
 
 async def test_a_node_that_refuses_the_gateway_fails_the_call_and_not_the_feed(

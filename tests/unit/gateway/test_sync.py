@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -16,14 +17,16 @@ from store.gateway import limits, server, sync
 from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import Clients
 from store.gateway.connection import Handler, Stream, Surroundings, WakuConnection
-from store.gateway.faults import RefusalError, StreamEndedError
+from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
+from store.gateway.gossipsub import encode_message, encode_subscriptions
 from store.gateway.limits import MAX_RPC_BYTES, MAX_SYNC_FRAME_BYTES, MAX_UNSOLICITED_MESSAGES
 from store.gateway.metrics import GatewayMetrics
 from store.gateway.multiplexing import Mplex, Multiplexer, Yamux
 from store.gateway.node import NodeFeed, Spool, UpstreamNode
 from store.gateway.noise import Identity, SecurePipe
 from store.gateway.pipes import Pipe
+from store.gateway.relay import RELAY
 from store.gateway.server import keep_connected
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
 from store.gateway.wire import delimited, encode_status
@@ -39,6 +42,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.support.nwaku import SimulatedNwaku, decode
+from tests.unit.gateway.test_services import relay_of
 
 
 class MemoryPipe(Pipe):
@@ -192,13 +196,14 @@ async def kept_connection(
     """Keep a connection to a peer; yield the task, this side's pipe, and what has joined."""
     joined: list[WakuConnection] = []
     pipe = MemoryPipe(asyncio.Queue(), asyncio.Queue())
-    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), Mock())))
+    writer = Mock(**{"transport.get_write_buffer_size.return_value": 0})
+    monkeypatch.setattr(asyncio, "open_connection", AsyncMock(return_value=(Mock(), writer)))
     monkeypatch.setattr(
         server, "begin_handshake", AsyncMock(side_effect=lambda *_: (pipe, Yamux(is_outbound=True)))
     )
     monkeypatch.setattr(server, "FIRST_PAUSE_S", 0)
     peer = PeerMultiaddr("192.0.2.1", 1, "peer")
-    keeping = asyncio.create_task(keep_connected(peer, Mock(), [joined.append]))
+    keeping = asyncio.create_task(keep_connected(peer, Mock(named_peers=()), [joined.append]))
     await until(lambda: bool(joined))
     yield keeping, pipe, joined
     keeping.cancel()
@@ -227,6 +232,55 @@ async def test_a_peer_whose_connection_a_service_ends_is_connected_to_again(
         assert not keeping.done()
         with pytest.raises(RefusalError, match="ends the connection"):
             list(Yamux().decode(pipe.outgoing.get_nowait()))
+
+
+async def test_a_stream_whose_work_fails_is_given_up() -> None:
+    async with connected_pair(GatewayMetrics("0"), {}, {TRANSFER: Stream.receive}) as (own, peer):
+        with suppress(StatusError):
+            async with own.opened(TRANSFER):
+                await until(lambda: peer.busy)
+                raise StatusError(503, "the node is away")
+        await until(lambda: not peer.busy)
+
+
+HELLO: Final = encode_subscriptions([PUBSUB])
+
+
+async def test_a_relay_peer_is_written_to_on_its_newest_connection() -> None:
+    (relay, metrics), taken = relay_of(), defaultdict[WakuConnection, list[bytes]](list)
+
+    async def take(stream: Stream) -> None:
+        while True:
+            taken[stream.connection].append(await stream.delimited(10**5))
+
+    one, two = (connected_pair(metrics, {RELAY: relay.serve}, {RELAY: take}) for _ in range(2))
+    async with one as (_, vanished), two as (_, back), vanished.opened(RELAY) as before:
+        await before.send_delimited(HELLO)
+        await until(lambda: taken[vanished] == [HELLO])
+        async with back.opened(RELAY) as stream:
+            await stream.send_delimited(HELLO)
+            await until(lambda: taken[back] == [HELLO])
+            relay.publish(PUBSUB, b"digest", b"message")
+            await until(lambda: taken[back][1:] == [encode_message(PUBSUB, b"message")])
+            # Its subscriptions are those of the newer stream.
+            await before.send_delimited(HELLO)
+            await until(lambda: before.has_failed)
+        assert taken[vanished] == [HELLO]
+
+
+async def test_each_stream_to_a_relay_peer_begins_with_subscriptions() -> None:
+    (relay, metrics), taken = relay_of(), list[bytes]()
+
+    async def take_two(stream: Stream) -> None:
+        taken.extend([await stream.delimited(10**5) for _ in range(2)])
+        raise StreamEndedError
+
+    async with connected_pair(metrics, {}, {RELAY: take_two}) as (own, _):
+        peer = relay.join(own)
+        peer.put(delimited(b"0"))
+        await until(lambda: any(each.has_failed for each in own._streams.values()))
+        peer.put(delimited(b"1"))
+        await until(lambda: taken == [HELLO, b"0", HELLO, b"1"])
 
 
 # Sessions with nwaku

@@ -490,8 +490,7 @@ def test_messages_past_a_limit_are_refused(message: SdsMessage) -> None:
 
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize(
-    "bad",
-    [b"", b"\x0a\x02\xff\xfe", b"\xff", b"\x0a\x01a\x1a\x81\x02" + b"s" * 257, b"\x00"],
+    "bad", [b"", b"\x0a\x02\xff\xfe", b"\xff", b"\x0a\x01a\x1a\x81\x02" + b"s" * 257, b"\x00"]
 )
 def test_a_bad_repair_request_costs_itself_alone(bad: bytes, older: bool) -> None:
     good = SdsMessage("room", "a", "s", 1, (Entry("é" * 32),), b"f", content=b"x")

@@ -156,7 +156,7 @@ class GroupLink(Link):
         known = frozenset(each.encode() for each in known_ids)
         heads_found = _history_entries(heads)
         request = CausalRequest(
-            _CHANNEL_ID, heads_found, known, 0, 0, TopicFilter(), prefer_proven=True
+            _CHANNEL_ID, heads_found, TopicFilter(), prefer_proven=True, known_ids=known
         )
         return self._pages(HISTORY, request)
 

@@ -39,7 +39,6 @@ from store.db.pool import Database, reconnecting
 from store.db.statements import SQL
 from store.domain.hub import (
     START,
-    Commit,
     CommitRow,
     Delivery,
     Hub,
@@ -353,7 +352,7 @@ class DatabaseFeed:
         if len(self._hub):
             self._hub.learn(batch.topics)
             rows = _rows_on(batch, set(self._hub.wanted(batch.topics)))
-        self._hub.dispatch(Commit(commit.place, rows))
+        self._hub.dispatch(commit.place, rows)
 
     # Tailing
 
@@ -455,7 +454,7 @@ class DatabaseFeed:
             found = {row[0] for batch in rows.values() for row in batch}
             await self._learn(connection, found)
         for commit in commits:
-            self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
+            self._hub.dispatch(commit.place, rows.get(commit.batch, ()))
 
     async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> TopicKeys:
         topics: set[bytes] = set()

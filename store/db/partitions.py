@@ -20,7 +20,7 @@ from store.db.connection import Connection, fetch_rows
 from store.db.locks import PARTITIONS, set_lock_timeout
 from store.db.statements import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SQL
 from store.domain import partitioning as rules
-from store.domain.partitioning import Bounds, Cover
+from store.domain.partitioning import Bounds, Cover, partition_name
 from store.domain.retention import Partition
 
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
@@ -177,15 +177,15 @@ async def ensure_for(
         catalog = await read_catalog(connection)
         fine = catalog.bounds(FINE_TABLE)
         for bounds in rules.plan_messages(fine, wanted, now_ns):
-            await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
+            await _create(connection, FINE_TABLE, bounds)
             fine.append(bounds)
         reached = rules.ends(fine, wanted)
         for table in COARSE_TABLES:
             existing = catalog.bounds(table)
             for bounds in rules.plan_coarse(existing, reached, now_ns, retention_ns):
-                await _create(connection, table, rules.coarse_name(table, bounds), bounds)
+                await _create(connection, table, bounds)
         for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
-            await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
+            await _create(connection, COMMITS_TABLE, bounds)
 
 
 async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | None) -> None:
@@ -199,8 +199,9 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
     await connection.execute(SQL.partitions.lock, (PARTITIONS,))
 
 
-async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
+async def _create(connection: Connection, table: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
+    name = partition_name(table, bounds)
     parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
     like, settings = sql.SQL(_LIKE).format(parent), sql.SQL(_SETTINGS)
     create = sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, like, settings)

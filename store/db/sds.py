@@ -46,7 +46,7 @@ from store.db.locks import FOLDING, lock_unhurried
 from store.db.messages import frames_at, topic_conditions
 from store.db.pool import Database
 from store.db.statements import SQL
-from store.domain.causal import CausalWalk
+from store.domain.causal import HEADS, CausalWalk
 from store.domain.claims import (
     Child,
     Claim,
@@ -120,21 +120,14 @@ Parents = dict[tuple[bytes, int], HistoryEntry]
 class ClaimReader:
     """The reads of one call; messages that are pruned or outside its filter do not exist for it."""
 
-    def __init__(
-        self,
-        database: Database,
-        request: SdsLookup | CausalRequest,
-        entries: Sequence[HistoryEntry],
-        *,
-        parents: bool,
-    ) -> None:
-        """Prepare the reads of a request with these ``entries``; ``parents``: with their parents.
+    def __init__(self, database: Database, request: SdsLookup, *, parents: bool) -> None:
+        """Prepare the reads of a request; ``parents``: with the parents of what is found.
 
         Without ``prefer_proven`` no claim says that it is proven. Of one key, one claimant more
         than ``claimants`` is read: it shows that there are more.
         """
         self._database = database
-        self._entries = entries
+        self._entries = request.entries
         self._crowd = request.claimants + 1
         conditions, named = topic_conditions(request.filter)
         topics = (
@@ -319,20 +312,20 @@ class DatabaseSdsReader:
         self, request: CausalRequest, outlet: Outlet
     ) -> AsyncGenerator[SdsPage, None]:
         """Yield the causal past of the heads, parents before children; raise as `doubtful`."""
-        reader = ClaimReader(self._database, request, request.heads, parents=True)
+        reader = ClaimReader(self._database, request, parents=True)
         room = await outlet.room(HANDY_PAGE_BYTES)
         async with self._walks.turn(outlet.caller or outlet.connection):
             walk = await _walk(reader, request)
         _fit(room, len(walk.taken))
         ordered = map(walk.taken.__getitem__, walk.parents_first())
-        missing = _read_missing(walk, reader, request.heads)
+        missing = _read_missing(walk, reader, request.entries)
         async with aclosing(self._pages(ordered, missing, truncated=walk.truncated)) as pages:
             async for page in pages:
                 yield page
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request)
-        reader = ClaimReader(self._database, request, lookup.entries, parents=False)
+        reader = ClaimReader(self._database, request, parents=False)
         query = lookup.step()
         while query is not None:
             query = lookup.step(await reader.answer(query))
@@ -410,10 +403,10 @@ async def _read_missing(
     """Yield the references for which the walk found nothing, as they were made."""
     origins = list(walk.missing.values())
     for origin in origins:
-        if origin.is_head:
+        if origin.node == HEADS:
             yield heads[origin.slot]
     places: list[ParentPlace] = [
-        (walk.taken[origin.node][:3], origin.slot) for origin in origins if not origin.is_head
+        (walk.taken[origin.node][:3], origin.slot) for origin in origins if origin.node != HEADS
     ]
     for start in range(0, len(places), _MISSING_CHILDREN):
         portion = places[start : start + _MISSING_CHILDREN]

@@ -78,11 +78,6 @@ class Origin(NamedTuple):
     node: int
     slot: int
 
-    @property
-    def is_head(self) -> bool:
-        """True for an entry of the request."""
-        return self.node == HEADS
-
 
 class CausalWalk:
     """A ``GetCausalHistory`` request; ``step`` until it ``is_done``.
@@ -167,7 +162,7 @@ class CausalWalk:
             yield None
         found: list[Reference] = [
             (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
-            for head in request.heads
+            for head in request.entries
         ]
         node, depth, level_end, left = HEADS, -1, 0, STEP_REFERENCES
         while True:

@@ -192,8 +192,6 @@ class Lookup:
     per ID; an entry that selects nothing is missing, with its hint as it was given. Entries are
     unproven that select no proven message although their ID could be a proof. The answer is
     truncated when an ID has more claimants than ``claimants``, which are returned at most.
-
-    ``entries`` are those of the request, each once: slots of hint queries count in them.
     """
 
     def __init__(self, request: SdsLookup) -> None:
@@ -201,10 +199,10 @@ class Lookup:
         self.missing: list[HistoryEntry] = []
         self.unproven: list[HistoryEntry] = []
         self.truncated = False
-        self.entries = tuple(dict.fromkeys(request.entries))
+        self._entries = request.entries
         self._references = [
             (sds_key(request.channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
-            for entry in self.entries
+            for entry in request.entries
         ]
         self._claims = ClaimCache(request.claimants)
 
@@ -227,7 +225,7 @@ class Lookup:
 
     def _finish(self) -> None:
         sent: set[tuple[bytes, bytes]] = set()
-        for entry, (key, hint) in zip(self.entries, self._references, strict=True):
+        for entry, (key, hint) in zip(self._entries, self._references, strict=True):
             selection = self._claims.select(key, hint)
             assert selection is not None, "a reference is resolved before it was read"
             claims, is_cut = selection

@@ -5,7 +5,8 @@ Rules:
 1. Commits come in order, each once (`Hub.dispatch`). A subscriber whose place is at or beyond a
    commit does not get it.
 2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
-   nevertheless: an idle subscriber costs nothing while others are served.
+   nevertheless: an idle subscriber costs nothing while others are served. Subscribers with one
+   filter share a route, so that a commit of many topics costs a look at each topic and each route.
 3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it continues from the
    database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
@@ -20,14 +21,14 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from reconcile.ids import SyncIds
-from store.domain.ports import Ephemeral, TopicFilter
+from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from store.domain.query import DEFAULT_PAGE_BYTES
 from store.domain.unread import OwnBatch
 from store.messages.frames import presences
@@ -76,29 +77,6 @@ class Delivery:
     count: int
     place: Place = START
     waits_for: int = 0
-
-
-class Commit:
-    """A commit with its rows that are followed, in (timestamp, hash) order."""
-
-    __slots__ = ("_deliveries", "place", "rows", "topics")
-
-    def __init__(self, place: Place, rows: Sequence[Row]) -> None:
-        self.place = place
-        self.rows = rows
-        self.topics = frozenset(row[0] for row in rows)
-        self._deliveries: dict[tuple[frozenset[bytes], bool], Delivery] = {}
-
-    def delivery(self, topics: frozenset[bytes], *, include_data: bool) -> Delivery:
-        """Return the joined frames of the rows on some topics, the same for all subscribers."""
-        key = topics, include_data
-        if key not in self._deliveries:
-            rows = [row for row in self.rows if row[0] in topics]
-            frames = b"".join([row[2] for row in rows])
-            if not include_data:
-                frames = presences(row[1] for row in rows)
-            self._deliveries[key] = Delivery(frames, len(rows), self.place)
-        return self._deliveries[key]
 
 
 @dataclass(slots=True)
@@ -173,42 +151,75 @@ class Subscriber:
         return Delivery(frames, sum(each.count for each in taken), self.place)
 
 
+_RouteKey = bytes | tuple[str | None, str | None]
+"""A topic key; or a pubsub and a content topic, where None stands for every one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Route:
+    """The subscribers that are served alike: with one filter, with or without data."""
+
+    rights: TopicRights
+    include_data: bool
+    keys: Sequence[_RouteKey]
+    is_wide: bool
+    subscribers: dict[Subscriber, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, wanted: TopicFilter, include_data: bool) -> _Route:
+        """Make the route of a filter; a wide one names no whole topic."""
+        pubsub, contents, rights = wanted.pubsub_topic, wanted.content_topics, wanted.rights
+        if pubsub is None or not contents:
+            patterns = [(pubsub, content) for content in contents or (None,)]
+            return cls(rights, include_data, patterns, is_wide=True)
+        keys = [topic_key(pubsub, each) for each in contents if rights.allows(pubsub, each)]
+        return cls(rights, include_data, keys, is_wide=False)
+
+
 class Hub:
     """Routes commits to subscribers."""
 
     def __init__(self, head: Place) -> None:
         self.head = head
         self.frontier = head
-        self._exact: dict[bytes, set[Subscriber]] = {}
-        self._wide: set[Subscriber] = set()
-        self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
+        self._subscribers: dict[Subscriber, _Route] = {}
+        self._routes: dict[tuple[TopicFilter, bool], _Route] = {}
+        self._by_key: dict[_RouteKey, dict[_Route, None]] = {}
+        self._wide_routes = 0
         self._names = BoundedDict[bytes, TopicName](MAX_NAMED_TOPICS)
         self._queued = _QueuedBytes()
 
     def __len__(self) -> int:
         """Count the subscribers."""
-        return len(self._keys)
+        return len(self._subscribers)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Add a follower that stands at the frontier, or ahead of it; one behind is lagging."""
-        keys = _exact_keys(subscriber.filter)
-        if keys is None:
-            self._wide.add(subscriber)
-        for key in keys or ():
-            self._exact.setdefault(key, set()).add(subscriber)
-        self._keys[subscriber] = keys or ()
+        served = subscriber.filter, subscriber.include_data
+        route = self._routes.get(served)
+        if route is None:
+            route = self._routes[served] = _Route.of(*served)
+            self._wide_routes += route.is_wide
+            for key in route.keys:
+                self._by_key.setdefault(key, {})[route] = None
+        route.subscribers[subscriber] = None
+        self._subscribers[subscriber] = route
         subscriber.everything = self._queued
         subscriber.lagging = subscriber.place[0] < self.frontier[0]
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove a follower, and what waits for it."""
         subscriber.clear()
-        self._wide.discard(subscriber)
-        for key in self._keys.pop(subscriber, ()):
-            followers = self._exact[key]
-            followers.discard(subscriber)
-            if not followers:
-                del self._exact[key]
+        route = self._subscribers.pop(subscriber)
+        del route.subscribers[subscriber]
+        if route.subscribers:
+            return
+        del self._routes[subscriber.filter, subscriber.include_data]
+        self._wide_routes -= route.is_wide
+        for key in route.keys:
+            del self._by_key[key][route]
+            if not self._by_key[key]:
+                del self._by_key[key]
 
     def place_of(self, subscriber: Subscriber) -> Place:
         """Return the place of a subscriber: the head, when nothing waits for it."""
@@ -216,17 +227,13 @@ class Hub:
             return subscriber.place
         return max(subscriber.place, self.head)
 
-    def unnamed(self, topics: Iterable[bytes]) -> list[bytes]:
+    def unnamed(self, topics: Collection[bytes]) -> list[bytes]:
         """Return the topic keys whose names must be read before they can be routed."""
-        if not self._wide:
+        if not self._wide_routes:
             return []
-        unnamed = []
-        for key in topics:
-            if key in self._names:
-                self._names.move_to_end(key)
-            else:
-                unnamed.append(key)
-        return unnamed
+        known = {key: self._names[key] for key in topics if key in self._names}
+        self._names.update(known)
+        return [key for key in topics if key not in known]
 
     def learn(self, names: Mapping[bytes, TopicName]) -> None:
         """Remember the names of topic keys, the newest `MAX_NAMED_TOPICS` of them."""
@@ -234,34 +241,58 @@ class Hub:
 
     def wanted(self, topics: Iterable[bytes]) -> list[bytes]:
         """Return the topic keys that some subscriber follows."""
-        return [key for key in topics if self._followers(key, self._names.get(key))]
+        return [key for key in topics if any(self._routes_of(key, self._names.get(key)))]
 
     def expect(self, place: Place) -> None:
         """Note that commits up to this one are being read, for those who are subscribed now."""
         self.frontier = max(self.frontier, place)
 
-    def dispatch(self, commit: Commit) -> None:
-        """Queue a commit for the subscribers that it matches, and move the head to it."""
-        matched: dict[Subscriber, set[bytes]] = {}
-        for key in commit.topics:
-            for subscriber in self._followers(key, self._names.get(key)):
-                matched.setdefault(subscriber, set()).add(key)
-        for subscriber, keys in matched.items():
-            if subscriber.place[0] < commit.place[0]:
-                include_data = subscriber.include_data
-                subscriber.put(commit.delivery(frozenset(keys), include_data=include_data))
-        self._relieve()
-        self.head = max(self.head, commit.place)
-        self.expect(commit.place)
+    def dispatch(self, place: Place, rows: Iterable[Row]) -> None:
+        """Queue a commit for the subscribers that it matches, and move the head to it.
+
+        ``rows``: those that are followed, in (timestamp, hash) order.
+        """
+        self._route(place, rows, self._names)
+        self.head = max(self.head, place)
+        self.expect(place)
 
     def announce(self, messages: Sequence[Ephemeral]) -> None:
         """Queue ephemeral messages for the subscribers that they match."""
-        for message in messages:
-            name = message.pubsub_topic, message.content_topic
-            whole = Delivery(message.frame, 1)
-            presence = Delivery(presences((message.message_hash,)), 1)
-            for subscriber in self._followers(message.topic_key, name):
-                subscriber.put(whole if subscriber.include_data else presence)
+        rows = [(each.topic_key, each.message_hash, each.frame) for each in messages]
+        names = {each.topic_key: (each.pubsub_topic, each.content_topic) for each in messages}
+        self._route(START, rows, names)
+
+    def _route(self, place: Place, rows: Iterable[Row], names: Mapping[bytes, TopicName]) -> None:
+        by_topic: dict[bytes, list[tuple[int, Row]]] = {}
+        for numbered in enumerate(rows):
+            by_topic.setdefault(numbered[1][0], []).append(numbered)
+        matched: dict[_Route, list[bytes]] = {}
+        for key in by_topic:
+            for route in self._routes_of(key, names.get(key)):
+                matched.setdefault(route, []).append(key)
+        alike: dict[tuple[bool, tuple[bytes, ...]], list[_Route]] = {}
+        for route, keys in matched.items():
+            alike.setdefault((route.include_data, tuple(keys)), []).append(route)
+        left_bytes = MAX_ALL_QUEUED_BYTES
+        for (include_data, topics), routes in alike.items():
+            behind = [
+                each
+                for route in routes
+                for each in route.subscribers
+                if not each.lagging and (place == START or each.place[0] < place[0])
+            ]
+            if left_bytes <= 0:
+                for subscriber in behind:
+                    subscriber.cut_off()
+            elif behind:
+                found = [row for _, row in sorted(one for key in topics for one in by_topic[key])]
+                frames = b"".join([frame for _, _, frame in found])
+                if not include_data:
+                    frames = presences(digest for _, digest, _ in found)
+                left_bytes -= len(frames)
+                delivery = Delivery(frames, len(found), place)
+                for subscriber in behind:
+                    subscriber.put(delivery)
         self._relieve()
 
     def rebase(self, head: Place, found: Place) -> None:
@@ -270,23 +301,30 @@ class Hub:
         ``found`` is the newest place that is known to be in its order.
         """
         self.head = self.frontier = head
-        for subscriber in self._keys:
-            if _last(subscriber)[0] > found[0]:
+        for subscriber in self._subscribers:
+            # Where it stands once it has taken what waits.
+            position, _ = max([subscriber.place, *(each.place for each in subscriber.queue)])
+            if position > found[0]:
                 subscriber.cut_off()
 
     def _relieve(self) -> None:
         if self._queued.size_bytes <= MAX_ALL_QUEUED_BYTES:
             return
-        for subscriber in sorted(self._keys, key=lambda each: -each.queued_bytes):
+        for subscriber in sorted(self._subscribers, key=lambda each: -each.queued_bytes):
             if self._queued.size_bytes <= MAX_ALL_QUEUED_BYTES:
                 return
             subscriber.cut_off()
 
-    def _followers(self, key: bytes, name: TopicName | None) -> list[Subscriber]:
-        followers = list(self._exact.get(key, ()))
-        if name is not None:
-            followers += [wide for wide in self._wide if wide.filter.matches(*name)]
-        return followers
+    def _routes_of(self, key: bytes, name: TopicName | None) -> Iterator[_Route]:
+        """Yield the routes that a topic takes; without its name, those that name it whole."""
+        yield from self._by_key.get(key, ())
+        if name is None:
+            return
+        pubsub, content = name
+        for pattern in ((pubsub, None), (None, content), (None, None)):
+            for route in self._by_key.get(pattern, ()):
+                if route.rights.allows(pubsub, content):
+                    yield route
 
     def check(self) -> None:
         """Verify that every subscriber is routed where its filter says, and its queue is bounded.
@@ -294,38 +332,22 @@ class Hub:
         Raises:
             ValueError: it is not; the text says what is wrong.
         """
-        for subscriber, keys in self._keys.items():
-            if any(subscriber not in self._exact.get(key, ()) for key in keys):
-                raise ValueError("a subscriber is missing from the route of its topic")
-            if (_exact_keys(subscriber.filter) is None) != (subscriber in self._wide):
-                raise ValueError("a subscriber is on the wrong kind of route")
-        routed = {subscriber for followers in self._exact.values() for subscriber in followers}
-        if (routed | self._wide) - set(self._keys):
-            raise ValueError("a route leads to a subscriber that is gone")
+        routed = {(each, route) for route in self._routes.values() for each in route.subscribers}
+        served = {each: self._routes.get((each.filter, each.include_data)) for each, _ in routed}
+        if routed != set(self._subscribers.items()) or served != self._subscribers:
+            raise ValueError("a subscriber is not on the route of its filter, or is gone")
+        looked_up = {(key, route) for key, routes in self._by_key.items() for route in routes}
+        if looked_up != {(key, each) for each in self._routes.values() for key in each.keys}:
+            raise ValueError("a route is not found by the topics of its filter")
         if self.frontier < self.head or len(self._names) > MAX_NAMED_TOPICS:
             raise ValueError("the frontier lies behind the head, or too many names are kept")
-        for subscriber in self._keys:
+        for subscriber in self._subscribers:
             _check_queue(subscriber)
-        waiting = {each: len(each.frames) for one in self._keys for each in one.queue}
+        waiting = {each: len(each.frames) for one in self._subscribers for each in one.queue}
         if sum(waiting.values()) != self._queued.size_bytes:
             raise ValueError("the bytes that wait for all subscribers are counted wrong")
         if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
             raise ValueError("too many bytes wait for all subscribers")
-
-
-def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
-    if wanted.pubsub_topic is None or not wanted.content_topics:
-        return None
-    return tuple(
-        topic_key(wanted.pubsub_topic, content)
-        for content in set(wanted.content_topics)
-        if wanted.rights.allows(wanted.pubsub_topic, content)
-    )
-
-
-def _last(subscriber: Subscriber) -> Place:
-    """Return the place of a subscriber once it has taken what waits."""
-    return max([subscriber.place, *(delivery.place for delivery in subscriber.queue)])
 
 
 def _check_queue(subscriber: Subscriber) -> None:

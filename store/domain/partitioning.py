@@ -206,25 +206,19 @@ def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
     return [bounds for bounds in wanted if not cover.overlaps(bounds)]
 
 
-def fine_name(bounds: Bounds) -> str:
-    """Return ``messages_20261120``, ``messages_2026m11`` or ``messages_2026``."""
-    if bounds == _day(bounds.low):
-        return f"messages_{_calendar(bounds.low):%Y%m%d}"
-    if bounds == _month(bounds.low):
-        return f"messages_{_calendar(bounds.low):%Ym%m}"
-    return f"messages_{_calendar(bounds.low):%Y}"
+def partition_name(table: str, bounds: Bounds) -> str:
+    """Return ``commits_1``, ``hashes_before_20261120`` or ``hashes_20261120``.
 
-
-def coarse_name(table: str, bounds: Bounds) -> str:
-    """Return ``hashes_20261120``; without a lower bound ``hashes_before_20261120``."""
+    Of messages by the unit: ``messages_20261120``, ``messages_2026m11`` or ``messages_2026``.
+    """
+    if table == "commits":
+        return f"{table}_{bounds.low // COMMITS_PER_PARTITION}"
     if bounds.low == UNBOUNDED_LOW:
         return f"{table}_before_{_calendar(bounds.high):%Y%m%d}"
-    return f"{table}_{_calendar(bounds.low):%Y%m%d}"
-
-
-def commits_name(bounds: Bounds) -> str:
-    """Return ``commits_0``, ``commits_1`` and so on."""
-    return f"commits_{bounds.low // COMMITS_PER_PARTITION}"
+    form = "%Y%m%d"
+    if table == "messages" and bounds != _day(bounds.low):
+        form = "%Ym%m" if bounds == _month(bounds.low) else "%Y"
+    return f"{table}_{_calendar(bounds.low):{form}}"
 
 
 def _coarse(planned: Iterable[Bounds], ts: int, width_ns: int) -> Bounds:

@@ -17,7 +17,7 @@ from reconcile.ids import SyncId
 from store.messages.conflicts import StoreResult
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
-from storenode.message.limits import MAX_SDS_CLAIMANTS
+from storenode.message.limits import MAX_CAUSAL_MESSAGES, MAX_SDS_CLAIMANTS
 
 
 class Room(Protocol):
@@ -213,27 +213,22 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class SdsLookup:
-    """``GetSdsMessages`` after validation."""
+    """``GetSdsMessages`` after validation; each entry is there once."""
 
     channel_id: bytes
     entries: tuple[HistoryEntry, ...]
     filter: TopicFilter
-    claimants: int = MAX_SDS_CLAIMANTS  # returned for one ID
+    claimants: int = MAX_SDS_CLAIMANTS  # returned, or taken, for one ID
     prefer_proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CausalRequest:
-    """``GetCausalHistory`` after validation; limits are already clamped to the node's."""
+class CausalRequest(SdsLookup):
+    """``GetCausalHistory`` after validation: ``entries`` are the heads; limits are clamped."""
 
-    channel_id: bytes
-    heads: tuple[HistoryEntry, ...]
-    known_ids: frozenset[bytes]
-    max_messages: int
-    max_depth: int  # 0: unlimited
-    filter: TopicFilter
-    claimants: int = MAX_SDS_CLAIMANTS  # taken for one ID
-    prefer_proven: bool = False
+    known_ids: frozenset[bytes] = frozenset()
+    max_messages: int = MAX_CAUSAL_MESSAGES
+    max_depth: int = 0  # unlimited
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,12 @@ from store.domain.ports import (
 from storenode.message.limits import (
     DEFAULT_PAGE_MESSAGES,
     HASH_BYTES,
-    MAX_CAUSAL_HEADS,
     MAX_CAUSAL_KNOWN_IDS,
     MAX_CAUSAL_MESSAGES,
     MAX_PAGE_MESSAGES,
     MAX_QUERY_CONTENT_TOPICS,
     MAX_QUERY_HASHES,
     MAX_RESPONSE_BYTES,
-    MAX_SDS_ENTRIES,
     MAX_TIMESTAMP_NS,
 )
 from storenode.sds.limits import MAX_ID_BYTES
@@ -161,9 +159,8 @@ def sds_lookup(
     """Check a ``GetSdsMessages`` request; repeated entries count once.
 
     Raises:
-        RequestError: no channel, an empty ID, or too many or too large entries.
+        RequestError: no channel, or an empty or too large entry.
     """
-    check_count("entries", len(entries), MAX_SDS_ENTRIES)
     distinct = _entries("entries", entries)
     return SdsLookup(channel_of(channel_id), distinct, topics, prefer_proven=prefer_proven)
 
@@ -181,18 +178,17 @@ def causal_request(
     """Check a ``GetCausalHistory`` request; a larger ``max_messages`` is clamped.
 
     Raises:
-        RequestError: no channel, an empty or too large head, or too many heads or known IDs.
+        RequestError: no channel, an empty or too large head, or too many known IDs.
     """
-    check_count("heads", len(heads), MAX_CAUSAL_HEADS)
     check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
     return CausalRequest(
         channel_of(channel_id),
         _entries("heads", heads),
-        frozenset(known.encode() for known in known_ids),
-        min(max_messages or MAX_CAUSAL_MESSAGES, MAX_CAUSAL_MESSAGES),
-        max_depth,
         topics,
         prefer_proven=prefer_proven,
+        known_ids=frozenset(known.encode() for known in known_ids),
+        max_messages=min(max_messages or MAX_CAUSAL_MESSAGES, MAX_CAUSAL_MESSAGES),
+        max_depth=max_depth,
     )
 
 

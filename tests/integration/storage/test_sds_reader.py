@@ -187,7 +187,7 @@ async def look_up(
     prefers: bool = False,
 ) -> Answered:
     """Return a whole lookup."""
-    listed = tuple(HistoryEntry(*entry) for entry in entries)
+    listed = tuple(HistoryEntry(*entry) for entry in dict.fromkeys(entries))
     asked = SdsLookup(CHANNEL, listed, wanted or TopicFilter(), prefer_proven=prefers)
     return await collect(reader.messages(asked, WideOutlet()))
 
@@ -446,7 +446,7 @@ async def test_what_is_proven_is_found_by_its_index(node: Node, *, analyzed: boo
     if analyzed:
         await node.rows("analyze")
     request = SdsLookup(CHANNEL, (), TopicFilter(), claimants=16, prefer_proven=True)
-    claims = db_claims.ClaimReader(node.database, request, (), parents=False)
+    claims = db_claims.ClaimReader(node.database, request, parents=False)
     async with await node.database.connect() as connection:
         explained = Explained(connection)
         key = sds_key(CHANNEL, ID.encode())

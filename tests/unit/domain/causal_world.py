@@ -134,15 +134,8 @@ _NO_PARENTS = (packed_keys(()), packed_hints(()))
 
 def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
     """Make a request from heads; ``limits`` are its fields."""
-    fields: dict[str, object] = {
-        "known_ids": frozenset(),
-        "max_messages": 100_000,
-        "max_depth": 0,
-        "filter": TopicFilter(),
-        **limits,
-    }
-    entries = tuple(HistoryEntry(message_id, hint) for message_id, hint in heads)
-    return CausalRequest(CHANNEL, entries, **fields)  # type: ignore[arg-type]
+    wanted = CausalRequest(CHANNEL, tuple(HistoryEntry(*head) for head in heads), TopicFilter())
+    return replace(wanted, **limits)  # type: ignore[arg-type]
 
 
 def chain(length: int, every: int = 1) -> World:
@@ -165,17 +158,16 @@ def walk(world: World, wanted: CausalRequest) -> CausalWalk:
         if running.is_done:
             return running
         running.check()
-        answer = None if query is None else world.answer(query, wanted.heads)
+        answer = None if query is None else world.answer(query, wanted.entries)
 
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
     """Run a lookup to its end."""
-    named = tuple(HistoryEntry(*entry) for entry in entries)
-    wanted = SdsLookup(CHANNEL, named, TopicFilter(), world.claimants)
-    lookup = Lookup(wanted)
+    named = tuple(HistoryEntry(*entry) for entry in dict.fromkeys(entries))
+    lookup = Lookup(SdsLookup(CHANNEL, named, TopicFilter(), world.claimants))
     answer: ClaimAnswer | None = None
     while (query := lookup.step(answer)) is not None:
-        answer = world.answer(query, lookup.entries)
+        answer = world.answer(query, named)
     return lookup
 
 
@@ -235,7 +227,7 @@ def naive_walk(world: World, wanted: CausalRequest) -> Expected:
     taken: dict[bytes, int] = {}  # hash -> depth
     found_ids: set[bytes] = set()
     queue: list[tuple[Stored | None, Parent, int]] = [
-        (None, (head.message_id, head.retrieval_hint), 0) for head in wanted.heads
+        (None, (head.message_id, head.retrieval_hint), 0) for head in wanted.entries
     ]
     for child, (message_id, hint), depth in queue:
         if message_id in wanted.known_ids:

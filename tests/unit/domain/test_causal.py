@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.domain import causal
-from store.domain.causal import MOST_AHEAD, CausalWalk
+from store.domain.causal import HEADS, MOST_AHEAD, CausalWalk
 from store.domain.claims import CLAIM_BYTES, PARENT_BYTES, references
 from storenode.message.limits import MAX_SDS_CLAIMANTS
 from storenode.sds.proofs import ID_BYTES
@@ -71,7 +71,9 @@ def taken_by(walked: CausalWalk) -> list[bytes]:
 def missing_of(walked: CausalWalk, world: World, heads: list[Parent]) -> dict[bytes, bytes | None]:
     found: dict[bytes, bytes | None] = {}
     for origin in walked.missing.values():
-        parents = heads if origin.is_head else world.by_hash[walked.taken[origin.node][2]].parents
+        parents = (
+            heads if origin.node == HEADS else world.by_hash[walked.taken[origin.node][2]].parents
+        )
         message_id, hint = parents[origin.slot]
         found[message_id] = hint
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import combinations, count
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,6 @@ from store.domain.hub import (
     MAX_QUEUED_BYTES,
     MAX_QUEUED_COMMITS,
     MESSAGE_OVERHEAD_BYTES,
-    Commit,
     CommitRow,
     Hub,
     OwnCommits,
@@ -45,7 +45,6 @@ PUBSUB = "/waku/2/rs/1/0"
 CHAT, NEWS = "/app/1/chat/proto", "/app/1/news/proto"
 CHAT_ONLY = TopicFilter(PUBSUB, (CHAT,))
 START: Place = (0, 0)
-EVERYTHING = 10**9
 
 
 @pytest.fixture
@@ -64,23 +63,27 @@ def row(content: str, frame: bytes, pubsub: str = PUBSUB) -> Row:
     return topic_key(pubsub, content), frame.rjust(32, b"#")[:32], frame
 
 
-def commit(position: int, *rows: Row) -> Commit:
-    return Commit((position, position * 7), rows)
+def commit(position: int, *rows: Row) -> tuple[Place, tuple[Row, ...]]:
+    return (position, position * 7), rows
 
 
 def ephemeral(content: str, frame: bytes) -> Ephemeral:
     return Ephemeral(topic_key(PUBSUB, content), PUBSUB, content, frame, frame.rjust(32, b"#"))
 
 
-def test_topics_of_ephemeral_messages_are_not_remembered(hub: Hub) -> None:
-    followed(hub, TopicFilter("other"))
+def remaining_and_peak_bytes(work: Callable[[], object]) -> tuple[int, int]:
     tracemalloc.start()
     try:
-        for number in range(5_000):
-            hub.announce([ephemeral(f"topic-{number}", b"e")])
-        grown, _ = tracemalloc.get_traced_memory()
+        work()
+        return tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+
+
+def test_topics_of_ephemeral_messages_are_not_remembered(hub: Hub) -> None:
+    followed(hub, TopicFilter("other"))
+    sent = [[ephemeral(f"topic-{number}", b"e")] for number in range(5_000)]
+    grown, _ = remaining_and_peak_bytes(lambda: deque(map(hub.announce, sent)))
     assert grown < 250_000
     assert hub.unnamed([topic_key(PUBSUB, "topic-1")]) == [topic_key(PUBSUB, "topic-1")]
 
@@ -92,18 +95,39 @@ def test_the_longest_queues_go_when_too_much_waits_for_all(
     crowd = [followed(hub) for _ in range(50)]
     both = followed(hub, TopicFilter(PUBSUB, (CHAT, NEWS)))
     # What a crowd waits for is there once.
-    hub.dispatch(commit(1, row(CHAT, b"c" * 10_000), row(NEWS, b"n" * 100)))
+    hub.dispatch(*commit(1, row(CHAT, b"c" * 10_000), row(NEWS, b"n" * 100)))
     assert not any(each.lagging for each in (*crowd, both))
     assert len({id(each.queue[0].frames) for each in crowd}) == 1
-    hub.dispatch(commit(2, row(NEWS, b"n" * 10_000)))
+    hub.dispatch(*commit(2, row(NEWS, b"n" * 10_000)))
     assert [each.lagging for each in (both, crowd[0])] == [True, False]
     assert (both.place, len(both.queue)) == (START, 0)
     hub.check()
     for each in crowd[1:]:
-        assert each.take(EVERYTHING) is not None
+        assert each.take(10**9) is not None
         hub.check()
     hub.unsubscribe(crowd[0])
     hub.check()
+
+
+def test_a_crowd_costs_no_memory_for_each_topic_of_a_commit(hub: Hub) -> None:
+    crowd = [followed(hub, TopicFilter()) for _ in range(1_000)]
+    names = [(PUBSUB, f"/app/1/{number}/proto") for number in range(1_000)]
+    hub.learn({topic_key(*name): name for name in names})
+    rows = [row(content, b"c") for _, content in names]
+    # One set of the topics for each of the crowd would be 30 MB.
+    assert remaining_and_peak_bytes(lambda: hub.dispatch((1, 7), rows))[1] < 3_000_000
+    assert all(each.queue[0] is crowd[0].queue[0] for each in crowd)
+
+
+def test_frames_of_one_commit_are_joined_within_the_bound_of_all(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "MAX_ALL_QUEUED_BYTES", 3 * MAX_QUEUED_BYTES)
+    contents = [f"/app/1/{number}/proto" for number in range(12)]
+    pairs = [followed(hub, TopicFilter(PUBSUB, pair)) for pair in combinations(contents, 2)]
+    rows = [row(each, bytes(MAX_QUEUED_BYTES // 2)) for each in contents]
+    assert remaining_and_peak_bytes(lambda: hub.dispatch((1, 7), rows))[1] < 4 * MAX_QUEUED_BYTES
+    assert [each.lagging for each in pairs] == [False] * 3 + [True] * (len(pairs) - 3)
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 20))
@@ -300,7 +324,7 @@ class HubMachine(RuleBasedStateMachine):
     def dispatch(self) -> None:
         place, group, wanted = self.portion.popleft()
         rows = [(each.key, each.hash, each.frame) for each in group if each.key in wanted]
-        self.hub.dispatch(Commit(place, rows))
+        self.hub.dispatch(place, rows)
         assert self.hub.head == place
         for follower in self.model:
             if follower.place < place:

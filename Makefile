@@ -90,7 +90,7 @@ lint: $(DEV) ## check format, names, docstrings, imports between rooms, and the 
 	$(BIN)/lint-imports --no-logo --no-cache
 
 ways: $(DEV) ## check what a call costs a node in functions, files, dataclasses and statements; ARGS='--list'
-	@exec $(BIN)/python -m bench.ways --check $(ARGS)
+	@exec $(BIN)/python -m bench.ways $(ARGS)
 
 ratchet: $(DEV) ## lower the ceilings of size and ways to what is measured now
 	$(BIN)/python tools/check_size.py --update

@@ -26,7 +26,7 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 BENCHMARKS: Final = (
     *("publish", "single", "scan", "hashes", "causal_history", "reconcile", "sync"),
-    *("sessions", "gossip", "sds", "lines", "nats", "groups", "idle", "readers", "pipeline"),
+    *("sessions", "gossip", "sds", "nats", "groups", "idle", "readers", "pipeline"),
 )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.data import rows
-from bench.readers import CROWD, Waiting, begin_all, grpc_follower, node_bytes, publish_timed
+from bench.readers import CROWD, MIB, Waiting, begin_all, grpc_follower, node_bytes, publish_timed
 from bench.scan import scan
 from bench.single import CALLERS, alone, at_once
 from bench.support import Bench, bench_node, options, publish, report, used
@@ -31,7 +31,6 @@ PEER: Final = Path(__file__).parent / "peers" / "nats"
 SINGLES: Final = 3_000
 FOLLOWED: Final = 200
 FOLLOWERS: Final = 100
-_MIB: Final = 1024 * 1024
 _DISK: Final = """
 select sum(pg_total_relation_size(oid))::float from pg_class
 where relnamespace = 'storenode'::regnamespace and relkind = 'r'
@@ -77,7 +76,7 @@ def own_cases(count: int) -> dict[str, Any]:
     data = rows(count + 2 * SINGLES)
     many, one, others = data[:count], data[count:-SINGLES], data[-SINGLES:]
     with bench_node("--max-clock-drift", "off") as bench:
-        memory = node_bytes(bench) / _MIB
+        memory = node_bytes(bench) / MIB
         cases: dict[str, dict[str, float]] = {
             "empty": {"memory_mib": memory},
             "single": {"cpu_us": sum(alone(bench, one).values())},

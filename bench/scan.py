@@ -1,14 +1,14 @@
 """``Scan`` of everything with data against psycopg reading the same rows in binary.
 
 The baseline reads keyset pages of 1,000 rows from a plain table. On the node's side the client
-parses every page.
+parses every page. Processor time is that per message where each topic is scanned in turn.
 """
 
 from __future__ import annotations
 
-from bench.data import rows
-from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
-from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from bench.data import TOPICS, content_topic, rows
+from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds, used
+from storenode.wire.storenode.v1.store_pb2 import ContentFilter, ScanRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
 REPEATS = 3
@@ -17,11 +17,13 @@ _PAGE = (
 )
 
 
-def scan(bench: Bench, expected: int) -> None:
-    """Read everything from the node."""
+def scan(bench: Bench, expected: int, *topics: str) -> None:
+    """Read everything from the node, or topic after topic."""
+    filters = [ContentFilter(content_topics=[each]) for each in topics] or [ContentFilter()]
     with bench.channel() as channel:
         call = StoreStub(channel).Scan
-        read = sum(len(page.messages) for page in call(ScanRequest(include_data=True)))
+        requests = [ScanRequest(filter=each, include_data=True) for each in filters]
+        read = sum(len(page.messages) for each in requests for page in call(each))
     assert read == expected, f"{read} of {expected} messages were read"
 
 
@@ -44,6 +46,9 @@ def main() -> None:
             (seconds(lambda: keyset(bench, count)), seconds(lambda: scan(bench, count)))
             for _ in range(REPEATS)
         ]
+        before = used(bench.node)
+        scan(bench, count, *map(content_topic, range(TOPICS)))
+        costs = used(bench.node).since(before, count)
     baseline, node = (min(column) for column in zip(*pairs, strict=True))
     report(
         benchmark="scan",
@@ -52,4 +57,5 @@ def main() -> None:
         psycopg_per_s=count / baseline,
         ratio=baseline / node,
         ratios=[round(pair[0] / pair[1], 3) for pair in pairs],
+        **costs,
     )

@@ -23,8 +23,6 @@ from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.support.node import NodeProcess, running_node
 
-MAX_RESPONSE_BYTES = 4 * 1024 * 1024
-
 _PLAIN_TABLE = """
 create table plain (ts bigint not null, hash bytea not null, pubsub_topic text not null,
                     content_topic text not null, payload bytea not null, primary key ({key}))

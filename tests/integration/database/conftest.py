@@ -12,9 +12,16 @@ from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")
-def filled(template_database: str) -> str:
-    """Return the name of the database that tests copy; modules fill one."""
-    return template_database
+def template_database(
+    request: pytest.FixtureRequest, postgres: PostgresServer, template_database: str
+) -> Iterator[str]:
+    """Name of the database that tests copy, which a module may fill by its `fill_database`."""
+    fill = getattr(request.module, "fill_database", None)
+    if fill is None:
+        yield template_database
+    else:
+        with postgres.filled(template_database, fill) as (name, _):
+            yield name
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +29,6 @@ def _is_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the newest commit confirm the times of all tests, whatever the date is."""
     newest = AsyncMock(return_value=NOW + 12 * MONTH_NS)
     monkeypatch.setattr("store.db.maintainer.newest_commit_ns", newest)
-
-
-@pytest.fixture
-def database_url(postgres: PostgresServer, filled: str) -> Iterator[str]:
-    """Return the URL of a copy of it."""
-    name = postgres.create_database(filled)
-    yield postgres.url(name)
-    postgres.drop_database(name)
 
 
 @pytest.fixture

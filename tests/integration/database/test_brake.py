@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from store.db.partitions import ensure_ahead, ensure_for, read_catalog
 from store.db.retention import RetentionBrake, agree, prune, read_agreed, reopen, review
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import NOW, TODAY, Connection, horizon, insert, opened
-from tests.support.postgres import PostgresServer
 
 STORED_DAYS = 40
 KEEP_ALL = RetentionPolicy()
@@ -23,17 +19,11 @@ def days(number: float) -> RetentionPolicy:
     return RetentionPolicy(age_ns=int(number * DAY_NS))
 
 
-async def fill(url: str) -> None:
+async def fill_database(url: str) -> None:
     async with await opened(url) as connection:
         times = [NOW - day * DAY_NS for day in range(STORED_DAYS)]
         await ensure_for(connection, times, NOW, None)
         await insert(connection, times)
-
-
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    with postgres.filled(template_database, fill) as (name, _):
-        yield name
 
 
 async def start(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -15,7 +15,6 @@ from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import NOW, TODAY, opened
 from tests.integration.database.sample_messages import admitted, plain, sds, write
-from tests.support.postgres import PostgresServer
 
 LOST_MESSAGE = "row in hashes without a message"
 NO_HASH_ROW = "message without a row in hashes"
@@ -25,7 +24,7 @@ COUNT = 60
 SDS_COUNT = 20
 
 
-async def fill(url: str) -> None:
+async def fill_database(url: str) -> None:
     """Store messages of five days, a third of them SDS messages."""
     day = [TODAY - number % 5 * DAY_NS + number for number in range(COUNT)]
     messages = [plain(number, day[number]) for number in range(SDS_COUNT, COUNT)]
@@ -34,12 +33,6 @@ async def fill(url: str) -> None:
     ]
     empty = plain(COUNT, NOW - 400 * DAY_NS, b"")
     await write(url, [admitted(messages), admitted(history), admitted([empty])])
-
-
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    with postgres.filled(template_database, fill) as (name, _):
-        yield name
 
 
 def execute(url: str, statement: str) -> None:

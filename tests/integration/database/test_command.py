@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from storenode.cli.client.text import format_time
 from storenode.cli.main import main
 from tests.integration.database.sample_messages import admitted, plain, sds, write
 from tests.support.command import Ended
-from tests.support.postgres import PostgresServer
 
 
 class Storenode:
@@ -63,17 +61,11 @@ def shift_commits(url: str, by_ns: int) -> None:
         connection.execute("update storenode.store set created_at = created_at + %s", (shift,))
 
 
-async def fill(url: str) -> None:
+async def fill_database(url: str) -> None:
     """Store messages of the last five days."""
     now = now_ns(url)
     messages = [plain(number, now - number * DAY_NS // 2) for number in range(10)]
     await write(url, [admitted(messages, now), admitted([sds(99, now)], now)], now)
-
-
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    with postgres.filled(template_database, fill) as (name, _):
-        yield name
 
 
 def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> None:

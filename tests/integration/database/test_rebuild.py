@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +14,6 @@ from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
 from tests.integration.database.test_maintainer import Events, maintainer, running
 from tests.support.polling import PAUSE_S
-from tests.support.postgres import PostgresServer
 
 ROWS = 40_000
 # In turn over many topics, one after the other in time: every index but the one by time is entered
@@ -46,7 +44,7 @@ _LEFT = "select relname from pg_class where relkind = 'i' and relname ~ '_cc(new
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
-async def fill(url: str) -> None:
+async def fill_database(url: str) -> None:
     """Insert rows of yesterday, with partitions of their own."""
     async with await opened(url) as connection:
         first = TODAY - DAY_NS
@@ -54,12 +52,6 @@ async def fill(url: str) -> None:
         given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
         await connection.execute(_FILL, given)
         await connection.execute("analyze")
-
-
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    with postgres.filled(template_database, fill) as (name, _):
-        yield name
 
 
 async def indexes(connection: Connection) -> dict[str, tuple[str, int]]:

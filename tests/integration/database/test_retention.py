@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from psycopg import AsyncConnection
 
 from store.db.partitions import ensure_ahead, ensure_for, read_catalog
@@ -28,13 +26,12 @@ from tests.integration.database.rows import (
     until_some,
     values,
 )
-from tests.support.postgres import PostgresServer
 
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
 STORED_DAYS = 9
 
 
-async def fill(url: str) -> None:
+async def fill_database(url: str) -> None:
     """Use a database for some days, with one coarse partition a day."""
     async with await opened(url) as connection:
         for days in range(STORED_DAYS, -1, -1):
@@ -42,12 +39,6 @@ async def fill(url: str) -> None:
             await ensure_ahead(connection, now, DAY_NS)
             await insert(connection, [now])
             await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
-
-
-@pytest.fixture(scope="module")
-def filled(postgres: PostgresServer, template_database: str) -> Iterator[str]:
-    with postgres.filled(template_database, fill) as (name, _):
-        yield name
 
 
 def dropped(report: PruneReport, table: str) -> list[str]:

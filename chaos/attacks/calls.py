@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc
 
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, Target, connected
+from chaos.tasks import PAUSE_S
 from storenode.wire.storenode.v1.peer_pb2 import GossipFrame, Inventory
 
 STORE: Final = "/storenode.v1.Store/"
@@ -38,7 +39,7 @@ class Sent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of some methods in turn, held open for ``hold_s``.
+    """Calls of some methods in turn, held open until the node ends them or for ``hold_s``.
 
     ``connections`` returns the number of connections for a number of calls.
     """
@@ -64,7 +65,7 @@ class Calls:
                     await asyncio.gather(*(each.drain() for each in connections))
                     await asyncio.sleep(0)
             taken_mib = sum(await asyncio.gather(*taken)) / 1024**2
-            await asyncio.sleep(self.hold_s)
+            await hold(self.hold_s, lambda: sum(each.ended for each in connections) >= count)
             ended = sum(each.ended for each in connections)
         return f"the node took {taken_mib:,.0f} MiB, and ended {ended} of {count} calls"
 
@@ -133,10 +134,18 @@ async def idle_connections(target: Target, _rng: random.Random, count: int) -> s
                 stack.callback(writer.close)
                 ends.append(asyncio.create_task(_read_to_end(reader)))
                 stack.callback(ends[-1].cancel)
-        await asyncio.sleep(_IDLE_S)
+        await hold(_IDLE_S, lambda: all(each.done() for each in ends))
         closed = sum(each.done() for each in ends) + sum(each.lost.is_set() for each in greeted)
         made = len(ends) + len(greeted)
     return f"of {made} connections that could be made the node has closed {closed}"
+
+
+async def hold(most_s: float, is_over: Callable[[], bool]) -> None:
+    """Wait until the node has ended everything, or for ``most_s``."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            while not is_over():  # noqa: ASYNC110 - counts of frames send no event
+                await asyncio.sleep(PAUSE_S)
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> None:

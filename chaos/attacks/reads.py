@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import grpc
 
-from chaos.attacks.calls import PEER, STORE, identity
+from chaos.attacks.calls import PEER, STORE, hold, identity
 from chaos.attacks.http2 import MESSAGE_HEAD, Connection, Target, connected
 from storenode.sds.codec import encode
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -170,7 +170,7 @@ async def _hold(target: Target, count: int, begin: Callable[[Any], Any]) -> str:
     async with grpc.aio.insecure_channel(target["listen"], options=options) as channel:
         store = StoreStub(channel)
         calls = [begin(store) for _ in range(count)]
-        await asyncio.sleep(_HOLD_S)
+        await hold(_HOLD_S, lambda: all(call.done() for call in calls))
         ended = Counter([(await call.code()).name for call in calls if call.done()])
         for call in calls:
             call.cancel()

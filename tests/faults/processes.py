@@ -10,16 +10,11 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from chaos.soak.postgres import find_postmaster
+from chaos.node import NodeProcess
 from storenode.client.node import connect
 from storenode.connection.errors import NodeError
 from tests.integration.run.helpers import get
 from tests.support import polling
-from tests.support.node import NodeProcess
-
-
-def postmaster_of(node: NodeProcess) -> psutil.Process:
-    return find_postmaster(node.pid)
 
 
 async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
@@ -69,12 +64,8 @@ async def until(check: Callable[[], object]) -> None:
 
 def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:
     """Return the node's metrics by name and label values, in the order of the labels."""
-    return metrics_at(node.metrics)
-
-
-def metrics_at(address: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(get(address, "/metrics")[1])
+        for family in text_string_to_metric_families(get(node.metrics, "/metrics")[1])
         for sample in family.samples
     }

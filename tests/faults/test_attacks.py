@@ -26,9 +26,10 @@ from chaos.attacks.http2 import MESSAGE_HEAD, connected
 from chaos.node import NodeProcess as Process
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from tests.faults.processes import metrics_at, until
+from tests.faults.processes import metrics, until
 from tests.support.credentials import token_file
 from tests.support.node import NodeProcess, running_node
+from tests.support.polling import PATIENCE_S
 from tests.support.polling import PAUSE_S as LOOK_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -98,7 +99,7 @@ async def test_a_planted_fault_is_reported(new_store: Callable[[], str]) -> None
 
 def is_nothing_kept(node: Process) -> bool:
     """Return True if no stream, batch or connection of the database is in use."""
-    seen = metrics_at(node.ready["metrics"])
+    seen = metrics(node)
     used = [seen["storenode_pool_connections", pool, "used"] for pool in ("write", "bulk")]
     streams = seen["storenode_followers",], seen["storenode_publishes_in_flight",]
     return not any((*streams, *used))
@@ -108,7 +109,6 @@ def is_nothing_kept(node: Process) -> bool:
 
 TOKEN = "token-of-a"
 PER_HOST = 64
-PATIENCE_S = 60
 CALLS = 48
 
 
@@ -157,8 +157,7 @@ async def test_requests_without_a_token_are_not_read(guarded: NodeProcess) -> No
 async def test_connections_of_one_host_leave_room_for_others(guarded: NodeProcess) -> None:
     async with served(guarded), AsyncExitStack() as stack:
         crowd = [await stack.enter_async_context(connected(guarded.listen)) for _ in range(99)]
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(each.lost.wait() for each in crowd[PER_HOST:]))
+        await until(lambda: all(each.lost.is_set() for each in crowd[PER_HOST:]))
         assert not crowd[0].lost.is_set(), "the oldest stay"
         other = await stack.enter_async_context(connected(guarded.listen, source="127.0.0.2"))
         assert other.greeted.is_set()
@@ -182,8 +181,6 @@ async def test_names_that_are_no_utf8_end_their_own_call(guarded: NodeProcess) -
         for each, fields in calls:
             connection.reset(connection.open("/dropped/at_once" + each))
             connection.send(connection.open(each, fields), MESSAGE_HEAD.pack(False, 0), last=True)
-        async with asyncio.timeout(PATIENCE_S):
-            while connection.ended < len(calls):  # noqa: ASYNC110 - no event
-                await asyncio.sleep(LOOK_S)
+        await until(lambda: connection.ended >= len(calls))
     log = guarded.log().removeprefix(before)
     assert not [word for word in ("Traceback", '"error"', "xff") if word in log]

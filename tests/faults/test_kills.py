@@ -11,8 +11,8 @@ import grpc
 import psutil
 
 from chaos.checker.history import History
-from chaos.soak.postgres import kill_machine
-from tests.faults.processes import log_size, logged, metrics, postmaster_of, until
+from chaos.soak.postgres import find_postmaster, kill_machine
+from tests.faults.processes import log_size, logged, metrics, until
 from tests.support.clients import (
     acknowledged,
     check_nodes,
@@ -33,12 +33,12 @@ STEPS = ("postgres_started", "serving", "maintenance_taken")
 
 def kill_postmaster(node: NodeProcess, _rng: Random) -> bool:
     """Kill the postmaster alone; its children end by themselves."""
-    postmaster_of(node).kill()
+    find_postmaster(node.pid).kill()
     return True
 
 
 def kill_all(node: NodeProcess, _rng: Random) -> bool:
-    kill_machine(postmaster_of(node))
+    kill_machine(find_postmaster(node.pid))
     return True
 
 
@@ -47,7 +47,7 @@ def backends_of(node: NodeProcess) -> list[psutil.Process]:
     try:
         return [
             child
-            for child in postmaster_of(node).children()
+            for child in find_postmaster(node.pid).children()
             if any("storenode storenode 127.0.0.1" in part for part in child.cmdline())
         ]
     except psutil.NoSuchProcess:

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,6 @@ import pytest
 
 from chaos.soak.postgres import ClusterServer, choose_programs
 from store.db.migrate import upgrade
-from store.embedded.datadir import DATABASE
 from storenode.client.node import connect
 from tests.faults.processes import is_refused, until
 from tests.support.clients import scanned
@@ -69,9 +69,8 @@ def backups(tmp_path: Path) -> Iterator[Backups]:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    started = Fleet(tmp_path)
-    yield started
-    started.close()
+    with closing(Fleet(tmp_path)) as started:
+        yield started
 
 
 @pytest.fixture
@@ -88,10 +87,6 @@ def servers(backups: Backups) -> Iterator[tuple[ClusterServer, ClusterServer]]:
     finally:
         for server in (restored, lost):
             server.stop()
-
-
-def superuser(server: ClusterServer) -> str:
-    return f"postgresql://{SUPERUSER}@127.0.0.1:{server.port}/{DATABASE}"
 
 
 def give_away(tree: Path, backups: Path) -> None:
@@ -145,10 +140,10 @@ async def test_back_to_a_point_in_time(
         return await cursor_at_head(node)
 
     await publish_more()
-    backups.run("pg_basebackup", SUPERUSER_URL=superuser(lost))
+    backups.run("pg_basebackup", SUPERUSER_URL=lost.url_of(SUPERUSER))
     before = await publish_more()
     kept = set(everything)
-    point = backups.run("pg_create_restore_point", SUPERUSER_URL=superuser(lost))
+    point = backups.run("pg_create_restore_point", SUPERUSER_URL=lost.url_of(SUPERUSER))
     beyond = await publish_more()
     await archive_up_to(lost, point.split()[2])
     node.kill()
@@ -157,7 +152,7 @@ async def test_back_to_a_point_in_time(
     put_in_place(backups, restored)
     restored.start()
     await until(
-        lambda: backups.run("pg_is_in_recovery", SUPERUSER_URL=superuser(restored)) == "f\n"
+        lambda: backups.run("pg_is_in_recovery", SUPERUSER_URL=restored.url_of(SUPERUSER)) == "f\n"
     )
     backups.run("storenode db current", STORENODE_DATABASE_URL=restored.url)
     node = fleet.start(database_url=restored.url, peers=[peer])

@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from chaos.soak.postgres import find_postmaster
 from tests.deploy.runbooks.scene import Incident, World, environment, metric
-from tests.faults.processes import postmaster_of
 from tests.faults.test_disk_full import WITHOUT_FLOOR, NodeOnSmallDisk, exhaust_log, on_small_disk
 from tests.support.fleet import made, publish
 from tests.support.polling import eventually
@@ -99,7 +99,7 @@ def _restarting(world: World, node: NodeOnSmallDisk) -> None:
     with _incident(world, "postgres-restarting", node) as again:
         for _ in range(3):
             exits = metric(node, **EXITS)
-            postmaster_of(node).kill()
+            find_postmaster(node.pid).kill()
             eventually(lambda exits=exits: metric(node, **EXITS) > exits)  # type: ignore[misc]
             eventually(serves)
         again.fires()

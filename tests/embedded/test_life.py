@@ -646,6 +646,7 @@ def test_the_servers_account_is_the_owner_of_the_cluster(
 def test_root_gives_each_new_cluster_a_user_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(binaries, "NAME", "no-such-account")
+    monkeypatch.setattr(binaries, "find_nss_wrapper", lambda: "libnss_wrapper.so")
     first, second = (
         binaries.account_for(Path(each)) for each in ("/nonexistent/a/postgres", "/gone/b/postgres")
     )

@@ -16,7 +16,7 @@ from store.domain.access import parse_token_file
 from storenode.client import Client, Message, TlsIdentity
 from tests.support import grpcurl
 from tests.support.command import Command
-from tests.support.fleet import NS_PER_S, Fleet, database_of, exchanging, hashes, made, publish
+from tests.support.fleet import NS_PER_S, database_of, exchanging, hashes, made, publish
 from tests.support.node import COMMAND, NodeProcess, running_node
 from tests.support.pages import (
     ROOT,
@@ -109,11 +109,9 @@ def postgres_path() -> str:
 
 async def test_a_dump(tmp_path: Path, database_url: str, empty_database_url: str) -> None:
     messages = made(300, time.time_ns() - 60 * NS_PER_S)
-    fleet = Fleet(tmp_path)
-    try:
-        await publish(fleet.start(database_url=database_url), messages)
-    finally:
-        fleet.close()
+    options = ("--max-clock-drift", "off")
+    with running_node(tmp_path / "node", *options, database_url=database_url) as node:
+        await publish(node, messages)
     for about, url in (("pg_dump", database_url), ("pg_restore", empty_database_url)):
         todo = [Step(step.command.replace("/backup", str(tmp_path)), "") for step in lines(about)]
         run_in_one_shell(todo, {"STORENODE_DATABASE_URL": url, "PATH": postgres_path()})
@@ -124,12 +122,8 @@ async def test_a_dump(tmp_path: Path, database_url: str, empty_database_url: str
 
 async def test_a_copy_of_the_embedded_database(tmp_path: Path) -> None:
     messages = made(300, time.time_ns() - 60 * NS_PER_S)
-    fleet = Fleet(tmp_path)
-    try:
-        node = fleet.start()
+    with running_node(copy_cluster(tmp_path / "node"), "--max-clock-drift=off") as node:
         await publish(node, messages)
-    finally:
-        fleet.close()
     node.data_dir.rename(tmp_path / "storenode-data")
     run_in_one_shell(lines("tar --create", "tar --extract"), {"PATH": postgres_path()}, tmp_path)
     node.data_dir = tmp_path / "storenode-data"

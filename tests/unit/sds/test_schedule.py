@@ -174,7 +174,7 @@ def test_what_is_sent_again_is_answered_as_soon_as_what_is_new() -> None:
 
 
 def test_a_rare_line_costs_less_than_600_bytes_among_ten() -> None:
-    """Lose a tenth of what participants broadcast; a store keeps what is not ephemeral."""
+    """Check that repairs and filters are rare too, where a tenth of the broadcasts is lost."""
     rng, lines, stored = make_rng(1), 300, dict[str, Packet]()
     people = [MessageChannel(ChannelConfig(CHANNEL, f"p{n}"), NOW, rng) for n in range(10)]
     under_way: list[tuple[int, int, Packet]] = []

@@ -30,12 +30,14 @@ from store.domain.coverage import BLOCK_NS, Interval, Statement
 from store.domain.ports import Source, StoreUnavailableError
 from store.messages.record import RecordBatch
 from storenode.client.messages import new_message, new_request
+from storenode.client.types import NodeStatus
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.faults.processes import metrics, until
 from tests.integration.run.helpers import get
 from tests.support.admission import encoded
 from tests.support.command import Command
+from tests.support.fleet import await_status
 from tests.support.node import NodeProcess
 from tests.support.polling import PATIENCE_S
 from tests.support.postgres import COMMITTING, running_server
@@ -152,15 +154,8 @@ async def test_a_stop_of_publishing_is_reported_until_it_ends_and_keeps_no_node_
         " standbys are connected"
     )
 
-    def check() -> list[str]:
-        return Command.of(node)("status", "--check").lines
-
-    def is_reported() -> bool:
-        return any(
-            line.startswith("CRITICAL nothing-commits: nothing has been committed for")
-            and cause in line
-            for line in check()
-        )
+    def is_reported(status: NodeStatus) -> bool:
+        return any(each.name == "nothing-commits" for each in status.problems)
 
     node.database_url, node.args = server.url, ("--drain-timeout", "1s")
     node.start()
@@ -168,7 +163,10 @@ async def test_a_stop_of_publishing_is_reported_until_it_ends_and_keeps_no_node_
         code = await asyncio.to_thread(publish_once, node, 3.0)
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: metrics(node)["storenode_publishes_abandoned_total",] == 1)
-        await until(is_reported)
+        await asyncio.to_thread(await_status, node, is_reported)
+        shown = Command.of(node)("status", "--check").out
+        assert "CRITICAL nothing-commits: nothing has been committed for" in shown
+        assert cause in shown
         status, reason = get(node.metrics, "/readyz")
         assert (status, cause in reason) == (503, True)
         assert any(
@@ -176,7 +174,7 @@ async def test_a_stop_of_publishing_is_reported_until_it_ends_and_keeps_no_node_
             for (name, *labels), age in metrics(node).items()
         )
     await until(lambda: get(node.metrics, "/readyz")[0] == 200)
-    await until(lambda: not any("nothing-commits" in line for line in check()))
+    await asyncio.to_thread(await_status, node, lambda status: not is_reported(status))
     ended = json.loads(get(node.metrics, "/status.json")[1])["ended"]
     assert "nothing-commits" in [each["name"] for each in ended]
     assert await asyncio.to_thread(publish_once, node, 60.0) is grpc.StatusCode.OK

@@ -3,6 +3,7 @@ working."""
 
 from __future__ import annotations
 
+import ensurepip
 import os
 import shutil
 import subprocess
@@ -52,7 +53,11 @@ def toolbox(tmp_path: Path) -> Path:
 def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a virtual environment with nothing but pip."""
     path = tmp_path_factory.mktemp("empty") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", path], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+    (site_packages,) = path.glob("lib/python3.*/site-packages")
+    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    (site_packages / "pip.pth").write_text(f"{pip}\n")  # it runs from its wheel too
+    (path / "bin" / "pip").symlink_to("python")  # whether it is there is all that make asks
     return path
 
 

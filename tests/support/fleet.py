@@ -17,10 +17,11 @@ import psycopg
 from store.embedded import EmbeddedPostgres, running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
+from storenode.client.plain import to_plain
 from storenode.client.retry import Retry
 from storenode.client.types import NodeStatus, PublishResult, WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
-from storenode.wire.storenode.v1.admin_pb2 import WatchStatusRequest
+from storenode.wire.storenode.v1.admin_pb2 import GetStatusRequest, WatchStatusRequest
 from storenode.wire.storenode.v1.admin_pb2_grpc import AdminStub
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess, with_defaults
@@ -97,9 +98,9 @@ def synchronize(node: NodeProcess, *arguments: str) -> tuple[Ended, dict[str, An
 
 
 def status(node: NodeProcess) -> dict[str, Any]:
-    """Return the output of ``storenode status --json``."""
-    (found,) = Command.of(node).ok("status", "--json").objects
-    return dict(found)
+    """Return the object that ``storenode status --json`` prints, without its process."""
+    with grpc.insecure_channel(node.admin) as channel:
+        return to_plain(AdminStub(channel).GetStatus(GetStatusRequest(), timeout=PATIENCE_S))
 
 
 def await_status(node: NodeProcess, is_right: Callable[[NodeStatus], object]) -> NodeStatus:

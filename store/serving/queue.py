@@ -26,7 +26,6 @@ class WaitingCall:
     tag: int
     number: int
     weight: int = field(compare=False)
-    account: str = field(compare=False)
     size: int = field(compare=False)
     since_s: float = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
@@ -92,7 +91,7 @@ class FairQueue:
             self._virtual_time = 0
         weight = self.asked[account] * factor
         tag = self._virtual_time + weight
-        call = WaitingCall(tag, next(self._numbers), weight, account, size, self.now_s(), turn)
+        call = WaitingCall(tag, next(self._numbers), weight, size, self.now_s(), turn)
         heapq.heappush(self.waiting, call)
         try:
             await turn

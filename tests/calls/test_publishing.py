@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
 
 import grpc
 import pytest
@@ -14,8 +13,9 @@ import pytest_asyncio
 
 from store.db.writer import DatabaseWriter
 from store.domain.ports import StoreUnavailableError
+from store.serving.answers import COPIES, AnswerSender
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
-from store.serving.methods.publish import RETRY_NS
+from store.serving.methods.publish import RESULT_BYTES, RETRY_NS, UNCOUNTED_RESULTS
 from storenode.client.messages import hash_of
 from storenode.message.rules import Policy
 from storenode.message.varint import varint
@@ -127,6 +127,8 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
         while node.context.requests.used:
             await stored_hashes(node, bytes(32))
     assert rejected() < most
+    # An answer is larger than its results are expected to be, since each has a reason.
+    assert node.context.answers.used > COPIES * RESULT_BYTES * (rejected() / 2)
     call.cancel()
     assert outcomes(await node.publish(item())) == [Result.STORED]
 
@@ -145,19 +147,30 @@ async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(no
     code, _ = await failure(node.stream(STORE + "GetSdsMessages", bytes(COUNTED_REQUEST_BYTES + 1)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not waiting.done()
+    others = asyncio.create_task(memory.acquire("others", memory.limit))
+    crowded = node.store.PublishStream()
+    await crowded.write(requests(1)[0])
+    code, _ = await failure(crowded.read())
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED, "as much as there is waits already"
+    others.cancel()
     give_back()
     assert outcomes(await within(waiting)) == [Result.STORED] * 3
     assert outcomes(await node.publish(item())) == [Result.STORED]
     call.cancel()
 
 
-async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
-    channel: Any = grpc.aio.insecure_channel(node.address)
-    call = channel.stream_stream(STORE + "PublishStream")()
-    for request in requests(30, size=200):
-        await call.write(request.SerializeToString())
-    await channel.close()
-    assert outcomes(await node.publish(item())) == [Result.STORED]
+async def test_a_batch_waits_for_room_for_its_answer(node: Node) -> None:
+    taken = AnswerSender(node.context.answers, "another", "ipv4:192.0.2.1:1")
+    taken.add(node.context.answers.limit)
+    batch = [WakuMessageAndTopic()] * (UNCOUNTED_RESULTS + 1)
+    waiting = asyncio.create_task(within(node.publish(*batch)))
+    stream = node.store.PublishStream(iter(requests(1)))
+    async with asyncio.timeout(90):
+        while len(node.context.answers.waiting) < 2:
+            assert outcomes(await node.publish(item())) == [Result.STORED]
+    taken.close()
+    assert outcomes(await waiting) == [Result.REJECTED] * len(batch)
+    assert outcomes(await within(stream.read())) == [Result.STORED] * 3
 
 
 async def test_followers_of_one_commit_are_sent_one_page(node: Node, topic: str) -> None:

@@ -16,6 +16,7 @@ from store.domain.unread import Confirmation
 from store.messages.conflicts import StoreResult
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
+from store.serving.answers import COPIES
 from store.serving.call import Call, Method
 from store.serving.failure import over_limit, unready
 from store.serving.methods.decode import decode_head
@@ -43,6 +44,10 @@ _SOURCES: Final[dict[int, Source]] = {
 ABANDONED_NS: Final = 1_000_000_000
 """A caller that hangs up after so long has waited for the database in vain."""
 
+RESULT_BYTES: Final = 64
+UNCOUNTED_RESULTS: Final = 64
+"""The likely size of a message's result, and how many take no room before a unary answer."""
+
 _CLOCKS: Final = frozenset({Reason.TOO_OLD, Reason.TOO_NEW})
 
 _Result = store_pb2.PublishResult
@@ -65,7 +70,8 @@ _ENDS: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values(
 class PublishBatch:
     """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
 
-    ``timeout_s``: how long to wait for confirmations, None for the node's time.
+    ``timeout_s``: how long to wait for confirmations, None for the node's time. ``room_bytes``:
+    what was taken of the budget of unsent answers.
     """
 
     published: Admitted
@@ -73,6 +79,7 @@ class PublishBatch:
     min_confirms: int
     timeout_s: float | None
     began_ns: int
+    room_bytes: int
 
 
 async def publish(call: Call, request: bytes) -> bytes:
@@ -87,7 +94,8 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
     """Judge the messages of a request; others have a turn now and then.
 
     Raises:
-        CallError: it cannot be read or holds too many messages, or the node only reads.
+        CallError: it cannot be read or holds too many messages, the node only reads, or there is no
+            room for its answer.
         QuotaExceededError: too many messages lately.
     """
     node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
@@ -102,6 +110,9 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
             " in one"
         )
     call.account.messages.take(count, began_ns)
+    room_bytes = 0
+    if count > UNCOUNTED_RESULTS or call.counted is not None:
+        room_bytes = await call.sender.take(COPIES * RESULT_BYTES * count)
     source = Source.CLIENT
     if Right.BACKFILL in call.client.rights:
         source = _SOURCES.get(decoded.source, source)
@@ -122,7 +133,8 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
     if decoded.HasField("confirm_timeout"):
         given = decoded.confirm_timeout
         timeout_s = float(given.seconds) + given.nanos / NS_PER_S
-    return PublishBatch(admission.admitted, source, decoded.min_confirms, timeout_s, began_ns)
+    published, confirms = admission.admitted, decoded.min_confirms
+    return PublishBatch(published, source, confirms, timeout_s, began_ns, room_bytes)
 
 
 async def store(call: Call, batch: PublishBatch) -> StoreResult:

@@ -19,7 +19,7 @@ from reconcile.errors import PayloadLimitError as ReconcileLimit
 from store.domain.access import Principal
 from store.domain.places import Caller
 from store.domain.ports import PeerError
-from store.domain.quota import MAX_STRANGERS
+from store.domain.quota import MAX_STRANGERS, ClientLimits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -50,6 +50,7 @@ from store.sync.errors import Fault, SessionFaultError
 from store.sync.schedule import NoPeersError, SyncRequestError
 from storenode.common.bounded_dict import BoundedDict
 from storenode.connection.errors import RETRY_PUSHBACK
+from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from store.rpc.gossip import GossipTransport
@@ -127,14 +128,17 @@ _Stream = Callable[["RpcCall", bytes], AsyncGenerator[bytes, None]]
 Handler = tuple[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 """The name of a method, and the handler that gRPC calls."""
 _GONE: Final = "the peer is gone"
-_NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
+
+
+_PROBE_LIMITS: Final = ClientLimits(concurrent_calls=1_024, concurrent_streams=1_024)
+"""Calls of a host without a right, of which each takes some 25 KB, or 50 KB for reflection."""
 
 
 @lru_cache(MAX_STRANGERS)
 def _stranger(name: str) -> Principal:
     """Return the caller of a method that needs no right."""
-    return Principal(name, frozenset())
+    return Principal(name, frozenset(), limits=_PROBE_LIMITS)
 
 
 class RpcCall(Call):
@@ -208,7 +212,7 @@ class RpcCall(Call):
 
     def note_peer(self) -> None:
         """Note that a peer begins or ends a call."""
-        self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / _NS_PER_S
+        self.node.callers[self.fields[NODE_ID]] = self.node.now_ns() / NS_PER_S
 
     async def next_request(self, *, is_first: bool = False) -> bytes | None:
         """Read the next request of a stream, without charging it; return None after the last.

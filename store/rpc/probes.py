@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any, Final
 
 from google.protobuf.descriptor_pool import Default
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from store.rpc.call import BidiMethod, RpcCall, RpcContext
-from store.serving.failure import CallError, Code, malformed
+from store.rpc.call import RpcCall, RpcContext
+from store.serving.failure import CallError, Code
+from store.serving.methods.decode import decode
 
 HEALTH: Final = "grpc.health.v1.Health"
 REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
@@ -26,58 +26,45 @@ async def check_health(services: Collection[str], call: RpcCall, request: bytes)
 
     So does the empty name, which stands for the node.
     """
-    service = _asked_service(request)
-    if service not in services:
+    if decode(health_pb2.HealthCheckRequest, request).service not in services:
         raise CallError(
             Code.NOT_FOUND,
             "there is no such service on this listener: reflection lists those that are",
         )
-    return _status(call.node, is_known=True)
+    return _status(call.node)
 
 
 async def watch_health(
     services: Collection[str], call: RpcCall, request: bytes
 ) -> AsyncGenerator[bytes, None]:
     """Serve ``Watch``: the state now, and again whenever it changes."""
-    node, is_known = call.node, _asked_service(request) in services
+    node = call.node
+    is_known = decode(health_pb2.HealthCheckRequest, request).service in services
     last, revision = b"", 0
     while True:
         revision = await node.health.await_revision(revision)
-        status = _status(node, is_known=is_known)
+        status = _status(node) if is_known else _STATES["SERVICE_UNKNOWN"]
         if status != last:
             last = status
             yield status
 
 
-_NAMES: Final = ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 _STATES: Final[dict[str, bytes]] = {
-    name: health_pb2.HealthCheckResponse(status=name).SerializeToString() for name in _NAMES
+    name: health_pb2.HealthCheckResponse(status=name).SerializeToString()
+    for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 }
 
 
-def _status(node: RpcContext, *, is_known: bool) -> bytes:
-    if not is_known:
-        return _STATES["SERVICE_UNKNOWN"]
+def _status(node: RpcContext) -> bytes:
     return _STATES["SERVING" if node.health.ready else "NOT_SERVING"]
 
 
-def _asked_service(request: bytes) -> str:
-    try:
-        return str(health_pb2.HealthCheckRequest.FromString(request).service)
-    except DecodeError:
-        raise malformed("the request is no HealthCheckRequest: send one") from None
-
-
-def reflect(services: Collection[str]) -> BidiMethod:
-    """Return the handler of ``ServerReflectionInfo``, whose library the first call imports."""
-
-    async def info(call: RpcCall) -> None:
-        library = import_module("grpc_reflection.v1alpha.reflection")
-        servicer = library.aio.ReflectionServicer(sorted(services))
-        async for answer in servicer.ServerReflectionInfo(_requests(call), call.context):
-            await call.send(answer.SerializeToString())
-
-    return info
+async def reflect(services: Collection[str], call: RpcCall) -> None:
+    """Serve ``ServerReflectionInfo``, whose library the first call imports."""
+    library = import_module("grpc_reflection.v1alpha.reflection")
+    servicer = library.aio.ReflectionServicer(sorted(services))
+    async for answer in servicer.ServerReflectionInfo(_requests(call), call.context):
+        await call.send(answer.SerializeToString())
 
 
 async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
@@ -85,10 +72,7 @@ async def _requests(call: RpcCall) -> AsyncGenerator[Any, None]:
     kinds = import_module("grpc_reflection.v1alpha.reflection_pb2")
     while (request := await call.next_request(is_first=True)) is not None:
         call.charge_next(len(request))
-        try:
-            parsed = kinds.ServerReflectionRequest.FromString(request)
-        except DecodeError:
-            raise malformed("the request is no ServerReflectionRequest: send one") from None
+        parsed = decode(kinds.ServerReflectionRequest, request)
         service, _, method = parsed.file_containing_symbol.rpartition(".")
         with suppress(KeyError):
             if method in Default().FindServiceByName(service).methods_by_name:

@@ -81,7 +81,7 @@ def build_handlers(listener: ListenerKind, node: RpcContext, port: int) -> Servi
         on(CHECK).unary(partial(probes.check_health, names)),
         on(WATCH).stream(partial(probes.watch_health, names)),
     ]
-    described = probes.reflect({*served, probes.REFLECTION})
+    described = partial(probes.reflect, frozenset({*served, probes.REFLECTION}))
     served[probes.REFLECTION] = [on(REFLECTION).bidi(described)]
     return {service: dict(handlers) for service, handlers in served.items()}
 

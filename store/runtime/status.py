@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -69,7 +70,6 @@ MAX_STATUS_TEXT_CHARS: Final = 300
 Fields = dict[str, Any]
 """An object of JSON."""
 
-
 _T = TypeVar("_T")
 
 
@@ -99,7 +99,8 @@ class SharedRead(Generic[_T]):
         return self.value
 
     async def stop(self) -> None:
-        """End a read that is under way."""
+        """End a read that is under way, and begin no other."""
+        self._rest_s = self._next_s = inf
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -231,12 +232,13 @@ class NodeStatus:
         metrics.clocks_off_ratio.set(off / len(offsets_s) if offsets_s else 0)
 
     def _read_peers(self) -> None:
-        node, live = self._node, self._live_peers()
+        node, gossip = self._node, self._node.gossip
+        live = () if gossip is None else gossip.peers()
         gauge = self._metrics.gossip_peers
         gauge.labels("connected").set(sum(peer.connected for peer in live))
         gauge.labels("slowed").set(sum(peer.slowed for peer in live))
         gauge.labels("cut_off").set(sum(peer.cut_off_until > 0 for peer in live))
-        for peer, since_ns in () if node.gossip is None else node.gossip.absences():
+        for peer, since_ns in () if gossip is None else gossip.absences():
             self._metrics.peer_absent_since.labels(str(peer)).set(since_ns / NS_PER_S)
         known = {each.node_id for each in node.peer_states.states()}
         known |= {each.node_id for each in live if each.connected}
@@ -255,10 +257,6 @@ class NodeStatus:
             connections.labels(pool.name, "idle").set(len(pool.idle))
             connections.labels(pool.name, "used").set(pool.lent)
             connections.labels(pool.name, "waiting").set(pool.waiting)
-
-    def _live_peers(self) -> Sequence[admin_pb2.GossipPeer]:
-        """Return the peers with which messages are exchanged live."""
-        return () if self._node.gossip is None else self._node.gossip.peers()
 
     async def render_metrics(self) -> bytes:
         """Return the metrics as text, those of the database a few seconds old at most."""

@@ -24,6 +24,7 @@ from store.serving.context import NodeContext
 from store.serving.failure import CallerGoneError, CallError, Code, over_limit, translate, unready
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES
 from store.serving.sockets import remote
+from storenode.message.limits import NS_PER_S
 
 MAX_REQUEST_ID_CHARS: Final = 64
 """``x-request-id`` of a caller; a longer one is replaced."""
@@ -66,7 +67,6 @@ class Method:
 
 
 _NOTHING: Final = nullcontext()
-_NS_PER_S: Final = 1e9
 
 UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamMethod = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
@@ -148,9 +148,8 @@ class Call(ABC):
         CURRENT_REQUEST.set(self.request_id)
         try:
             client, now_ns = self.identify(), self.node.monotonic_ns()
-            account = self.node.quota.account(
-                client.name, client.limits, now_ns, named=client.named
-            )
+            quota = self.node.quota if method.right is not None else self.node.probes
+            account = quota.account(client.name, client.limits, now_ns, named=client.named)
             account.begin(method.kind, now_ns)
             self.client, self.account, self.is_admitted = client, account, True
             self.max_request_bytes = min(client.limits.request_bytes, method.max_request_bytes)
@@ -182,7 +181,7 @@ class Call(ABC):
                 give_back()
             if self.is_admitted:
                 self.account.end(method.kind)
-            self.count(code, (self.node.monotonic_ns() - self.began_ns) / _NS_PER_S)
+            self.count(code, (self.node.monotonic_ns() - self.began_ns) / NS_PER_S)
 
     @property
     def sender(self) -> AnswerSender:

@@ -59,13 +59,14 @@ class NodeIdentity:
 class Health:
     """The health of a node, as it is now.
 
-    ``revision`` grows with each change of readiness and of the problems, not of their numbers.
+    ``revision`` grows with each change of readiness and of the problems, not of their numbers. It
+    begins with the time in milliseconds, so that none of before a restart comes again.
     ``unready``: why the node is not ready; None if it is. ``halted``: why it serves no calls.
     ``problems``: critical ones first, then the oldest.
     """
 
     def __init__(self, unready: str | None = None) -> None:
-        self.revision = 1
+        self.revision = time.time_ns() // 1_000_000
         self.unready = self.halted = unready
         self.problems: Sequence[Problem] = ()
         self._changed = asyncio.Event()
@@ -89,10 +90,7 @@ class Health:
         return True
 
     async def await_revision(self, since: int) -> int:
-        """Wait until the revision is not ``since``, and return it.
-
-        One above the present revision is from before a restart.
-        """
+        """Wait until the revision is not ``since``, and return it."""
         while self.revision == since:
             await self._changed.wait()
         return self.revision
@@ -110,6 +108,7 @@ class NodeContext:
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``access``: the rules in force.
     ``state``: the status; may raise the errors of ``store.domain.ports``.
+    ``probes``: the quota of calls that need no right, which take nothing from others.
     Coverage is read for one caller at a time. ``arrivals``: the requests that have not come in
     full, whose bounds a task of the node keeps to. ``requests``, ``followed``: the memory of those
     that have come, and of followed topics.
@@ -134,6 +133,7 @@ class NodeContext:
     intake: Callable[[int, int], Awaitable[Sequence[Interval]]]
     missing_parents: Callable[[bytes, Sequence[Span]], Awaitable[Sequence[int]]]
     quota: Quota = field(default_factory=Quota)
+    probes: Quota = field(default_factory=lambda: Quota(max_calls=4_096, max_streams=4_096))
     confirmations: Confirmations | None = None
     drain: Drain = field(default_factory=Drain)
     arrivals: Arrivals = field(default_factory=Arrivals)

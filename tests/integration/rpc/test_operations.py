@@ -19,7 +19,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from store.db.messages import DatabaseReader
+from store.domain.access import Access
 from store.domain.ports import StoreSummary
+from store.domain.query import OK, TOO_MANY_REQUESTS
+from store.domain.quota import CallKind, ClientLimits
 from store.observe.logging import configure
 from store.rpc import listeners
 from store.rpc.listeners import bind
@@ -33,7 +36,7 @@ from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, WatchStatusRequest
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.calls.transports import Connect, Grpc, RefusedError
-from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
+from tests.integration.rpc.harness import ADMIN, STORE, Node, Rules, failure, item, serve, within
 from tests.support.credentials import Pki
 from tests.support.polling import PATIENCE_S
 
@@ -73,6 +76,19 @@ async def test_health_is_that_of_the_node(node: Node) -> None:
     assert await check(node, "") == NOT_SERVING
     code, _ = await failure(node.unary(HEALTH + "Check", b"\xff"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_probes_leave_the_rate_of_their_host_as_it_is(database_url: str) -> None:
+    rules = Rules(Access(None, ClientLimits(requests_per_second=1)), monotonic_ns=lambda: 0)
+    async with serve(database_url, rules=rules) as node:
+        assert (await node.store.Query(StoreQueryRequest())).status_code == OK
+        assert await check(node, "") == SERVING
+        assert (await node.store.Query(StoreQueryRequest())).status_code == TOO_MANY_REQUESTS
+        node.context.quota.allowed = dict.fromkeys(CallKind, 0)
+        assert await check(node, "") == SERVING, "also where all other calls are taken"
+        node.context.probes.allowed = dict.fromkeys(CallKind, 0)
+        code, _ = await failure(check(node, ""))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def watch(node: Node, service: str) -> Any:  # noqa: ANN401 - a call of grpc.aio
@@ -259,10 +275,6 @@ async def test_a_request_that_was_refused_is_not_kept(
             assert kept.pop()() is None, kind
 
 
-CLIENT_HELLO = bytes.fromhex("16030102000100")
-"""The beginning of a TLS handshake."""
-
-
 async def test_stalled_handshakes_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HANDSHAKE_TIMEOUT_MS", 500)
     tls = TlsFiles(*Pki(tmp_path).issue("127.0.0.1"))
@@ -270,7 +282,7 @@ async def test_stalled_handshakes_end(tmp_path: Path, monkeypatch: pytest.Monkey
     await listener.start()
     host, _, port = listener.address.rpartition(":")
     async with asyncio.timeout(PATIENCE_S):
-        for sent in (b"", CLIENT_HELLO):
+        for sent in (b"", bytes.fromhex("16030102000100")):  # the beginning of a ClientHello
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(sent)
             with suppress(ConnectionError):
@@ -282,7 +294,7 @@ async def test_stalled_handshakes_end(tmp_path: Path, monkeypatch: pytest.Monkey
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_the_connection_that_is_named_is_closed(host: str) -> None:
     callers: list[str] = []
     ended = asyncio.Event()
@@ -295,16 +307,12 @@ async def test_the_connection_that_is_named_is_closed(host: str) -> None:
         finally:
             ended.set()
 
-    server = grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(endless)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("test", {"Endless": handler}),)
-    )
-    port = server.add_insecure_port(f"{host}:0")
+    handlers = {"test": {"Endless": grpc.unary_stream_rpc_method_handler(endless)}}
+    server = bind(ListenerAddress("--listen", host, 0), lambda _: handlers, connections=9)
     await server.start()
     async with (
-        grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as first,
-        grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as second,
+        grpc.aio.insecure_channel(server.address, OWN_CONNECTION) as first,
+        grpc.aio.insecure_channel(server.address, OWN_CONNECTION) as second,
     ):
         calls = []
         for channel in (first, second):

@@ -74,7 +74,7 @@ async def test_a_problem_changes_the_revision_and_its_numbers_do_not() -> None:
     assert health.revision == before + 2
 
 
-async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
+async def test_a_watcher_gets_the_next_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     health, _ = node_health()
     now = health.revision
     assert await health.await_revision(now - 1) == now
@@ -83,7 +83,9 @@ async def test_a_watcher_gets_the_next_revision_or_the_present_one() -> None:
     assert not waiting.done()
     health.set(Obstacle.STARTING, present=False)
     assert await waiting == now + 1
-    assert await health.await_revision(now + 9) == now + 1, "seen before a restart"
+    assert await health.await_revision(now + 9) == now + 1
+    monkeypatch.setattr("time.time_ns", lambda: 10**6 * (now + 2))
+    assert await node_health()[0].await_revision(now + 1) == now + 2, "seen before a restart"
 
 
 async def test_a_status_reports_the_health_of_its_revision() -> None:
@@ -262,23 +264,11 @@ async def test_what_is_old_is_read_again_unless_the_database_is_away() -> None:
     assert [await kept.get(PATIENCE_S) for _ in range(3)] == [1] * 3
 
 
-async def test_who_has_no_patience_gets_the_last_result_and_the_read_goes_on() -> None:
+async def test_without_patience_the_last_result_is_given_and_a_read_goes_on_until_stopped() -> None:
     go = asyncio.Event()
-
-    async def read() -> str:
-        await go.wait()
-        return "read"
-
-    kept = SharedRead(read, FOREVER_S)
-    assert await kept.get(0.0) is None
+    kept, stopped = SharedRead(go.wait, FOREVER_S), SharedRead(go.wait, 0.0)
+    assert await kept.get(0.0) is await stopped.get(0.0) is None
+    await stopped.stop()
     go.set()
-    assert await kept.get(PATIENCE_S) == "read"
-    await kept.stop()
-
-
-async def test_stopping_ends_the_read() -> None:
-    kept = SharedRead(asyncio.Event().wait, 0.0)
-    assert await kept.get(0.0) is None
-    await kept.stop()
-    assert await kept.get(0.0) is None
-    await kept.stop()
+    assert await kept.get(PATIENCE_S)
+    assert await stopped.get(PATIENCE_S) is None, "nothing is read any more"

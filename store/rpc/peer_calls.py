@@ -41,7 +41,7 @@ from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, TIME, VERSION, own
 from store.serving.arrivals import MAX_PEER_FRAME_BYTES
 from store.serving.context import NodeIdentity
 from store.serving.methods.decode import COUNTED_REQUEST_BYTES, MAX_OTHER_FIELDS, count_fields
-from store.serving.tls import Stamp, TlsError, TlsFiles, check, stamp_of
+from store.serving.tls import Reloader, TlsCredentials, TlsFiles
 from store.sync.errors import CallFailedError, ProtocolBrokenError, shown
 from store.sync.limits import SILENCE_NS
 from store.sync.peers import ScannedPage
@@ -100,9 +100,6 @@ claimants as a node returns by default, and one more that a hint names, fit."""
 _STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 SCAN: Final = f"/{_STORE}/Scan"
 LOOKUP: Final = f"/{_STORE}/GetSdsMessages"
-
-_REFUSED: Final = grpc.StatusCode.INVALID_ARGUMENT
-"""The status for a cursor that a peer cannot read: of another version, or none of its own."""
 
 _MESSAGE_FIELD: Final = b"\x0a"
 _TOPIC_FIELD: Final = b"\x12"
@@ -210,11 +207,11 @@ class PeerCall:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """A channel, and how many calls are on it."""
+    """A channel, how many calls are on it, and with TLS its credentials."""
 
     peer: PeerAddress
     channel: grpc.aio.Channel
-    stamp: Stamp | None
+    credentials: grpc.ChannelCredentials | None
     calls: int = 0
 
 
@@ -238,7 +235,7 @@ class PeerConnector:
         self.identity = identity
         self._clocks = clocks or ClockComparison()
         self._metadata = own_metadata(identity)
-        self._tls = tls
+        self._tls = None if tls is None else Reloader(tls, _make_credentials)
         self._insecure = insecure
         self._silence_s = silence_ns / NS_PER_S
         self._lines: dict[PeerAddress, _Line] = {}
@@ -337,37 +334,29 @@ class PeerConnector:
 
     def _take(self, peer: PeerAddress, old: _Line | None) -> _Line:
         """Return the channel of a peer, counted as used; a new one where the old cannot do."""
-        try:
-            stamp = None if self._tls is None else stamp_of(self._tls)
-            if old is not None and old.stamp == stamp and old.channel.get_state() not in _DOWN:
-                line = old
-            else:
-                line = self._lines[peer] = _Line(peer, self._open(peer), stamp)
-        except TlsError as error:
-            raise _refusal(str(error)) from error
-        line.calls += 1
-        return line
+        shown = None if self._tls is None else self._tls.newest()
+        if old is None or old.credentials is not shown or old.channel.get_state() in _DOWN:
+            old = self._lines[peer] = _Line(peer, self._open(peer, shown), shown)
+        old.calls += 1
+        return old
 
     async def _close_replaced(self, line: _Line) -> None:
         """Close a channel on which no further call begins, when the last one has ended."""
         if not line.calls and self._lines.get(line.peer) is not line:
             await line.channel.close(None)
 
-    def _open(self, peer: PeerAddress) -> grpc.aio.Channel:
+    def _open(self, peer: PeerAddress, shown: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
         if self._closed:
             raise _shut()
-        if self._tls is None:
+        if shown is None:
             if not (self._insecure or is_loopback(peer.host)):
                 raise _refusal(
                     f"the peer at {peer} is not called, since the messages would travel in clear: "
                     "give --tls-cert, --tls-key and --tls-ca, or allow it with --insecure peer"
                 )
             return grpc.aio.insecure_channel(peer.target, options=list(_OPTIONS))
-        found = check(self._tls)
-        credentials = grpc.ssl_channel_credentials(found.authorities, found.key, found.chain)
-        name = peer.node_id or peer.host
-        options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
-        return grpc.aio.secure_channel(peer.target, credentials, options=options)
+        options = [*_OPTIONS, ("grpc.ssl_target_name_override", peer.node_id or peer.host)]
+        return grpc.aio.secure_channel(peer.target, shown, options=options)
 
     # Reads
 
@@ -407,7 +396,9 @@ class PeerConnector:
                     hashes = [each.message_hash for each in page.messages]
                     yield ScannedPage(messages, hashes, page.cursor, last[0])
         except PeerCallError as error:
-            if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
+            # It cannot read a cursor of another version, or one that is none of its own.
+            is_unread = cursor and error.code is grpc.StatusCode.INVALID_ARGUMENT
+            if is_unread or error.code is grpc.StatusCode.OUT_OF_RANGE:
                 raise CursorOutOfRangeError(str(error)) from error
             raise
 
@@ -449,6 +440,10 @@ class PeerConnector:
             await call.identify()
             while (data := await in_time(call.read(), self._silence_s)) is not None:
                 yield data
+
+
+def _make_credentials(found: TlsCredentials) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(found.authorities, found.key, found.chain)
 
 
 def _reraise_own() -> None:

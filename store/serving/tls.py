@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 from store.observe.logging import get_logger
 
@@ -24,9 +24,6 @@ RELOAD_INTERVAL_S: Final = 1.0
 """The files are looked at for a new connection, but no more often than this."""
 
 MAX_PEM_BYTES: Final = 1024 * 1024
-
-Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Time of change, size and number of each file."""
 
 
 class TlsError(Exception):
@@ -51,6 +48,8 @@ class TlsCredentials:
     authorities: bytes | None
     names: list[str]
     """The DNS names of the certificate."""
+    context: ssl.SSLContext
+    """The context of a server, which has the chain and its key."""
 
 
 def check(files: TlsFiles) -> TlsCredentials:
@@ -60,9 +59,9 @@ def check(files: TlsFiles) -> TlsCredentials:
         TlsError: A file cannot be read or used.
     """
     chain, key = read_pem(files.cert), read_pem(files.key)
-    names = _check_pair(files, chain)
+    context, names = _load_pair(files, chain)
     roots = None if files.client_ca is None else read_authorities(files.client_ca)
-    return TlsCredentials(chain, key, roots, names)
+    return TlsCredentials(chain, key, roots, names, context)
 
 
 def first_dns_name(cert: Path, key: Path) -> str:
@@ -85,9 +84,13 @@ class Reloader(Generic[_T]):
     def __init__(self, files: TlsFiles, make: Callable[[TlsCredentials], _T]) -> None:
         self._files = files
         self._make = make
-        self._stamp = stamp_of(files)
+        self._stamp = _stamp_of(files)
         self._looked_s = time.monotonic()
         self.current = make(check(files))
+
+    def newest(self) -> _T:
+        """Look, and return the object as it is now."""
+        return self.fetch() or self.current
 
     def fetch(self) -> _T | None:
         """Look before a handshake; return None where nothing changed that can be used."""
@@ -96,7 +99,7 @@ class Reloader(Generic[_T]):
             return None
         self._looked_s = now_s
         try:
-            stamp = stamp_of(self._files)
+            stamp = _stamp_of(self._files)
             if stamp == self._stamp:
                 return None
             self.current = self._make(check(self._files))
@@ -116,31 +119,24 @@ def renewing_context(files: TlsFiles) -> ssl.SSLContext:
     """
 
     def make(found: TlsCredentials) -> ssl.SSLContext:
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.minimum_version = ssl.TLSVersion.TLSv1_2
-        made.load_cert_chain(files.cert, files.key, password=_refuse_password)
+        found.context.minimum_version = ssl.TLSVersion.TLSv1_2
         if found.authorities is not None:
-            made.verify_mode = ssl.CERT_REQUIRED
-            made.load_verify_locations(cadata=found.authorities.decode("ascii"))
-        return made
+            found.context.verify_mode = ssl.CERT_REQUIRED
+            found.context.load_verify_locations(cadata=found.authorities.decode("ascii"))
+        return found.context
 
     source = Reloader(files, make)
     context = source.current
 
     def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: object) -> None:
-        source.fetch()
-        handshake.context = source.current
+        handshake.context = source.newest()
 
     context.sni_callback = renew
     return context
 
 
-def stamp_of(files: TlsFiles) -> Stamp:
-    """Return a value that changes when one of the files does.
-
-    Raises:
-        TlsError: A file cannot be looked at.
-    """
+def _stamp_of(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+    """Return a value that changes when one of the files does; raise `TlsError` as `check` does."""
     try:
         found = [path.stat() for path in (files.cert, files.key, files.client_ca) if path]
     except OSError as error:
@@ -199,17 +195,16 @@ def read_authorities(path: Path) -> bytes:
     return pem
 
 
-def _check_pair(files: TlsFiles, chain: bytes) -> list[str]:
-    """Return the DNS names of a certificate that is valid now and belongs to the key."""
+def _load_pair(files: TlsFiles, chain: bytes) -> tuple[ssl.SSLContext, list[str]]:
+    """Load a certificate that is valid now, with its key; return it and its DNS names."""
     from cryptography import x509  # noqa: PLC0415 - only where there is TLS
 
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            files.cert, files.key, password=_refuse_password
-        )
+        context.load_cert_chain(files.cert, files.key, password=_refuse_password)
         certificate = x509.load_pem_x509_certificates(chain)[0]
         names = dns_names(chain)
-    except (ValueError, ssl.SSLError) as error:
+    except (ValueError, OSError) as error:  # SSLError, or a file that went away meanwhile
         reason = getattr(error, "reason", None) or "encrypted or damaged"
         raise TlsError(
             f"{files.cert} and {files.key} are not a certificate and its key"
@@ -223,7 +218,7 @@ def _check_pair(files: TlsFiles, chain: bytes) -> list[str]:
     ):
         if wrong:
             raise TlsError(f"The certificate in {files.cert} cannot be used ({reason}): renew it.")
-    return names
+    return context, names
 
 
 def _refuse_password() -> str:

@@ -89,9 +89,9 @@ def require_served(url: str, *, may_be_empty: bool = False) -> None:
         SchemaError: One is missing, the schema is too old or unknown, or the server not supported.
     """
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '2s'")
         check_server(connection)
-        found = _revision(connection)
-        if found != head():
+        if (found := _revision(connection)) != head():
             raise SchemaError(_mismatch(found))
         if not may_be_empty and not connection.execute("SELECT 1 FROM storenode.store").fetchone():
             raise SchemaError(EMPTY)

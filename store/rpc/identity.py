@@ -43,7 +43,7 @@ PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, CLUSTER, TIME})
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 
-_CACHED_CERTIFICATES: Final = 256
+_dns_names: Final = lru_cache(maxsize=256)(dns_names)
 _NAMES_ALONE: Final = (
     "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
     "certificates, or name the node by --allow-peer on loopback"
@@ -143,19 +143,13 @@ def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
     by another domain, would pass for ``b.example``. The certificate itself comes whole.
     """
     for pem in context.auth_context().get("x509_pem_cert", ()):
-        for name in _dns_names(pem):
-            return name
+        with suppress(ValueError):
+            for name in _dns_names(pem):
+                return name
     raise CallError(
         Code.UNAUTHENTICATED,
         "the client certificate has no DNS name: issue one whose first DNS name is the node ID",
     )
-
-
-@lru_cache(maxsize=_CACHED_CERTIFICATES)
-def _dns_names(pem: bytes) -> list[str]:
-    with suppress(ValueError):
-        return dns_names(pem)
-    return []
 
 
 def _forbidden(sentence: str) -> CallError:

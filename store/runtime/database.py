@@ -15,14 +15,14 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db import migrate
-from store.db.errors import HostRefusedError, is_login_refused, sentence
+from store.db.errors import HostRefusedError, find_failure, is_login_refused, sentence
 from store.db.pool import Database, complete_url
 from store.db.primary import GuardEvent, PrimaryGuard, hosts_of, label
 from store.domain.ports import StoreUnavailableError
 from store.embedded.datadir import DataDir
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.runtime.errors import UnreachableError, WrongConfigurationError, as_sentence
+from store.runtime.errors import UnreachableError, WrongConfigurationError, as_sentence, unserved
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.node_files import SeenFiles
 from storenode.common.backoff import Backoff
@@ -32,9 +32,6 @@ _LOG = get_logger("store.runtime.database")
 
 HOSTS_TIMEOUT_S: Final = 15.0
 """The time limit of the check of all hosts."""
-
-HOSTS_END_TIMEOUT_S: Final = 2.0
-"""The time that a node that shuts down waits for the newest commit."""
 
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
@@ -157,12 +154,10 @@ class ExternalHost:
         health.set(Obstacle.REFUSED, present=bool(choice.refused))
 
     async def end(self, database: Database) -> None:
-        """Keep what was seen up to the end, as far as the database still answers."""
+        """See the newest commit once more, as far as the database still answers."""
         assert self.guard is not None
-        with contextlib.suppress(psycopg.Error, StoreUnavailableError, TimeoutError):
-            async with asyncio.timeout(HOSTS_END_TIMEOUT_S):
-                await database.read(self.guard.reach)
-        await self.keep()
+        with contextlib.suppress(psycopg.Error, StoreUnavailableError):
+            await database.read(self.guard.reach)
 
     async def keep(self) -> None:
         """Write the newest commit that was seen to the data directory, if it is news."""
@@ -175,6 +170,8 @@ def _unreachable(url: str, error: psycopg.OperationalError) -> str:
     reason = sentence(error)
     if isinstance(error, HostRefusedError):
         return as_sentence(f"The database may not be used: {reason}")
+    if isinstance(error, psycopg.errors.LockNotAvailable) and (failure := find_failure(error)):
+        return as_sentence(unserved(failure.sentence))
     hosts = ", ".join(map(label, hosts_of(url)))
     return (
         f"The database at {hosts} could not be reached ({reason}): check --database-url, and that"

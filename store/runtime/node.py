@@ -81,7 +81,7 @@ from store.serving.addresses import BindError, ListenerAddress, bind_error, requ
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.sockets import ConnectionLimiter
-from store.serving.tasks import BackgroundTasks, Drain, Work
+from store.serving.tasks import BackgroundTasks, Drain, Work, cancel
 from store.serving.tls import TlsError, first_dns_name
 from store.sync import fetch
 from store.sync.coverage import StatementBuffer
@@ -320,7 +320,8 @@ class NodeRuntime:
             commits=commits,
         )
         if isinstance(self._host, ExternalHost) and guard is not None:
-            stack.push_async_callback(self._host.end, database)
+            stack.push_async_callback(self._host.keep)
+            stack.push_async_callback(_finish, partial(self._host.end, database))
 
     def _open_peers(self, stack: AsyncExitStack) -> None:
         """Make what reconciles with peers, and fetches from them."""
@@ -571,9 +572,11 @@ async def _stop_listeners(listeners: Listeners, grace_s: float) -> None:
 
 async def _finish(work: Work) -> None:
     """Await a last write, and give it up when its time has passed."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WRITE_TIMEOUT_S):
-            await work()
+    writing = asyncio.ensure_future(work())
+    await asyncio.wait({writing}, timeout=LAST_WRITE_TIMEOUT_S)
+    await cancel({writing})
+    if not writing.cancelled():
+        writing.result()
 
 
 def _note_conflict(source: Source, conflict: Conflict) -> None:

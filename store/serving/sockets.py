@@ -24,7 +24,6 @@ from store.observe.logging import get_logger
 _LOG = get_logger("store.serving.sockets")
 
 _DESCRIPTORS: Final = Path("/dev/fd")
-_CACHED_ADDRESSES: Final = 4_096
 INLINE_CONNECTIONS: Final = 16
 """The most connections whose bytes are read on the event loop: a thread takes longer."""
 
@@ -47,7 +46,7 @@ class Remote:
     loopback: bool
 
 
-@lru_cache(maxsize=_CACHED_ADDRESSES)
+@lru_cache(maxsize=4_096)
 def remote(address: str) -> Remote:
     """Parse the address that gRPC gives: ``ipv4:HOST:PORT``, ``ipv6:%5BHOST%5D:PORT``, ``unix:``.
 

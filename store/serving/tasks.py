@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Self
 
@@ -59,21 +59,33 @@ class BackgroundTasks:
 
     async def stop(self) -> None:
         """Cancel all tasks and wait for their end."""
-        left = set(self._tasks)
-        while left:
-            # Again and again: a cancellation that meets the end of a wait may get lost in it.
-            for task in left:
-                task.cancel()
-            _, left = await asyncio.wait(left, timeout=TASK_CANCEL_AGAIN_S)
+        await cancel(self._tasks)
         self._tasks.clear()
+
+
+async def cancel(tasks: Iterable[asyncio.Future[None]]) -> None:
+    """Cancel tasks again and again until they have ended.
+
+    A cancellation that meets the end of a wait may get lost in it; one that ends a wait for the
+    database waits for that itself.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=TASK_CANCEL_AGAIN_S)
 
 
 async def _keep_doing(name: str, work: Work) -> None:
     backoff = Backoff(TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S)
+    clock = asyncio.get_running_loop().time
     while True:
+        begun_s = clock()
         try:
             await work()
         except Exception:  # noqa: BLE001 - whatever it is, the task continues
+            if clock() - begun_s > TASK_RETRY_MOST_S:
+                backoff.reset()
             _LOG.exception("task_failed", task=name, retry_in_s=backoff.pause_s)
         await asyncio.sleep(backoff.take())
 

@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _MAX_PORT: Final = 65_535
-_ADDRESS: Final = re.compile(r"(?:\[(?P<ip6>.+)\]|(?P<host>[^][:]+)):(?P<port>\d{1,5})", re.ASCII)
+_ADDRESS: Final = re.compile(r"(?:\[(?P<ip6>.+)\]|(?P<host>[^][:\s\0]+)):(?P<port>[0-9]{1,5})")
 _log = logging.getLogger("storenode")
 
 
@@ -42,7 +42,7 @@ def parse_address(text: str) -> tuple[str, int]:
     with suppress(ValueError):
         if match is not None and int(match["port"]) <= _MAX_PORT:
             host = match["host"] or str(IPv6Address(match["ip6"]))
-            return host, int(match["port"])
+            return host.encode("idna").decode(), int(match["port"])  # as a resolver encodes it
     raise ValueError(
         f"{text!r} is not HOST:PORT: write an address such as 127.0.0.1:7420 or [::1]:7420"
     )

@@ -32,7 +32,7 @@ from store.messages.frames import follow_page, query_failure, scan_page, sds_pag
 from store.serving.answers import COPIES
 from store.serving.call import MAX_SMALL_REQUEST_BYTES, Call, Method, StreamMethod
 from store.serving.failure import CallError, Code
-from store.serving.methods.coverage import AnswerReport, coverage, open_report, page_span
+from store.serving.methods.coverage import coverage, open_report, page_span
 from store.serving.methods.decode import decode, decode_head, history_entries, topic_filter
 from storenode.message.limits import (
     MAX_CAUSAL_HEADS,
@@ -71,6 +71,7 @@ _SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
 LIKELY_MESSAGE_BYTES: Final = 2 * 1024
 LIKELY_PRESENCE_BYTES: Final = 64
 
+_ALL_TIME: Final = time_range(None, None)
 _TOO_MANY_FIELDS: Final = (
     "the request has too many fields: name each hash and each topic once, and leave out fields that"
     " the schema does not know"
@@ -247,7 +248,7 @@ async def sds_messages(call: Call, request: bytes) -> AsyncGenerator[bytes, None
         topic_filter(lookup.filter, call.client.topics),
         prefer_proven=lookup.prefer_proven,
     )
-    report = await _open_full_report(call) if lookup.coverage else None
+    report = await open_report(call, *_ALL_TIME, all_kept=True) if lookup.coverage else None
     async for page in call.node.sds.messages(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
@@ -266,16 +267,11 @@ async def causal_history(call: Call, request: bytes) -> AsyncGenerator[bytes, No
         topics=topic_filter(walk.filter, call.client.topics),
         prefer_proven=walk.prefer_proven,
     )
-    report = await _open_full_report(call) if walk.coverage else None
+    report = await open_report(call, *_ALL_TIME, all_kept=True) if walk.coverage else None
     async for page in call.node.sds.causal_history(wanted, call.sender):
         yield sds_response(page)
     if report is not None:
         yield store_pb2.CausalHistoryPage(coverage=await report.finish()).SerializeToString()
-
-
-async def _open_full_report(call: Call) -> AnswerReport | None:
-    """Open a report about all the time that the store keeps."""
-    return await open_report(call, *time_range(None, None), all_kept=True)
 
 
 STREAMS: Final[Mapping[Method, StreamMethod]] = {

@@ -16,7 +16,7 @@ from storenode.wire.storenode.v1.store_pb2 import ContentFilter, FollowRequest
 from tests.calls.transports import STORE, framed
 from tests.integration.http.api import Api, failed, message
 from tests.integration.http.conftest import HOST, HTTP, ORIGIN
-from tests.integration.run.helpers import get, sampled
+from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, as_shown, steps
 from tests.support.sds_claims import claiming, genuine, genuine_id
@@ -68,18 +68,6 @@ def test_a_body_that_is_too_large_or_has_too_many_texts_is_refused(api: Api) -> 
     assert "more than 640,000 quotation marks" in sentence
 
 
-def test_requests_are_counted(api: Api, node: NodeProcess) -> None:
-    name = 'storenode_http_requests_total{code="400",operation="query"}'
-    before = sampled(node.metrics, name)
-    api.get("/api/v1/messages", limit="x")
-    assert sampled(node.metrics, name) == before + 1
-    text = get(node.metrics, "/metrics")[1]
-    assert "storenode_http_connections " in text
-    assert 'storenode_http_requests_total{code="500",operation="scan"} 0.0' in text, (
-        "alerts need it"
-    )
-
-
 def test_the_steps_of_the_page_work(tmp_path: Path, new_store: Callable[[], str]) -> None:
     todo = steps((ROOT / "docs" / "http.md").read_text(encoding="utf-8"))
     assert len(todo) > 9
@@ -116,8 +104,11 @@ def test_a_name_that_leads_to_the_node_is_refused_and_counted(
         assert "--http-allow-host" in sentence
     assert api.get("/api/v1/messages", contentTopics=topic).json() == {"messages": []}
     assert api.client.get("/api/v1/status", headers={"host": HOST}).status_code == 200
-    name = 'storenode_http_requests_total{code="421",operation="refused"} '
-    assert name in get(node.metrics, "/metrics")[1]
+    text = get(node.metrics, "/metrics")[1]
+    assert 'storenode_http_requests_total{code="421",operation="refused"} ' in text
+    assert "storenode_http_connections " in text
+    zero = 'storenode_http_requests_total{code="500",operation="scan"} 0.0'
+    assert zero in text, "alerts need it"
 
 
 def test_other_sites_write_nothing_and_only_named_ones_read(api: Api, topic: str) -> None:
@@ -134,26 +125,6 @@ def test_other_sites_write_nothing_and_only_named_ones_read(api: Api, topic: str
         assert named == [allowed] * 3
     assert "--http-allow-origin" in failed(answers[-1])[2]
     assert len(api.get(path, contentTopics=topic).json()["messages"]) == 1
-
-
-def test_a_node_with_tokens_is_served_by_any_name_unless_names_are_given(
-    tmp_path: Path, new_store: Callable[[], str]
-) -> None:
-    tokens = tmp_path / "clients.toml"
-    tokens.write_text("[clients]\n")
-    options = ("--http-listen", "127.0.0.1:0", "--client-token-file", str(tokens))
-    with running_node(tmp_path / "node", *options, database_url=new_store()) as process:
-
-        def status_for(host: str) -> int:
-            url = f"http://{process.http}/api/v1/status"
-            return httpx.get(url, headers={"host": host}).status_code
-
-        assert status_for("public.example") == 401
-        assert process.terminate() == 0
-        process.args = [*process.args, "--http-allow-host", "public.example"]
-        process.start()
-        assert [status_for(f"{each}.example") for each in ("public", "other")] == [401, 421]
-        assert status_for("127.0.0.1") == 401
 
 
 CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}

@@ -163,10 +163,14 @@ def test_a_database_that_a_node_refuses_is_refused_by_both(
 def test_a_lock_of_another_session_is_reported_and_not_waited_for(
     check: Check, tmp_path: Path, database_url: str
 ) -> None:
+    data = tmp_path / "data"
     with psycopg.connect(database_url) as connection:
-        connection.execute("select from storenode.store for update")
-        code, (line,) = check("--database-url", database_url, "--data-dir", str(tmp_path / "data"))
-    assert (code, "a lock was not free in time" in line) == (1, True)
+        for lock in (b"select from storenode.store for update", b"lock table storenode.store"):
+            connection.execute(lock)
+            code, (line,) = check("--database-url", database_url, "--data-dir", str(data))
+            assert (code, "a lock was not free in time" in line) == (1, True)
+        ended = run_to_end(data, "--start-timeout", "1ms", database_url=database_url)
+    assert (ended.code, ended.sentence) == (3, f"storenode: {line}")
 
 
 def _file(directory: Path) -> str:

@@ -225,9 +225,19 @@ def test_addresses_are_read_and_written_alike(
     assert (found, str(found), found.loopback) == (Address(host, port), text, loopback)
 
 
+def test_with_tokens_any_name_is_served_unless_names_are_given(command_line: CommandLine) -> None:
+    options = "--http-listen=Own.example:1", "--insecure=http"
+    tokens = "--client-token-file=tokens.toml"
+    assert command_line.run(*options).http_hosts == {"own.example"}
+    assert command_line.run(*options, tokens).http_hosts == {"own.example", "*"}
+    named = command_line.run(*options, tokens, "--http-allow-host=Public.example")
+    assert named.http_hosts == {"own.example", "public.example"}
+
+
 NO_ADDRESSES = (
     *("", "7420", ":7420", "host", "host:", "host:x", "host:65536", "host:-1", "host:٣"),
     *("::1:7420", "[host]:7420", "[::1]", "[]:1", "[::1:7420"),
+    *("a..b:1", f"{64 * 'a'}.example:1", "a b:1", "a\0b:1"),
 )
 
 

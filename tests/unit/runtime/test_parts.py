@@ -7,6 +7,7 @@ import hashlib
 import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from store.config.node import NodeConfig
 from store.domain.access import CallDeniedError, Right
 from store.domain.quota import ClientLimits
 from store.runtime.errors import WrongConfigurationError
+from store.runtime.node import LAST_WRITE_TIMEOUT_S, _finish
 from store.runtime.policy import PolicySource, TokenFile
 from store.runtime.status import read_expiries_s
+from store.serving import tasks
 from store.serving.tasks import BackgroundTasks
 from tests.support.virtual_time import virtual_time
 from tests.unit.config.cases import CommandLine
@@ -163,37 +166,37 @@ def test_a_chain_ends_with_its_first_certificate_and_authorities_with_their_last
 
 
 @virtual_time
-async def test_a_task_that_fails_is_started_again() -> None:
-    runs, steady = 0, asyncio.Event()
+async def test_a_task_that_fails_is_started_again_soon_unless_it_did_so_lately() -> None:
+    first_s, steady_s, begun = tasks.TASK_RETRY_FIRST_S, tasks.TASK_RETRY_MOST_S + 1, list[float]()
 
     async def work() -> None:
-        nonlocal runs
-        runs += 1
-        if runs == 1:
-            raise RuntimeError("a fault")
-        steady.set()
-        await asyncio.Event().wait()
+        begun.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(steady_s if len(begun) == 3 else 0)
+        raise RuntimeError("a fault")
 
     background = BackgroundTasks()
     background.start("work", work)
-    await steady.wait()
+    await asyncio.sleep(4.5 * first_s + steady_s)
     await background.stop()
-    assert runs == 2
+    pauses_s = [after - before for before, after in pairwise(begun)]
+    assert pauses_s == [first_s, 2 * first_s, steady_s + first_s]
 
 
 @virtual_time
 async def test_a_task_that_loses_its_cancellation_ends_all_the_same() -> None:
-    begun, lost = asyncio.Event(), asyncio.Event()
+    """Check it of a last write too: psycopg waits for a frozen database again."""
+    begun, clock = asyncio.Event(), asyncio.get_running_loop().time
 
     async def work() -> None:
         begun.set()
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        lost.set()
         await asyncio.Event().wait()
 
     background = BackgroundTasks()
     background.start("work", work)
     await begun.wait()
     await background.stop()
-    assert lost.is_set()
+    before_s = clock()
+    await _finish(work)
+    assert clock() - before_s == LAST_WRITE_TIMEOUT_S + tasks.TASK_CANCEL_AGAIN_S

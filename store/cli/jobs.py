@@ -136,7 +136,7 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         try:
             from store.pipeline.errors import PipelineError  # noqa: PLC0415
-            from store.pipeline.reports import JobRun, require_metrics_file, write_metrics  # noqa: PLC0415
+            from store.pipeline.reports import require_metrics_file, write_metrics  # noqa: PLC0415
             from store.pipeline.spark import TERMINATED, TerminatedError, ended_by_signals  # noqa: PLC0415
         except ImportError as error:
             raise CliError(
@@ -165,9 +165,9 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         finally:
             PROGRESS.removeHandler(shown)
             if metrics is not None:
-                ran = JobRun(command.__name__, began_s, time.time(), code, runner.report_json)
+                ran = {"began_s": began_s, "ended_s": time.time()}
                 try:
-                    write_metrics(metrics, ran)
+                    write_metrics(metrics, command.__name__, code, runner.report_json, **ran)
                 except OSError as error:
                     note(f"The metrics could not be written to {metrics} ({error.strerror}).")
         return code

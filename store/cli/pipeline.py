@@ -80,7 +80,7 @@ def verify(runner: Runner, *, archive: str, with_database: bool, **options: Any)
 
     lake = runner.archive(archive)
     with runner.url() if with_database else nullcontext() as url, runner.session() as session:
-        work = jobs.VerifyJob(lake, url, **options)
+        work = jobs.VerifyJob(lake, url, connections=runner.connections, **options)
         return runner.finish(jobs.verify(session, work))
 
 
@@ -107,8 +107,7 @@ def repair(runner: Runner, *, archive: str, leave_out_lost: bool) -> int:
     lake = DeltaArchive(archive)
     require_manifest(lake)
     with runner.session() as session:
-        done = repair_job(session, lake, leave_out=leave_out_lost)
-        return runner.finish(done)
+        return runner.finish(repair_job(session, lake, leave_out=leave_out_lost))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -191,8 +190,7 @@ def diff(
         runner.session() as session,
     ):
         sides = (one(session), other(session))
-        found = jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns))
-        return runner.finish(found)
+        return runner.finish(jobs.diff(session, *sides, output=output, bounds=(low_ns, high_ns)))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -220,8 +218,7 @@ def audit(
     if missing is not None:
         require_new(missing, "the missing IDs")
     with runner.messages(archive) as opened, runner.session() as session:
-        bounds = (low_ns, high_ns)
-        found = jobs.audit(opened(session), bounds=bounds, missing=missing)
+        found = jobs.audit(opened(session), bounds=(low_ns, high_ns), missing=missing)
         return runner.finish(found)
 
 

@@ -18,8 +18,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.db.locks import ARCHIVING
+from store.pipeline import parquet
 from store.pipeline.columns import NAMES
 from store.pipeline.database import (
+    ALL,
     FOREVER,
     DatabaseState,
     connected,
@@ -31,23 +33,11 @@ from store.pipeline.database import (
     read_state,
 )
 from store.pipeline.delta import DataFile, DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.errors import PipelineError, spark_errors
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, MIN_PORTION_ROWS
 from store.pipeline.manifest import day_of
 from store.pipeline.message_sets import recorded_in
-from store.pipeline.parquet import (
-    KEY,
-    PATH,
-    file_digests,
-    fingerprints_of,
-    read_files,
-    require_whole,
-    shuffle_partitions,
-    start_of,
-    sums,
-    write_files,
-)
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import in_steps, read_database
 from store.pipeline.spark import logged
@@ -65,13 +55,11 @@ def read_back(
         files[path] = DataFile(path, day_of(row["path"]), int(shard), size, rows)
     if not files:
         return [], {}
-    digests = file_digests(session, files.values())
-    messages = read_files(session, files.values(), (*KEY, PATH.name))
+    digests = parquet.file_digests(session, files.values())
+    messages = parquet.read_files(session, files.values(), (*parquet.KEY, parquet.PATH.name))
     ends = [F.min("ts").alias("low"), F.max("ts").alias("high")]
-    try:
-        parts = messages.groupBy(PATH.name, start_of(HOUR_NS)).agg(*sums(), *ends).collect()
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    hour_of_file = (parquet.PATH.name, parquet.start_of(HOUR_NS))
+    parts = messages.groupBy(*hour_of_file).agg(*parquet.sums(), *ends).collect()
     found: dict[str, list[Row]] = {}
     for part in parts:
         found.setdefault(part["path"], []).append(part)
@@ -95,9 +83,9 @@ class ArchiveReport(JobReport):
     ``messages_to_do`` is the forecast; ``messages`` were committed in ``files``.
     ``compacted_files`` small files are gone, and ``removed_files`` old ones were deleted.
     ``hours_marked`` were marked in the database as archived, ``hours_marked_before`` already were.
-    ``hours_differing`` hold messages in the archive that the database lacks; ``hours_damaged`` are
-    not in the files as they were. ``marked_archive``: no hour was marked, since the marks of the
-    database name that archive.
+    ``hours_differing`` hold messages in the archive that the database lacks; ``hours_dropped`` were
+    dropped by retention before all of them was read; ``hours_damaged`` are not in the files as they
+    were. ``marked_archive``: no hour was marked, since the marks of the database name that archive.
     """
 
     position: int = 0
@@ -109,6 +97,7 @@ class ArchiveReport(JobReport):
     hours_marked: int = 0
     hours_marked_before: int = 0
     hours_differing: list[int] = field(default_factory=list)
+    hours_dropped: list[int] = field(default_factory=list)
     hours_damaged: list[int] = field(default_factory=list)
     marked_archive: str | None = None
     dry_run: bool = False
@@ -116,7 +105,8 @@ class ArchiveReport(JobReport):
     @property
     def sound(self) -> bool:
         """True if every complete hour of the database is marked as archived."""
-        return not (self.hours_differing or self.hours_damaged or self.marked_archive)
+        faults = (self.hours_differing, self.hours_dropped, self.hours_damaged)
+        return not (any(faults) or self.marked_archive)
 
     def lines(self) -> list[str]:
         """Return the report as text."""
@@ -146,6 +136,11 @@ class ArchiveReport(JobReport):
             " hold it as they did. `storenode pipeline verify` names them."
             for hour in self.hours_damaged[:MAX_LISTED]
         ]
+        lines += [
+            f"The hour {time_text(hour)} was dropped from the database before all of it was"
+            " archived: --retention-requires-archive lets retention wait for the archive."
+            for hour in self.hours_dropped[:MAX_LISTED]
+        ]
         return lines + [
             f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
             " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
@@ -169,6 +164,7 @@ class ArchiveJob:
     mark_here: bool = False
 
 
+@spark_errors()
 def archive(session: SparkSession, job: ArchiveJob) -> ArchiveReport:
     """Append the messages that the archive lacks, and mark complete hours as archived."""
     with connected(job.url) as connection:
@@ -216,7 +212,7 @@ class _Archiver:
 
     def _append(self, state: DatabaseState, steps: list[Fingerprints]) -> None:
         """Archive hours step by step."""
-        is_whole = (self._job.low_ns, self._job.high_ns) == (0, FOREVER)
+        is_whole = (self._job.low_ns, self._job.high_ns) == ALL
         for number, hours in enumerate(steps, 1):
             what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
             messages = _missing(hours, self._stored)
@@ -244,20 +240,19 @@ class _Archiver:
         if not partial:
             return rows
         files = self._archive.files({hour // DAY_NS for hour in partial})
-        stored = read_files(self._session, files, KEY, min(partial), max(partial) + HOUR_NS)
-        return rows.join(stored, list(KEY), "left_anti")
+        stored = parquet.read_files(
+            self._session, files, parquet.KEY, min(partial), max(partial) + HOUR_NS
+        )
+        return rows.join(stored, list(parquet.KEY), "left_anti")
 
     def _write(
         self, rows: DataFrame, messages: int, *, by_hour: bool = True
     ) -> tuple[list[DataFile], Fingerprints]:
         """Write about ``messages`` messages, and read them back; few of them by one task."""
         wanted = max(1, messages // MIN_PORTION_ROWS)
-        tasks = min(wanted, shuffle_partitions(self._session))
-        try:
-            done = write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
-            return read_back(self._session, self._archive, done)
-        except SPARK_ERRORS as error:
-            raise of_spark(error) from error
+        tasks = min(wanted, parquet.shuffle_partitions(self._session))
+        done = parquet.write_files(rows, self._archive.messages, tasks, by_hour=by_hour)
+        return read_back(self._session, self._archive, done)
 
     def _commit(
         self, written: list[DataFile], added: Fingerprints, last: DatabaseState | None
@@ -296,12 +291,15 @@ class _Archiver:
         result.hours_marked_before = len(sealed) - len(new)
         result.hours_marked = mark_archived(connection, now, path)
         result.hours_damaged = sorted(hour for hour in now if now[hour] != stored[hour])
-        result.hours_differing = sorted(new - equal)
+        differing = sorted(new - equal)
+        there = read_state(connection, differing[0], differing[-1] + 1).hours if differing else {}
+        result.hours_differing = [hour for hour in differing if hour in there]
+        result.hours_dropped = [hour for hour in differing if hour not in there]
 
     def _confirmed(self, hours: set[int]) -> Fingerprints:
         """Return what the files hold of some hours; those that this has not written are read."""
         days = {hour // DAY_NS for hour in hours - self._read_back}
-        found = fingerprints_of(self._session, self._archive.files(days))
+        found = parquet.fingerprints_of(self._session, self._archive.files(days))
         return {
             hour: self._stored[hour] if hour in self._read_back else found.get(hour, NOTHING)
             for hour in hours
@@ -312,10 +310,10 @@ class _Archiver:
         while files := self._archive.crowded():
             messages = sum(each.rows for each in files)
             with logged("compact", messages):
-                require_whole(self._session, self._archive, files)
-                rows = read_files(self._session, files, NAMES)
+                parquet.require_whole(self._session, self._archive, files)
+                rows = parquet.read_files(self._session, files, NAMES)
                 written, added = self._write(rows, messages, by_hour=False)
-                before = fingerprints_of(self._session, files)
+                before = parquet.fingerprints_of(self._session, files)
             if added != before:
                 raise PipelineError(
                     "Small files that were compacted did not hold the same, so they stay:"

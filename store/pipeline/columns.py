@@ -43,6 +43,12 @@ ARROW: Final = pa.schema(
 )
 """``ts`` in nanoseconds since the epoch; ``day`` is its UTC day; ``shard`` see `shard_of`."""
 
+CONTENT_DIGEST: Final = "content_digest"
+"""The column with the digest of a message's content (`storenode.message.hashing`), which no archive
+has: it is computed from the other columns."""
+
+READABLE: Final = ARROW.append(pa.field(CONTENT_DIGEST, pa.binary(), nullable=False))
+
 PARTITIONS: Final = ("day", "shard")
 """Columns that are directories in an archive."""
 
@@ -59,4 +65,4 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     Raises:
         KeyError: there is no column of a name.
     """
-    return from_arrow_schema(pa.schema(map(ARROW.field, names)))
+    return from_arrow_schema(pa.schema(map(READABLE.field, names)))

@@ -7,16 +7,16 @@ position and the fingerprints of everything that was committed up to it.
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
+import numpy as np
 import psycopg
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.db.buckets import between, coarser, of_rows, unpack
+from store.db.buckets import RECORD, between, coarser, of_rows, unpack
 from store.db.errors import SchemaError
 from store.db.migrate import require_served
 from store.pipeline.errors import FAILED, PipelineError, of_database
@@ -28,6 +28,7 @@ Range = tuple[int, int]
 """A range of time in nanoseconds, the end exclusive."""
 
 FOREVER: Final = 2**63 - 1
+ALL: Final = (0, FOREVER)
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _STORE: Final[LiteralString] = (
@@ -60,9 +61,6 @@ _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
 """
-_RECORD: Final = struct.Struct("<6q")
-"""A record of a commit's summary, see `store.db.buckets`, with signed words."""
-
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
@@ -134,10 +132,11 @@ def as_of(
     found: Fingerprints = {}
     before = dict(now)
     for summary in newest_first:
-        added: Fingerprints = {}
-        for minute, *record in _RECORD.iter_unpack(summary):
-            hour = minute // HOUR_NS * HOUR_NS
-            added[hour] = added.get(hour, NOTHING).joined(Fingerprint(*record))
+        records, added = np.frombuffer(summary, RECORD), dict[int, Fingerprint]()
+        hours = (records["start_ns"] // HOUR_NS * HOUR_NS).tolist()
+        words = records["xor"].view("<i8").tolist()
+        for hour, count, xor in zip(hours, records["count"].tolist(), words, strict=True):
+            added[hour] = added.get(hour, NOTHING).joined(Fingerprint(count, *xor))
         for hour in added.keys() & before.keys():
             one, each = before[hour], added[hour]
             if one == stored.get(hour):

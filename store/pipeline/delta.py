@@ -113,11 +113,9 @@ class DeltaArchive:
     @property
     def exists(self) -> bool:
         """True if an archive was begun here."""
-        try:
+        with self._translated():
             require_reachable(self.path)
             return bool(DeltaTable.is_deltatable(self.messages, delta_options(self.path)))
-        except (DeltaError, OSError, ValueError) as error:
-            raise of_store(self.path, error) from error
 
     def open(self) -> DeltaArchive:
         """Read the newest state."""
@@ -138,7 +136,12 @@ class DeltaArchive:
                 " `storenode pipeline archive`.",
                 USAGE,
             ) from error
-        except (DeltaError, OSError, ValueError) as error:
+        except DeltaError as error:
+            raise PipelineError(
+                f"{of_store(self.path, error).sentence} If its log is damaged, `storenode pipeline"
+                " repair` restores it."
+            ) from error
+        except (OSError, ValueError) as error:
             raise of_store(self.path, error) from error
         self._files = self._manifest = None
         self._check()
@@ -379,14 +382,10 @@ class DeltaArchive:
         return file.path.removeprefix(f"{self.messages}/")
 
     def stored(self) -> list[str]:
-        """Return the paths of all Parquet files below the table, named by a commit or not."""
+        """Return the paths of all files with messages, named by a commit or not."""
         with self._translated():
-            return [path for path in listed(self.messages) if path.endswith(".parquet")]
-
-    @property
-    def is_there(self) -> bool:
-        """True if each file of the table exists; its content is not looked at."""
-        return set(self.stored()).issuperset(map(self.within, self.files()))
+            paths = listed(self.messages)
+        return [each for each in paths if each.endswith(".parquet") and each[0] != "_"]
 
     def vacuum(self) -> int:
         """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; return how many.

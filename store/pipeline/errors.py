@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import psycopg
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""The exceptions of Spark: errors that have a class of their own there, and all others."""
+SPARK_ERRORS: Final = (PySparkException, Py4JError, ConnectionError, EOFError)
+"""The exceptions of Spark: errors with a class of their own, all others, and a JVM that is gone."""
 
 FAILED: Final = 1
 """The job failed, or found a fault."""
@@ -25,6 +27,8 @@ UNREACHABLE: Final = 3
 _RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<sentence>.*)")
 _CALLING: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 _FULL: Final = "No space left on device"
+_DETAILS: Final = re.compile(r"[:\s]+(?:0: |\w+ \{ ).*", re.DOTALL)
+"""The backtrace of a library, or the dump of its data, behind what it says."""
 
 _STORE_CAUSES: Final = (
     (
@@ -57,7 +61,7 @@ class StoreError(OSError):
 
 def store_error(path: str, text: str) -> StoreError:
     """Return the error for an object store's message about a path."""
-    cause = store_cause(text) or " ".join(text.split())[:200]
+    cause = store_cause(text) or _in_one_line(text)
     return StoreError(errno.EIO, cause, path)
 
 
@@ -103,8 +107,7 @@ def of_database(error: psycopg.Error) -> PipelineError:
 def of_spark(error: Exception) -> PipelineError:
     """Return the error for one that came through Spark."""
     text = str(error)
-    raised = _RAISED.search(text)
-    if raised is not None:
+    if raised := _RAISED.search(text):
         return PipelineError(raised["sentence"].strip(), int(raised["code"]))
     if _FULL in text:
         return PipelineError(
@@ -112,17 +115,27 @@ def of_spark(error: Exception) -> PipelineError:
             " of Spark's temporary files (spark.local.dir). An archive is as it was: make room, and"
             " run it again."
         )
-    cause, _, _ = text.partition("JVM stacktrace:")
-    cause = _CALLING.sub("", cause)
+    if isinstance(error, Py4JNetworkError | ConnectionError | EOFError):
+        return PipelineError("Spark's JVM has ended, perhaps for want of memory: run it again.")
+    cause = _CALLING.sub("", text.partition("JVM stacktrace:")[0])
     lines = [line.strip() for line in cause.splitlines() if line.strip()]
     # A worker's traceback says last what was wrong, anything else says so first.
     first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__
     return PipelineError(f"Spark gave up: {first[:500]}")
 
 
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raise the errors of Spark as those of a job."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+
+
 def of_store(path: str, error: Exception, what: str = "archive") -> PipelineError:
     """Return the error for reading or writing an archive, or something in it."""
-    cause = _known_cause(path, error) or " ".join(str(error).split())[:300]
+    cause = _known_cause(path, error) or _in_one_line(str(error))
     return PipelineError(f"The {what} in {path} cannot be read or written: {cause}.")
 
 
@@ -131,8 +144,12 @@ def of_file(path: str, error: Exception) -> PipelineError:
     cause = _known_cause(path, error) if isinstance(error, OSError) else None
     if cause is not None:
         return PipelineError(f"{path} could not be read: {cause}.")
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = _in_one_line(str(error)) or type(error).__name__
     return PipelineError(
         f"{path} could not be read as a file of an archive: it is damaged, of another schema"
-        f" or gone ({text[:200]})."
+        f" or gone ({text})."
     )
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(_DETAILS.sub("", text).split())[:300]

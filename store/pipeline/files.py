@@ -220,8 +220,15 @@ def listed(folder: str) -> list[str]:
         with _translated(folder):
             found = (each for batch in obstore.list(_store(folder), prefix) for each in batch)
             return [each["path"].removeprefix(prefix) for each in found]
-    root = Path(folder)
-    return [str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()]
+    if not os.path.lexists(folder):
+        return []
+    folders = os.walk(folder, onerror=_raise)  # `Path.rglob` leaves out what may not be read
+    paths = (Path(place, name) for place, _, names in folders for name in names)
+    return [str(each.relative_to(folder)) for each in paths if each.is_file()]
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def delete(folder: str, names: Iterable[str]) -> None:

@@ -7,12 +7,14 @@ A hash is four 64-bit words, ``h0`` to ``h3``, each little-endian and signed, as
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from pyspark.sql import Row
 
 from reconcile.summaries.buckets import TimeBuckets
+
+T = TypeVar("T")
 
 XOR_WORDS: Final = ("x0", "x1", "x2", "x3")
 
@@ -72,7 +74,7 @@ def coarser(fingerprints: Fingerprints, length_ns: int) -> Fingerprints:
     return found
 
 
-def differing(one: Fingerprints, other: Fingerprints) -> list[int]:
+def differing(one: Mapping[int, T], other: Mapping[int, T]) -> list[int]:
     """Return the starts of the slices that are not the same on both sides, ascending."""
     starts = one.keys() | other.keys()
     return sorted(start for start in starts if one.get(start) != other.get(start))

@@ -22,6 +22,8 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
+
 from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import chunks, create, listed
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
@@ -97,7 +99,8 @@ def _parse(data: bytes) -> _Commit:
     info: dict[str, Any]
     (info,) = (each["commitInfo"] for each in actions if "commitInfo" in each)
     digests = json.loads(info[_FILES])
-    hours = {int(start): Fingerprint(*map(int, rest)) for start, *rest in json.loads(info[_HOURS])}
+    rows = np.array(json.loads(info[_HOURS]), np.int64).tolist()
+    hours = {start: Fingerprint(*rest) for start, *rest in rows}
     paths = [unquote(each["add"]["path"]) for each in actions if "add" in each]
     for path in paths:
         if not _PATH.match(path):

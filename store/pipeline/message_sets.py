@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.database import ALL, FOREVER, Range, connected, read_state
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
-from store.pipeline.parquet import fingerprints_of, read_files, shuffle_partitions
+from store.pipeline.parquet import read_files, shuffle_partitions
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import read_database
 
@@ -28,24 +28,17 @@ class ArchiveMessages:
         self.name = archive.path
         self.session = session
         self.archive = archive.open()
-        recorded = archive.recorded_hours()
-        # Otherwise commits, copies or files are damaged, and the files say what is there.
-        if recorded is None or not archive.is_there:
-            recorded = fingerprints_of(session, archive.files())
-        self.hours = recorded
+        self.count = sum(each.rows for each in self.archive.files())
 
     def messages(
-        self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
+        self, names: Sequence[str], within: Range = ALL, hours: Sequence[int] | None = None
     ) -> DataFrame:
-        """Return some columns of the messages of a range of time, the end exclusive.
-
-        ``hours``: at least those of some hours only, ascending.
-        """
-        files = self.archive.files_between(low_ns, high_ns)
+        """Return some columns of messages ``within`` a time; ``hours``: of their days only."""
+        files = self.archive.files_between(*within)
         if hours is not None:
             days = {hour // DAY_NS for hour in hours}
             files = [each for each in files if each.day in days]
-        return read_files(self.session, files, names, low_ns, high_ns)
+        return read_files(self.session, files, names, *within)
 
 
 class DatabaseMessages:
@@ -54,26 +47,24 @@ class DatabaseMessages:
     def __init__(self, session: SparkSession, url: str, connections: int = MAX_CONNECTIONS) -> None:
         self.name = "the database"
         self.session = session
-        self._url = url
+        self.url = url
         self._connections = min(connections, shuffle_partitions(session))
         with connected(url) as connection:
             state = read_state(connection)
         self.hours, self._position = state.hours, state.position
+        self.count = sum(each.messages for each in state.hours.values())
 
     def messages(
-        self, names: Sequence[str], low_ns: int, high_ns: int, hours: Sequence[int] | None = None
+        self, names: Sequence[str], within: Range = ALL, hours: Sequence[int] | None = None
     ) -> DataFrame:
-        """Return some columns of the messages of a range of time, the end exclusive.
-
-        ``hours``: at least those of some hours only, ascending.
-        """
+        """Return some columns of messages ``within`` a time; ``hours``: of these only."""
         wanted = self.hours if hours is None else [hour for hour in hours if hour in self.hours]
         return read_database(
             self.session,
-            self._url,
+            self.url,
             names,
             position=self._position,
-            within=(low_ns, high_ns),
+            within=within,
             hours=wanted,
             connections=self._connections,
         )

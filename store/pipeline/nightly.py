@@ -52,7 +52,9 @@ def nightly(session: SparkSession, job: ArchiveJob, manifest: str | None = None)
     found = job.archive
     result = NightlyReport({"archive": archive(session, job)}, {})
     checks: dict[str, Callable[[], JobReport]] = {
-        "verify": lambda: verify(session, VerifyJob(found, job.url, manifest=manifest)),
+        "verify": lambda: verify(
+            session, VerifyJob(found, job.url, manifest=manifest, connections=job.connections)
+        ),
         "audit": lambda: audit_recorded(ArchiveMessages(session, found)),
     }
     for name, check in checks.items():

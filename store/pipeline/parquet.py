@@ -6,6 +6,7 @@ library of Hadoop is needed. Everything else is Spark's.
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -18,14 +19,15 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.pipeline.columns import ARROW, HASH_WORDS, NAMES, PARTITIONS
+from store.pipeline.columns import ARROW, CONTENT_DIGEST, HASH_WORDS, NAMES, PARTITIONS
 from store.pipeline.database import FOREVER
 from store.pipeline.delta import DataFile, DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, StoreError, of_file, of_spark
+from store.pipeline.errors import PipelineError, StoreError, of_file, spark_errors
 from store.pipeline.files import chunks, file_system, for_reading, on_store, settle
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprints, collected
 from store.pipeline.limits import HOUR_NS, MAX_PORTION_ROWS, MIN_PORTION_ROWS
 from store.pipeline.source import in_shares
+from storenode.message.limits import CONTENT_DIGEST_BYTES
 
 T = TypeVar("T")
 Batches = Iterator[pa.RecordBatch]
@@ -41,6 +43,10 @@ _FORMAT: Final = ds.ParquetFileFormat()
 
 UNREADABLE: Final = "file cannot be read"
 CHANGED_FILE: Final = "file is not the one that the manifest names"
+
+CONTENT: Final = ("ts", "hash", CONTENT_DIGEST)
+_DIGESTED: Final = ("ts", "pubsub_topic", "payload", "content_topic", "meta")
+_SALT: Final = secrets.randbits(62)  # nobody can choose messages whose sums are the same
 
 _DIGESTS: Final = pa.schema([PATH, ("size_bytes", pa.int64()), ("digest", pa.string())])
 
@@ -85,20 +91,31 @@ def over_files(
 def read_files(
     session: SparkSession,
     files: Iterable[DataFile],
-    names: Iterable[str],
+    names: Sequence[str],
     low_ns: int = 0,
     high_ns: int = FOREVER,
 ) -> DataFrame:
     """Return some columns of the messages in some files, with times from ``low_ns`` to ``high_ns``.
 
     ``high_ns`` is excluded; FOREVER excludes nothing. ``day``, ``shard`` and ``path`` are those of
-    the file.
+    the file; `CONTENT_DIGEST` is computed.
     """
-    fields = [
-        PATH if name == PATH.name else ARROW.field(name).with_nullable(True) for name in names
-    ]
-    schema = pa.schema(fields)
-    return over_files(session, partial(_messages, schema, low_ns, high_ns), files, schema)
+    columns = [name for name in names if name != CONTENT_DIGEST]
+    is_digested = len(columns) < len(names)
+    schema = pa.schema(
+        PATH if name == PATH.name else ARROW.field(name).with_nullable(True)
+        for name in dict.fromkeys([*columns, *(_DIGESTED if is_digested else ())])
+    )
+    rows = over_files(session, partial(_messages, schema, low_ns, high_ns), files, schema)
+    return rows.select(*columns, _digest()) if is_digested else rows
+
+
+def _digest() -> Column:
+    topics = [f"cast({name} as binary)" for name in ("pubsub_topic", "content_topic")]
+    fields = (topics[0], "payload", topics[1], "coalesce(meta, X'')")
+    framed = [f"unhex(lpad(hex(octet_length({each})), 8, '0')), {each}" for each in fields]
+    text = f"sha2(concat({', '.join(framed)}, unhex(lpad(hex(ts), 16, '0'))), 256)"
+    return F.expr(f"unhex(left({text}, {2 * CONTENT_DIGEST_BYTES}))").alias(CONTENT_DIGEST)
 
 
 def _messages(schema: pa.Schema, low_ns: int, high_ns: int, files: list[DataFile]) -> Batches:
@@ -156,23 +173,29 @@ def sums() -> list[Column]:
     return [F.count(F.lit(1)).alias("count"), *(F.bit_xor(h).alias(x) for h, x in words)]
 
 
+def content_sum() -> Column:
+    """Return an aggregate of hashes and content digests that other contents change."""
+    return F.bit_xor(F.xxhash64(F.lit(_SALT), "hash", CONTENT_DIGEST)).alias("contents")
+
+
+def contents_by_hour(messages: DataFrame) -> dict[int, int]:
+    """Compute the `content_sum` of messages, which have the columns `CONTENT`, by hour."""
+    rows = messages.groupBy(start_of(HOUR_NS)).agg(content_sum())
+    return {row["start_ns"]: row["contents"] for row in rows.collect()}
+
+
+@spark_errors()
 def fingerprints_of(session: SparkSession, files: Sequence[DataFile]) -> Fingerprints:
     """Compute the fingerprints of the messages in some files, by hour."""
     if not files:
         return {}
     rows = read_files(session, files, KEY).groupBy(start_of(HOUR_NS)).agg(*sums())
-    try:
-        return collected(rows.collect())
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    return collected(rows.collect())
 
 
 def file_digests(session: SparkSession, files: Iterable[DataFile]) -> dict[str, tuple[int, str]]:
     """Compute size and SHA-256 of files, by path; files that cannot be read are left out."""
-    try:
-        rows = over_files(session, _digests, files, _DIGESTS).collect()
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    rows = over_files(session, _digests, files, _DIGESTS).collect()
     return {row["path"]: (row["size_bytes"], row["digest"]) for row in rows}
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from store.pipeline.delta import DataFile, DeltaArchive
-from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.errors import USAGE, PipelineError, spark_errors
 from store.pipeline.fingerprints import NOTHING
 from store.pipeline.limits import DAY_NS
 from store.pipeline.manifest import Manifest, day_of
@@ -64,6 +64,7 @@ class RepairReport(FaultList):
         return found or ["Log and manifest agree: there is nothing to repair."]
 
 
+@spark_errors()
 def repair(
     session: SparkSession, archive: DeltaArchive, *, leave_out: bool = False
 ) -> RepairReport:

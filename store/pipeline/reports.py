@@ -63,17 +63,6 @@ _SUCCESS: Final = "storenode_pipeline_last_success_timestamp_seconds"
 _MAX_FILE_CHARS: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class JobRun:
-    """A run of a job: seconds since the epoch, the exit code, and its report for JSON."""
-
-    job: str
-    began_s: float
-    ended_s: float
-    code: int
-    report: Mapping[str, Any]
-
-
 def require_metrics_file(file: Path) -> None:
     """Raise unless a file can be written or replaced."""
     if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
@@ -84,10 +73,12 @@ def require_metrics_file(file: Path) -> None:
         )
 
 
-def write_metrics(file: Path, run: JobRun) -> None:
-    """Write a run's metrics in place of those of the run before, whole or not at all.
+def write_metrics(
+    file: Path, job: str, code: int, report: Mapping[str, Any], *, began_s: float, ended_s: float
+) -> None:
+    """Write the metrics of a job's run in place of those of the run before, whole or not at all.
 
-    The time of the last success stays while the job fails.
+    ``report`` is for JSON. The time of the last success stays while the job fails.
 
     Raises:
         OSError: they cannot be written.
@@ -96,22 +87,21 @@ def write_metrics(file: Path, run: JobRun) -> None:
 
     def gauge(name: str, about: str, value: float | None) -> None:
         if value is not None:
-            Gauge(name, about, ["job"], registry=registry).labels(run.job).set(value)
+            Gauge(name, about, ["job"], registry=registry).labels(job).set(value)
 
-    success = run.ended_s if run.code == 0 else _last_success(file, run.job)
-    gauge("storenode_pipeline_last_run_timestamp_seconds", "When the job ended.", run.ended_s)
+    success = ended_s if code == 0 else _last_success(file, job)
+    gauge("storenode_pipeline_last_run_timestamp_seconds", "When the job ended.", ended_s)
     gauge(_SUCCESS, "When the job last ended with exit code 0.", success)
-    duration_s = run.ended_s - run.began_s
-    gauge("storenode_pipeline_duration_seconds", "How long the job took.", duration_s)
-    gauge("storenode_pipeline_exit_code", "0: success; 1: failed, or found a fault.", run.code)
+    gauge("storenode_pipeline_duration_seconds", "How long the job took.", ended_s - began_s)
+    gauge("storenode_pipeline_exit_code", "0: success; 1: failed, or found a fault.", code)
     figures = Gauge(
         "storenode_pipeline_figure",
         "A figure of the job's report, named as in its JSON; of a list its length.",
         ["job", "figure"],
         registry=registry,
     )
-    for name, value in _figures(run.report):
-        figures.labels(run.job, name).set(value)
+    for name, value in _figures(report):
+        figures.labels(job, name).set(value)
     write_to_textfile(str(file), registry)
 
 

@@ -33,16 +33,19 @@ from store.pipeline.columns import NAMES
 from store.pipeline.database import FOREVER, connected, lock, read_store, restored_since
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import (
-    SPARK_ERRORS,
     UNREACHABLE,
     USAGE,
     PipelineError,
     of_database,
-    of_spark,
     of_store,
+    spark_errors,
 )
 from store.pipeline.files import checked, for_reading, listed
-from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
+from store.pipeline.limits import (
+    MAX_CONNECTIONS,
+    RESTORE_BATCH_BYTES,
+    RESTORE_BATCH_MESSAGES,
+)
 from store.pipeline.parquet import KEY, read_files, read_rows, require_whole
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged
@@ -200,23 +203,21 @@ class RestoreJob:
     dry_run: bool = False
 
 
+@spark_errors()
 def restore(session: SparkSession, job: RestoreJob) -> RestoreReport:
     """Store the messages that an archive holds of a range, or of a diff."""
     result = RestoreReport(0, 0, dry_run=job.dry_run)
-    try:
-        rows = _wanted(session, job)
-        result.is_partial = job.archive.recorded_hours() is None
-        with logged("check"):
-            result.messages = _checked(rows)
-        if result.messages and not job.dry_run:
-            with connected(job.url) as connection:
-                lock(connection, RESTORING, "restoring into this database")
-                _, _, before = read_store(connection)
-                with logged("restore", result.messages):
-                    result.conflicts = _store(rows, job)
-                result.new = restored_since(connection, before)
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    rows = _wanted(session, job)
+    result.is_partial = job.archive.recorded_hours() is None
+    with logged("check"):
+        result.messages = _checked(rows)
+    if result.messages and not job.dry_run:
+        with connected(job.url) as connection:
+            lock(connection, RESTORING, "restoring into this database")
+            _, _, before = read_store(connection)
+            with logged("restore", result.messages):
+                result.conflicts = _store(rows, job)
+            result.new = restored_since(connection, before)
     return result
 
 

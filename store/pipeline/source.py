@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date
 from functools import lru_cache
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,23 +25,14 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement, Err
 from adbc_driver_postgresql import StatementOptions, connect
 from google.protobuf.message import DecodeError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from store.pipeline.columns import (
-    ARROW,
+    CONTENT_DIGEST,
     HASH_WORDS,
     PARENT,
+    READABLE,
     SDS_COLUMNS,
     TAIL_COLUMNS,
     spark_schema,
@@ -124,8 +113,6 @@ NO_SHARD: Final = -1
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """The driver puts about this many bytes of rows into one batch."""
 
-_UP_TO: Final = """
- and m.batch not in (select batch from storenode.export_commits where position > {position})"""
 _TAIL: Final = """
 case when m.ts between (1::bigint << 55) and (1::bigint << 62) - 1 and octet_length(m.tail)
      = 14 + octet_length(m.pubsub_topic) + (octet_length(m.pubsub_topic) > 127)::int
@@ -136,14 +123,8 @@ _SDS: Final = """
  and s.ts >= {low} and s.ts < {high}"""
 _MESSAGES: Final = """
 select {columns} from storenode.export_messages m{joins}
-where m.ts >= {low} and m.ts < {high}{condition}"""
-EQUAL_COLUMNS: Final[Mapping[str, str]] = {
-    "pubsub_topic": "m.pubsub_topic = convert_from({digits}, 'UTF8')",
-    "content_topic": "m.content_topic = convert_from({digits}, 'UTF8')",
-    "channel": "s.channel = {digits}",
-}
-"""Columns that the database can compare, and the conditions; text is sent as its bytes."""
-
+where m.ts >= {low} and m.ts < {high}
+ and m.batch not in (select batch from storenode.export_commits where position > {position})"""
 _SDS_READ: Final = ("channel", "message_id", "sender", "lamport", "parent_ids", "parent_hints")
 
 
@@ -158,30 +139,22 @@ def shard_of(pubsub_topic: str) -> int:
 
 
 def read_slices(
-    url: str,
-    slices: list[Slice],
-    position: int,
-    names: tuple[str, ...],
-    equal: Mapping[str, str] = MappingProxyType({}),
+    url: str, slices: list[Slice], position: int, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """Read some columns of the messages of some slices, committed up to a position.
-
-    ``equal`` maps columns of `EQUAL_COLUMNS` to the value that they must have.
-    """
+    """Read some columns of the messages of some slices, committed up to a position."""
     if not slices:
         return
     with _connection(url) as connection:
         for each in slices:
-            for batch in _batches(connection, _statement(each, position, names, equal)):
+            for batch in _batches(connection, _statement(each, position, names)):
                 yield _decoded(batch, names)
 
 
-def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mapping[str, str]) -> str:
-    wanted = {*names, *equal}
+def _statement(each: Slice, position: int, names: tuple[str, ...]) -> str:
+    wanted = {*names}
     bounds = {"low": each.low_ns, "high": each.high_ns}
     columns, joins = ["m.ts", "m.hash"], ""
-    if "payload" in wanted:
-        columns.append("m.payload")
+    columns += [f"m.{name}" for name in ("payload", CONTENT_DIGEST) if name in wanted]
     if wanted & ({"shard", "pubsub_topic", "content_topic"} | TAIL_COLUMNS):
         columns += ["m.pubsub_topic", "m.content_topic"]
     if wanted & TAIL_COLUMNS:
@@ -189,13 +162,7 @@ def _statement(each: Slice, position: int, names: tuple[str, ...], equal: Mappin
     if wanted & SDS_COLUMNS:
         columns += [f"s.{name}" for name in _SDS_READ]
         joins = _SDS.format(**bounds)
-    conditions = [_UP_TO.format(position=position)]
-    for name, text in equal.items():
-        digits = f"decode('{text.encode().hex()}', 'hex')"
-        conditions.append(f" and {EQUAL_COLUMNS[name].format(digits=digits)}")
-    return _MESSAGES.format(
-        columns=", ".join(columns), joins=joins, condition="".join(conditions), **bounds
-    )
+    return _MESSAGES.format(columns=", ".join(columns), joins=joins, position=position, **bounds)
 
 
 @lru_cache(maxsize=2)
@@ -248,7 +215,7 @@ def _first_line(error: Exception) -> str:
 def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
     """Return the wanted columns of rows that `_statement` reads."""
     wanted, given = set(names), set(rows.schema.names)
-    found: dict[str, pa.Array] = {name: rows[name] for name in given & set(ARROW.names)}
+    found: dict[str, pa.Array] = {name: rows[name] for name in given & set(READABLE.names)}
     if "day" in wanted:
         days = rows["ts"].to_numpy(zero_copy_only=False) // DAY_NS
         found["day"] = pa.array(days.astype(np.int32)).view(pa.date32())
@@ -270,8 +237,8 @@ def _decoded(rows: pa.RecordBatch, names: tuple[str, ...]) -> pa.RecordBatch:
         found |= _optional_fields(rows)
     if "parents" in wanted:
         found["parents"] = _parents(rows)
-    columns = [found[name].cast(ARROW.field(name).type) for name in names]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(map(ARROW.field, names)))
+    columns = [found[name].cast(READABLE.field(name).type) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(map(READABLE.field, names)))
 
 
 def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -290,7 +257,7 @@ def _optional_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
         for field, value in message.ListFields():
             if field.name in values:
                 values[field.name][place] = value
-    return {name: pa.array(column, ARROW.field(name).type) for name, column in values.items()}
+    return {name: pa.array(column, READABLE.field(name).type) for name, column in values.items()}
 
 
 def _parents(rows: pa.RecordBatch) -> pa.Array:
@@ -311,9 +278,6 @@ def _damaged(rows: pa.RecordBatch, place: int) -> PipelineError:
 
 
 FORMAT: Final = "storenode"
-_AT_MOST: Final = (EqualTo, LessThan, LessThanOrEqual)
-_AT_LEAST: Final = (EqualTo, GreaterThan, GreaterThanOrEqual)
-_EPOCH: Final = date(1970, 1, 1)
 
 
 class StorenodeSource(DataSource):
@@ -347,31 +311,12 @@ class StorenodeReader(DataSourceReader):
         hours = options.get("hours")
         self._hours = None if hours is None else sorted(int(at) for at in hours.split(",") if at)
         self._schema = pa.schema(
-            ARROW.field(each.name).with_nullable(each.nullable) for each in schema
+            READABLE.field(each.name).with_nullable(each.nullable) for each in schema
         )
         self._low_ns = int(options.get("from", 0))
         self._high_ns = int(options.get("to", FOREVER))
         self._position = int(options.get("position", -1))
         self._connections = int(options.get("connections", MAX_CONNECTIONS))
-        self._equal: dict[str, str] = {}
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Read less where filters bound the time, or name a topic or a channel."""
-        for condition in filters:
-            path: tuple[str, ...] = getattr(condition, "attribute", ())
-            value = getattr(condition, "value", None)
-            if len(path) == 1 and value is not None:
-                self._narrow(condition, path[0], value)
-            yield condition  # Spark filters the rows again
-
-    def _narrow(self, condition: Filter, name: str, value: Any) -> None:  # noqa: ANN401
-        if name in EQUAL_COLUMNS and isinstance(condition, EqualTo) and "\0" not in value:
-            self._equal[name] = value
-        span = _span_ns(name, value)
-        if span is not None and isinstance(condition, _AT_LEAST):
-            self._low_ns = max(self._low_ns, span[0])
-        if span is not None and isinstance(condition, _AT_MOST):
-            self._high_ns = min(self._high_ns, span[1])
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan at most as many tasks as there may be connections."""
@@ -391,18 +336,8 @@ class StorenodeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one partition, with the nullability that Spark was given."""
         slices, position = partition.value
-        found = read_slices(self._url, slices, position, tuple(self._schema.names), self._equal)
+        found = read_slices(self._url, slices, position, tuple(self._schema.names))
         return (pa.RecordBatch.from_arrays(each.columns, schema=self._schema) for each in found)
-
-
-def _span_ns(name: str, value: object) -> tuple[int, int] | None:
-    """Return the nanoseconds that a value of a time column spans, the end exclusive."""
-    if name == "ts" and isinstance(value, int):
-        return value, min(value + 1, FOREVER)
-    if name == "day" and isinstance(value, date):
-        start = (value - _EPOCH).days * DAY_NS
-        return start, start + DAY_NS
-    return None
 
 
 def read_database(

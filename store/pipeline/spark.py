@@ -178,8 +178,7 @@ def spark_session(
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Register the data source in a session, and have Spark hand filters to it."""
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    """Register the data source in a session."""
     session.dataSource.register(StorenodeSource)
     return session
 

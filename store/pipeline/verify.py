@@ -5,7 +5,7 @@ store, in the directory of their day and shard, and each there once. The files, 
 that the manifest names must be there unchanged, and so must the hours that the database has marked
 as archived here. The rows of files that are not as they were are not looked at. The database is
 compared as of the archive's newest commit: messages that came later are not archived yet, which is
-no fault.
+no fault. Where the hashes of an hour are the same, contents are compared, too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.pipeline.columns import HASH_WORDS
+from store.pipeline import parquet
+from store.pipeline.columns import CONTENT_DIGEST, HASH_WORDS
 from store.pipeline.database import FOREVER, connected, other_stores, read_as_of, read_marks
 from store.pipeline.delta import DataFile, DeltaArchive
-from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from store.pipeline.diff import CONTENT_COLUMNS, compared, conflict_lines
+from store.pipeline.errors import USAGE, PipelineError, spark_errors
 from store.pipeline.files import checked
-from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, short_hours
-from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
+from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing, short_hours
+from store.pipeline.limits import (
+    DAY_NS,
+    HOUR_NS,
+    MAX_CONNECTIONS,
+    MAX_LISTED,
+    SHARD_PARTITIONS,
+)
 from store.pipeline.manifest import Manifest, day_of, read_manifest
-from store.pipeline.parquet import PATH, lost_files, read_files, start_of, sums
+from store.pipeline.message_sets import DatabaseMessages
 from store.pipeline.reports import JobReport, time_text
 from store.pipeline.source import NO_SHARD
 from store.pipeline.spark import logged
@@ -97,6 +105,7 @@ def count_faults(rows: DataFrame) -> tuple[int, dict[str, int]]:
 
 TWICE: Final = "there more than once"
 DIFFERENT: Final = "hour is not the same in the database"
+CONFLICTING: Final = "message has another content in the database"
 LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 LOST_HOUR: Final = "hour of the manifest is no longer here in full"
 LOST_FILE: Final = "file of the manifest is not in the table"
@@ -185,12 +194,14 @@ class VerifyJob:
     low_ns: int = 0
     high_ns: int = FOREVER
     manifest: str | None = None
+    connections: int = MAX_CONNECTIONS
 
     def covers(self, day: int) -> bool:
         """Return True if a day (since the epoch) is verified; days are verified as a whole."""
         return self.low_ns // DAY_NS <= day < -(-self.high_ns // DAY_NS)
 
 
+@spark_errors()
 def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     """Verify an archive; change nothing."""
     archive = job.archive.open()
@@ -200,16 +211,17 @@ def verify(session: SparkSession, job: VerifyJob) -> VerifyReport:
     if job.url is not None:
         with connected(job.url) as connection:
             result.notes += other_stores(connection, archive.path, archive.manifest.positions)
-    try:
-        with logged("verify", sum(each.rows for each in files)):
-            sound = _check_files(session, archive, files, result)
-            stored = _check_rows(session, archive, sound, result) if sound else {}
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    with logged("verify", sum(each.rows for each in files)):
+        sound = _check_files(session, archive, files, result)
+        hours = _check_rows(session, archive, sound, result) if sound else []
+    stored = collected(hours)
     result.hours = len(stored)
     _check_manifest(job, copy, stored, result)
     if job.url is not None:
-        _check_database(job.url, job, stored, result)
+        database = DatabaseMessages(session, job.url, job.connections)
+        _check_database(job, database, stored, result)
+        with logged("contents"):
+            _check_contents(database, sound, stored, hours, result)
     return result
 
 
@@ -217,7 +229,7 @@ def _check_files(
     session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: FaultList
 ) -> list[DataFile]:
     """Return the files that are those that the manifest names, or that it does not name."""
-    lost = lost_files(session, archive, files)
+    lost = parquet.lost_files(session, archive, files)
     sound = sorted({*files}.difference(*lost.values()))
     unknown = [each for each in sound if archive.within(each) not in archive.manifest.files]
     result.add_files(archive, {**lost, UNKNOWN_FILE: unknown})
@@ -226,14 +238,16 @@ def _check_files(
 
 def _check_rows(
     session: SparkSession, archive: DeltaArchive, files: list[DataFile], result: VerifyReport
-) -> Fingerprints:
-    """Check all rows of some files; return what they hold by hour."""
+) -> list[Row]:
+    """Check all rows of some files; return by hour what they hold."""
     kinds = row_faults()
-    read = read_files(session, files, (*CHECKED, PATH.name))
+    read = parquet.read_files(session, files, (*CHECKED, parquet.PATH.name, CONTENT_DIGEST))
     faults = [fault.alias(kind) for kind, fault in kinds.items()]
-    rows = read.select(PATH.name, start_of(HOUR_NS), "ts", "hash", *HASH_WORDS, *faults)
+    rows = read.select(parquet.PATH.name, parquet.start_of(HOUR_NS), *CONTENT_COLUMNS, *faults)
     counts = [F.count_if(F.col(f"`{kind}`")).alias(kind) for kind in kinds]
-    hours = rows.groupBy("start_ns").agg(*sums(), *counts).collect()
+    if result.compared_with_database:
+        counts.append(parquet.content_sum())
+    hours = rows.groupBy("start_ns").agg(*parquet.sums(), *counts).collect()
     result.messages = sum(row["count"] for row in hours)
     for kind in kinds:
         if count := sum(row[kind] for row in hours):
@@ -244,13 +258,13 @@ def _check_rows(
                 for row in few.collect()
             )
             result.add(kind, where, count)
-    keys = read_files(session, files, ("ts", "hash")).groupBy("ts", "hash")
+    keys = parquet.read_files(session, files, ("ts", "hash")).groupBy("ts", "hash")
     again = keys.agg(F.count(F.lit(1)).alias("count")).where("count > 1")
     if several := again.count():
         listed = again.orderBy("ts", "hash").limit(MAX_LISTED).collect()
         where = (f"{_hex(row['hash'])} at {row['ts']}: {row['count']} times" for row in listed)
         result.add(TWICE, where, several)
-    return collected(hours)
+    return hours
 
 
 def _hex(digest: bytes | None) -> str:
@@ -327,12 +341,15 @@ def hours_in_words(
     ]
 
 
-def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: VerifyReport) -> None:
+def _check_database(
+    job: VerifyJob, database: DatabaseMessages, stored: Fingerprints, result: VerifyReport
+) -> None:
     """Compare with the database as of the archive's newest commit, and with its marks."""
-    sealed_ns = min(job.high_ns, time.time_ns()) // HOUR_NS * HOUR_NS
+    now_ns = time.time_ns()
+    sealed_ns = min(job.high_ns, now_ns) // HOUR_NS * HOUR_NS
     low_ns = -(-job.low_ns // HOUR_NS) * HOUR_NS
     positions = job.archive.manifest.positions
-    with connected(url) as connection:
+    with connected(database.url) as connection:
         as_of = read_as_of(connection, positions, (low_ns, sealed_ns), stored)
         marks = read_marks(connection, job.archive.path)
     wanted, result.not_archived_yet = as_of
@@ -341,8 +358,34 @@ def _check_database(url: str, job: VerifyJob, stored: Fingerprints, result: Veri
             f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
             " are not archived yet."
         )
-    differing = sorted(hour for hour in wanted if wanted[hour] != stored.get(hour, NOTHING))
-    result.add(DIFFERENT, hours_in_words(wanted, stored, "in the database", differing))
+    if later := sum(sealed_ns <= hour < job.high_ns for hour in database.hours):
+        result.notes.append(
+            f"{later:,} hours of the database were not compared, since they are not over by the"
+            f" clock of this machine, which says {time_text(now_ns)}."
+        )
+    other = sorted(hour for hour in wanted if wanted[hour] != stored.get(hour, NOTHING))
+    result.add(DIFFERENT, hours_in_words(wanted, stored, "in the database", other))
     marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
     result.add(LOST_MARKED, hours_in_words(marked, stored, "when it was marked"))
     result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")
+
+
+def _check_contents(
+    database: DatabaseMessages,
+    files: list[DataFile],
+    stored: Fingerprints,
+    hours: list[Row],
+    result: VerifyReport,
+) -> None:
+    """Find messages with another content in the database, in hours that have the same hashes."""
+    same = {hour for hour, each in stored.items() if database.hours.get(hour) == each}
+    theirs = parquet.contents_by_hour(database.messages(parquet.CONTENT, hours=sorted(same)))
+    own = {row["start_ns"]: row["contents"] for row in hours if row["start_ns"] in same}
+    if other := differing(own, theirs):
+        days = {hour // DAY_NS for hour in other}
+        few = [each for each in files if each.day in days]
+        rows = parquet.read_files(database.session, few, CONTENT_COLUMNS)
+        sides = [rows, database.messages(CONTENT_COLUMNS, hours=other)]
+        found = compared(database.session, sides, other)
+        lines = conflict_lines(found, "the database")
+        result.add(CONFLICTING, lines, found.where("lacks is null").count())

@@ -31,8 +31,8 @@ from store.pipeline.audit.tables import (
     require_bounded,
     sums_by_channel,
 )
-from store.pipeline.database import FOREVER
-from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.database import ALL, Range
+from store.pipeline.errors import spark_errors
 from store.pipeline.files import write_text
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.message_sets import ArchiveMessages, DatabaseMessages, MessageSet
@@ -40,74 +40,63 @@ from store.pipeline.parquet import read_files
 from store.pipeline.spark import logged
 
 _SUM: Final = ("channel", "day", "count", *XOR_WORDS)
-_ALL: Final = (0, FOREVER)
 _OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
 
 
-def audit(
-    messages: MessageSet, *, bounds: tuple[int, int] = _ALL, missing: Path | None = None
-) -> AuditReport:
+@spark_errors()
+def audit(messages: MessageSet, *, bounds: Range = ALL, missing: Path | None = None) -> AuditReport:
     """Audit a range of a history; change nothing in it.
 
     ``bounds`` are times in nanoseconds, the end exclusive. ``missing`` is a new file for the
     missing IDs, which ``storenode sync --ids`` reads.
     """
-    try:
-        with logged("audit", _count(messages)):
-            tables = _audited(messages, bounds, _sums(messages, bounds))
-            result = summarized(messages.name, tables)
-        if missing is not None:
-            lines = (f"{line}\n" for line in _ids(tables["references"]))
-            write_text(missing, "The missing IDs", lines)
-            result.missing_file = str(missing)
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    with logged("audit", messages.count):
+        tables = _audited(messages, bounds, _sums(messages, bounds))
+        result = summarized(messages.name, tables)
+    if missing is not None:
+        lines = (f"{line}\n" for line in _ids(tables["references"]))
+        write_text(missing, "The missing IDs", lines)
+        result.missing_file = str(missing)
     return result
 
 
+@spark_errors()
 def audit_recorded(messages: ArchiveMessages) -> AuditReport:
     """Audit an archive as a whole and record the results in it.
 
     Only the channels that have changed since the last recorded audit are examined.
     """
     archive = messages.archive
-    try:
-        with logged("audit", _count(messages)):
-            last = read_recorded(messages.session, archive)
-            days = None if last is None else archive.changed_since(last.commit)
-            if last is None or days is None:
-                sums_ = _sums(messages)
-                tables = {**_audited(messages, _ALL, sums_), "sums": sums_}
-            elif days:
-                tables = _continued(messages, last.tables, days)
-            else:
-                return summarized(messages.name, last.tables)
-            result = summarized(messages.name, tables)
-            record(archive, tables)
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    with logged("audit", messages.count):
+        last, commit = read_recorded(messages.session, archive) or (None, "")
+        days = archive.changed_since(commit)
+        if last is None or days is None:
+            sums_ = _sums(messages)
+            tables = {**_audited(messages, ALL, sums_), "sums": sums_}
+        elif days:
+            tables = _continued(messages, last, days)
+        else:
+            return summarized(messages.name, last)
+        result = summarized(messages.name, tables)
+        record(archive, tables)
     return result
 
 
-def _count(messages: MessageSet) -> int:
-    return sum(each.messages for each in messages.hours.values())
+def _sums(messages: MessageSet, bounds: Range = ALL) -> DataFrame:
+    return checkpointed(sums_by_channel(messages.messages(SUMMED, bounds)))
 
 
-def _sums(messages: MessageSet, bounds: tuple[int, int] = _ALL) -> DataFrame:
-    return checkpointed(sums_by_channel(messages.messages(SUMMED, *bounds)))
-
-
-def _audited(messages: MessageSet, bounds: tuple[int, int], sums_: DataFrame) -> AuditTables:
+def _audited(messages: MessageSet, bounds: Range, sums_: DataFrame) -> AuditTables:
     """Examine the messages of a range; their parents may be outside of it."""
     read, (low_ns, high_ns) = messages.messages, bounds
-    claims = read(CLAIMS_READ, low_ns, high_ns).where(F.col("channel").isNotNull())
+    claims = read(CLAIMS_READ, bounds).where(F.col("channel").isNotNull())
     if isinstance(messages, DatabaseMessages):
         # They are used several times, and a database should be read once.
         claims = checkpointed(claims)
-    ranges = [(low, high) for low, high in ((0, low_ns), (high_ns, FOREVER)) if low < high]
+    ranges = [(low, high) for low, high in ((0, low_ns), (high_ns, ALL[1])) if low < high]
     outside = None
     if ranges:
-        others = reduce(DataFrame.unionByName, (read(_OUTSIDE, *each) for each in ranges))
+        others = reduce(DataFrame.unionByName, (read(_OUTSIDE, each) for each in ranges))
         outside = parents_outside(claims, others)
     return audit_tables(messages, claims, require_bounded(sums_), outside)
 

@@ -17,7 +17,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -61,18 +61,12 @@ _CONFIGURATION: Final = {
 }
 
 
-class RecordedAudit(NamedTuple):
-    """The record of the last audit, with a table for each of `SCHEMAS`.
+def read_recorded(
+    session: SparkSession, archive: DeltaArchive
+) -> tuple[dict[str, DataFrame], str] | None:
+    """Return the last audit, a table for each of `SCHEMAS`, and the digest of the commit it is of.
 
-    It is of an archive up to the commit with the digest ``commit``.
-    """
-
-    tables: dict[str, DataFrame]
-    commit: str
-
-
-def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit | None:
-    """Return the last audit; None: there is none that this version has recorded.
+    None: there is none that this version has recorded.
 
     Raises:
         PipelineError: its results are damaged.
@@ -98,7 +92,7 @@ def read_recorded(session: SparkSession, archive: DeltaArchive) -> RecordedAudit
         name: read_rows(session, paths.get(name, []), schema.names, schema)
         for name, schema in SCHEMAS.items()
     }
-    return RecordedAudit(tables, newest[_COMMIT])
+    return tables, newest[_COMMIT]
 
 
 def record(archive: DeltaArchive, tables: Mapping[str, DataFrame]) -> None:

@@ -222,7 +222,7 @@ def conflicts_of(messages: MessageSet, claimed: DataFrame) -> DataFrame:
     """
     ((first_ns, last_ns),) = claimed.agg(F.min("ts"), F.max("ts")).collect()
     bounds = (0, 0) if first_ns is None else (first_ns, last_ns + 1)
-    read = messages.messages(_CONTENT, *bounds).withColumn("content", F.sha2("payload", 256))
+    read = messages.messages(_CONTENT, bounds).withColumn("content", F.sha2("payload", 256))
     contents = claimed.select("channel", "message_id", "ts", "h0").join(
         read.drop("payload"), ["ts", "h0"]
     )

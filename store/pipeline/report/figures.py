@@ -6,7 +6,7 @@ of the time axis, for each shard, and the largest topics and channels.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -52,28 +52,15 @@ select *, count(*) over () as names, sum(messages) over () as total,
 from {groups} order by messages desc, payload_bytes desc, {keys} limit {limit}"""
 
 
-class Axis(NamedTuple):
-    """Steps of ``step_ns`` from ``low_ns`` up to ``high_ns``, exclusive; whole steps since 1970."""
-
-    low_ns: int
-    high_ns: int
-    step_ns: int
-
-    @property
-    def starts(self) -> list[int]:
-        """The starts of the steps."""
-        return list(range(self.low_ns, self.high_ns, self.step_ns))
-
-
-def axis_of(first_ns: int, last_ns: int) -> Axis:
-    """Return the finest axis from one time to another, inclusive."""
+def axis_of(first_ns: int, last_ns: int) -> range:
+    """Return the finest steps from one time to another, inclusive: whole steps since 1970."""
     first_ns = first_ns // HOUR_NS * HOUR_NS
     end_ns = last_ns // HOUR_NS * HOUR_NS + HOUR_NS
     for step_ns in STEPS_NS:
         low_ns, high_ns = first_ns // step_ns * step_ns, -(-end_ns // step_ns) * step_ns
         if high_ns - low_ns <= MAX_STEPS * step_ns:
             break
-    return Axis(low_ns, high_ns, step_ns)
+    return range(low_ns, high_ns, step_ns)
 
 
 def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
@@ -92,7 +79,7 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
             return None
         ((first_ns, last_ns),) = hours.selectExpr("min(start_ns)", "max(start_ns)").collect()
         axis = axis_of(first_ns, last_ns)
-        found = session.sql(_STEPS, hours=hours, step=axis.step_ns).collect()
+        found = session.sql(_STEPS, hours=hours, step=axis.step).collect()
         steps: dict[int, int] = dict(found)
         channels = groups.where("not by_hour and not by_topic")
         ((not_sds,),) = (
@@ -104,9 +91,9 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
             "payload_bytes": sum(row["payload_bytes"] for row in days),
             "from_ns": first_ns,
             "to_ns": last_ns + HOUR_NS,
-            "step_s": axis.step_ns // NS_PER_S,
+            "step_s": axis.step // NS_PER_S,
             "days": [_day(*row) for row in days],
-            "steps": [{"start_ns": at, "messages": steps.get(at, 0)} for at in axis.starts],
+            "steps": [{"start_ns": at, "messages": steps.get(at, 0)} for at in axis],
             "shards": [row.asDict() for row in session.sql(_SHARDS, hours=hours).collect()],
             "topics": _ranking(session, groups.where("by_topic"), "pubsub_topic", "content_topic"),
             "channels": _ranking(session, named, "channel"),

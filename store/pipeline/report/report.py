@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from store.pipeline.audit.audit import audit
-from store.pipeline.database import FOREVER
-from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.database import ALL, Range
+from store.pipeline.errors import spark_errors
 from store.pipeline.files import write_text
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.report.figures import Figures, completeness_of, to_json, traffic_of
@@ -38,25 +38,21 @@ class PageReport(JobReport):
         return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
 
 
+@spark_errors()
 def report(
     messages: MessageSet,
     output: Path,
     *,
-    bounds: tuple[int, int] = (0, FOREVER),
+    bounds: Range = ALL,
     is_audited: bool = True,
 ) -> PageReport:
     """Gather the figures of a range of a set of messages, and write the page, whole or not at all.
 
     ``bounds`` are times in nanoseconds, the end exclusive. ``is_audited``: look for causal gaps.
     """
-    completeness = None
-    if is_audited:
-        completeness = completeness_of(audit(messages, bounds=bounds))
-    try:
-        with logged("report"):
-            traffic = traffic_of(messages.session, messages.messages(_TRAFFIC, *bounds))
-    except SPARK_ERRORS as error:
-        raise of_spark(error) from error
+    completeness = completeness_of(audit(messages, bounds=bounds)) if is_audited else None
+    with logged("report"):
+        traffic = traffic_of(messages.session, messages.messages(_TRAFFIC, bounds))
     figures = {
         "name": messages.name,
         "made_ns": time.time_ns(),

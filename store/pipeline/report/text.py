@@ -11,11 +11,11 @@ from typing import Final
 
 from store.pipeline.reports import moment
 from store.pipeline.source import NO_SHARD
+from storenode.message.text import printable
 
 MAX_NAME_CHARS: Final = 120
 HOUR_S: Final = 3_600
 DAY_S: Final = 86_400
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _MARKS: Final = frozenset({"Mn", "Me"})
 _MAX_MARKS: Final = 2
 """Marks above and below one letter; more of them would cover the text around it."""
@@ -23,18 +23,13 @@ _MAX_MARKS: Final = 2
 
 def shown(name: str | None, otherwise: str = "(empty)") -> str:
     """Return a name with escapes for what does not print, cut off after `MAX_NAME_CHARS`."""
-    text, marks = [], 0
-    name = name or ""
+    if not name or not name.strip():
+        return otherwise
+    found, marks = [], 0
     for char in name[:MAX_NAME_CHARS]:
-        category = unicodedata.category(char)
-        marks = marks + 1 if category in _MARKS else 0
-        is_shown = category not in _HIDDEN and marks <= _MAX_MARKS
-        text.append(
-            char if is_shown else char.encode("unicode_escape", "surrogatepass").decode("ascii")
-        )
-    if len(name) > MAX_NAME_CHARS:
-        text.append("…")
-    return "".join(text) if name.strip() else otherwise
+        marks = marks + 1 if unicodedata.category(char) in _MARKS else 0
+        found.append(printable(char) if marks <= _MAX_MARKS else ascii(char)[1:-1])
+    return "".join(found) + "…" * (len(name) > MAX_NAME_CHARS)
 
 
 def shard_name(shard: int) -> str:

@@ -19,13 +19,14 @@ from pyspark.sql import SparkSession
 
 from store.db.locks import ARCHIVING
 from store.pipeline import archive as archiving
-from store.pipeline import delta, source
+from store.pipeline import delta, parquet, source
 from store.pipeline.archive import ArchiveJob, archive, forecast
-from store.pipeline.database import connected, lock
+from store.pipeline.database import DatabaseState, connected, lock, read_state
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.manifest import read_manifest
+from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.test_verify import changed, rewrite
 from tests.integration.pipeline.world import (
     DAY,
@@ -150,7 +151,7 @@ def test_a_job_that_is_killed_at_any_step_leaves_the_last_good_state(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = [
-        (archiving, "write_files", False),
+        (parquet, "write_files", False),
         (archiving, "read_back", False),
         (DeltaArchive, "commit", False),
         (delta, "write_copy", True),
@@ -315,6 +316,25 @@ def test_only_files_that_a_commit_removed_are_deleted_and_only_after_a_week(
     assert (unknown.exists(), any(each.exists() for each in gone)) == (True, False)
     notes = verified(spark, lake_path).notes
     assert any(note.startswith("1 files below ") for note in notes)
+
+
+def test_an_hour_that_retention_drops_meanwhile_is_named(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = hours_of(stored_ids(url))
+
+    def state_before(*given: Any) -> DatabaseState:  # noqa: ANN401
+        monkeypatch.undo()
+        state = read_state(*given)
+        asyncio.run(pruned(url, 1, requires_archive=False))
+        return state
+
+    monkeypatch.setattr(archiving, "read_state", state_before)
+    result = archived_from(spark, url, tmp_path / "lake")
+    assert result.hours_dropped == sorted(hours - hours_of(stored_ids(url))) != []
+    assert (result.hours_differing, result.sound) == ([], False)
+    assert "was dropped from the database before all of it" in " ".join(result.lines())
+    assert_complete(url, tmp_path / "lake")
 
 
 def test_messages_that_the_database_lost_keep_their_hour_unmarked(

@@ -21,6 +21,7 @@ from store.db.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
+from store.pipeline import verify as kinds
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.diff import DiffReport, diff
 from store.pipeline.errors import PipelineError
@@ -28,6 +29,7 @@ from store.pipeline.message_sets import LEVELS_NS, DatabaseMessages, fingerprint
 from store.pipeline.restore import RestoreJob, RestoreReport, restore
 from store.pipeline.spark import TERMINATED
 from storenode.client.messages import new_message
+from storenode.message.hashing import content_digest
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_verify import by_size, commit_damage, rewrite, tampered
@@ -67,9 +69,9 @@ def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = No
     )
 
 
-async def pruned(url: str, days: int) -> list[str]:
+async def pruned(url: str, days: int, *, requires_archive: bool = True) -> list[str]:
     """Drop what is older, in as many rounds as a node that works beside it makes necessary."""
-    policy = RetentionPolicy(age_ns=days * DAY, requires_archive=True)
+    policy = RetentionPolicy(age_ns=days * DAY, requires_archive=requires_archive)
     dropped: list[str] = []
     async with await opened(url) as connection:
 
@@ -133,25 +135,38 @@ def assert_followed(follower: subprocess.Popen[bytes], hashes: set[str]) -> None
         follower.communicate()
 
 
-def test_a_message_whose_hash_another_one_has_is_reported_and_not_restored(
+def test_another_content_under_the_same_hash_is_a_conflict(
     spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
 ) -> None:
-    lake, url, other = tmp_path / "lake", new_database(), new_database()
-    more(url, new_message(b"ab", "c/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
-    archived_from(spark, url, lake)
-    more(other, new_message(b"a", "bc/1/x/proto", "/waku/2/rs/1/0", NOW - DAY))
-    report = run(spark, other, lake)
+    """Archive two databases, of which one has a message and the other one with its hash."""
+    urls, lakes, digests = [new_database(), new_database()], [tmp_path / "1", tmp_path / "2"], []
+    for url, lake, fields in zip(urls, lakes, ((b"ab", "c"), (b"a", "bc")), strict=True):
+        more(url, new_message(*fields, "/waku/2/rs/1/0", NOW - DAY))
+        archived_from(spark, url, lake)
+        digests.append(content_digest("/waku/2/rs/1/0", *fields, None, NOW - DAY).hex())
+    ((ts, digest),) = stored_ids(urls[0])
+    line = f"{digest.hex()} at {ts}: content digest {digests[0]}, and {digests[1]} in "
+    one, other = (messages_in(spark, each) for each in lakes)
+    for second in (other, DatabaseMessages(spark, urls[1])):
+        output = tmp_path / f"o-{second.count}-{type(second).__name__}"
+        result = diff(spark, one, second, output=str(output))
+        assert (result.sound, result.hours_differing, result.conflicts) == (False, 1, 1)
+        assert (result.first_lacks, result.second_lacks, lacking(output, "*")) == (0, 0, [])
+        assert result.lines()[-1] == f"  {line}{second.name}"
+    (fault,) = verified(spark, lakes[0], url=urls[1]).faults
+    assert (fault.kind, fault.where) == (kinds.CONFLICTING, (f"{line}the database",))
+    report = run(spark, urls[1], lakes[0])
     assert (report.messages, report.new, report.conflicts, report.sound) == (1, 0, 1, False)
     assert "0 were there" in report.lines()[0]
-    pq.write_to_dataset(pa.table({"number": [1]}), tmp_path / "other")
-    with pytest.raises(PipelineError, match="is not the output of a diff"):
-        run(spark, other, lake, diff=str(tmp_path / "other"))
 
 
 def test_nothing_of_a_damaged_archive_is_restored(
-    spark: SparkSession, lake_path: Path, new_database: Callable[[], str]
+    spark: SparkSession, lake_path: Path, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
     url = new_database()
+    pq.write_to_dataset(pa.table({"number": [1]}), tmp_path / "other")
+    with pytest.raises(PipelineError, match="is not the output of a diff"):
+        run(spark, url, lake_path, diff=str(tmp_path / "other"))
     commit_damage(lake_path, tampered)
     with pytest.raises(PipelineError, match="Nothing was restored, since 2 messages"):
         run(spark, url, lake_path)
@@ -217,22 +232,6 @@ def lacking(output: Path, side: str) -> Ids:
         return table.project("ts, hash").order("ts, hash").fetchall()
 
 
-def test_what_an_archive_lacks_of_a_database_is_what_two_nodes_would_find(
-    spark: SparkSession, url: str, archived: Path, tmp_path: Path
-) -> None:
-    lake = messages_in(spark, archived)
-    same = diff(spark, lake, DatabaseMessages(spark, url))
-    assert (same.sound, same.hours_differing) == (True, 0)
-    new = [plain(90_000 + number, TODAY - DAY + number * HOUR // 7) for number in range(20)]
-    more(url, *new, plain(3, TODAY - 30 * DAY))
-    output = tmp_path / "o{u}t*"
-    result = diff(spark, lake, DatabaseMessages(spark, url), output=str(output))
-    online, _ = reconcile(in_lake(archived), sorted(stored_ids(url)))
-    assert lacking(output, "first") == online.to_receive.pairs()
-    assert lacking(output, "second") == online.to_send.pairs() == []
-    assert (result.first_lacks, result.second_lacks, result.hours_differing) == (21, 0, 4)
-
-
 def test_two_archives_that_both_lack_something(
     spark: SparkSession, url: str, lake_path: Path, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
@@ -249,7 +248,11 @@ def test_two_archives_that_both_lack_something(
     online, _ = reconcile(in_lake(lake_path), in_lake(other))
     assert lacking(output, "first") == online.to_receive.pairs()
     assert lacking(output, "second") == online.to_send.pairs()
-    assert (result.first_lacks, result.second_lacks) == (7, 5)
+    assert (result.first_lacks, result.second_lacks, result.hours_differing) == (7, 5, 7)
+    database = diff(spark, sides[0], DatabaseMessages(spark, url))
+    assert (database.sound, database.hours_differing) == (True, 0)
+    database = diff(spark, sides[0], DatabaseMessages(spark, second))
+    assert (database.first_lacks, database.second_lacks) == (7, len(in_lake(lake_path)))
     bounded = diff(spark, *sides, bounds=(TODAY - DAY + 3, TODAY - DAY + 3 * HOUR + 1))
     assert (bounded.first_lacks, bounded.second_lacks) == (3, 2)
 

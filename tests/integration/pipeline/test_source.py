@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrameReader, Row, SparkSession
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
-from store.pipeline.columns import spark_schema
-from store.pipeline.errors import of_spark
-from store.pipeline.source import FORMAT, StorenodeReader, shard_of
+from store.pipeline.source import FORMAT, shard_of
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import decode
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -129,50 +125,3 @@ def test_a_wrong_option_is_named(
     with pytest.raises(PySparkException) as caught:
         read(spark, **{"url": url, **options})
     assert reported in str(caught.value)
-
-
-def test_a_frame_that_is_damaged_is_named(spark: SparkSession, url: str) -> None:
-    rows(url, "update storenode.messages set tail = substr(tail, 1, 5) where ts = 1")
-    with pytest.raises(PySparkException) as caught:
-        read(spark, url)
-    sentence = of_spark(caught.value).sentence
-    assert "the first with the timestamp 1:" in sentence
-    assert "storenode db check" in sentence
-
-
-PREDICATES = (
-    "channel = 'history' and sender is not null and lamport > 20",
-    "channel in ('history', 'none', null)",
-    f"ts >= {TODAY - DAY} and ts < {TODAY}",
-    f"ts > {NOW - HOUR} or ts = 1",
-    "day = date'1970-01-01'",
-    "content_topic = '/ж/1/ё/proto'",
-    "ts = 9223372036854775807",
-)
-
-
-def test_filters_reduce_what_is_read_and_not_what_is_found(spark: SparkSession, url: str) -> None:
-    source = spark.read.format(FORMAT).options(url=url)
-    everything = source.load().toArrow()
-    assert everything.num_rows == len(messages())
-    copy = spark.createDataFrame(everything).selectExpr("hash", *PREDICATES).collect()
-    for number, predicate in enumerate(PREDICATES, 1):
-        found = source.load().where(predicate).select("hash").collect()
-        wanted = {bytes(row["hash"]) for row in copy if row[number]}
-        assert {bytes(each["hash"]) for each in found} == wanted, predicate
-    few = source.schema("ts long, channel string").load()
-    assert few.columns == ["ts", "channel"]
-    assert few.where("channel = 'history'").count() == 40
-
-
-def test_filters_bound_the_time_and_name_topics_and_channels() -> None:
-    reader = StorenodeReader({"url": "postgresql://nowhere"}, spark_schema())
-    filters: list[Filter] = [
-        GreaterThan(("ts",), 5),
-        LessThan(("day",), date(1970, 1, 3)),
-        EqualTo(("channel",), "it's"),
-        EqualTo(("sender",), "somebody"),
-        LessThan(("lamport",), 3),
-    ]
-    assert list(reader.pushFilters(filters)) == filters, "Spark filters the rows again"
-    assert (reader._low_ns, reader._high_ns, reader._equal) == (5, 3 * DAY, {"channel": "it's"})

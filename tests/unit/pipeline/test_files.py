@@ -7,6 +7,7 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -60,6 +61,14 @@ def test_a_file_is_created_once_listed_and_deleted(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == b"one"
     files.delete(f"{tmp_path}/new", ["entry", "none"])
     assert files.listed(str(tmp_path)) == files.listed(f"{tmp_path}/none") == []
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.scandir", Mock(side_effect=PermissionError))
+    with pytest.raises(PermissionError):
+        files.listed(str(tmp_path))
 
 
 def test_an_endpoint_of_s3_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +205,12 @@ FULL = "No space is left on a disk"
         (f"{TRACEBACK}ValueError: odd\n", 1, "Spark gave up: ValueError: odd"),
         ("[SOME.ERROR] What was wrong.\nMore.\n\nJVM stacktrace:\nat x", 1, "What was wrong."),
         (f"{TRACEBACK}OSError: [Errno 28] No space left on device", 1, FULL),
+        ("", 1, "Spark's JVM has ended"),
         ("java.io.IOException: No space left on device\n\tat x", 1, FULL),
     ],
 )
 def test_a_sentence_says_what_was_wrong(text: str, code: int, sentence: str) -> None:
-    found = of_spark(Exception(text))
+    found = of_spark(Exception(text) if text else ConnectionRefusedError())
     assert (found.code, sentence in found.sentence) == (code, True)
     assert len(found.sentence.splitlines()) == 1
 

@@ -102,6 +102,8 @@ def test_days_that_changed_since_a_commit_are_known(lake: DeltaArchive) -> None:
     publish(lake, [named(2, 5)])
     assert sorted(lake.files()) == sorted(DeltaArchive(lake.path).open().files())
     assert [lake.changed_since(each) for each in commits] == [{DAY, DAY + 1}] * 2
+    DeltaTable(lake.messages).create_checkpoint()
+    assert lake.stored() == [FILE.path], "a checkpoint has no messages"
     assert lake.changed_since(lake.manifest.before) == set()
     assert lake.changed_since("0" * 64) is None
     before = lake.manifest.before
@@ -163,12 +165,14 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
+HOURS = b'{"commitInfo":{"storenode.files":"{}","storenode.before":"","storenode.hours":"%s"}}'
 LINES = VALUES.map(json.dumps).map(str.encode) | st.binary(max_size=6)
 
 
 @given(st.lists(LINES, max_size=3))
 @example([b'{"commitInfo": []}'])
-@example([b'{"commitInfo": {"storenode.files": "{}", "storenode.hours": "[[1e999]]"}}'])
+@example([HOURS % b"[[1e999]]"])
+@example([HOURS % b"[[0, 9e99, 0, 0, 0, 0]]"])
 def test_whatever_a_copy_holds_it_is_read_or_named(lines: list[bytes]) -> None:
     found = Manifest("manifest")
     found.add(f"{0:020}.json", b"\n".join(lines))
@@ -188,6 +192,17 @@ def test_no_archive_is_begun_over_the_files_of_a_lost_log(
             begin()
     assert Path(lake.messages, FILE.path).read_bytes() == b"PAR1"
     assert list(log.glob("*")) == []
+
+
+def test_the_sentence_on_a_damaged_log_has_no_backtrace(lake: DeltaArchive, log: Path) -> None:
+    publish(lake, [FILE])
+    publish(lake, [], FILE)
+    commit = log / f"{1:020}.json"
+    for damage in (lambda: commit.write_bytes(commit.read_bytes()[:50]), commit.unlink):
+        damage()
+        with pytest.raises(PipelineError, match="`storenode pipeline repair` restores") as caught:
+            DeltaArchive(lake.path).open()
+        assert len(caught.value.sentence) < 300, caught.value.sentence
 
 
 def test_a_removed_table_is_distinguished_from_a_missing_archive(lake: DeltaArchive) -> None:

@@ -26,7 +26,7 @@ from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from store.pipeline.report import text
 from store.pipeline.report.figures import MAX_NAMES, MAX_STEPS, Figures, axis_of, to_json
 from store.pipeline.report.page import page_of
-from store.pipeline.reports import JobRun, write_metrics
+from store.pipeline.reports import write_metrics
 from store.pipeline.spark import (
     TerminatedError,
     _choose_python,
@@ -68,13 +68,13 @@ def ranking(names: list[str], *keys: str) -> Figures:
 
 def traffic(shards: int, steps: int, names: list[str]) -> Figures:
     axis = axis_of(START, START + steps * HOUR_NS - 1)
-    found = [{"start_ns": start, "messages": 1 + start // HOUR_NS % 50} for start in axis.starts]
+    found = [{"start_ns": start, "messages": 1 + start // HOUR_NS % 50} for start in axis]
     return {
         "messages": sum(each["messages"] for each in found),
         "payload_bytes": 10**6,
         "from_ns": START,
         "to_ns": START + steps * HOUR_NS,
-        "step_s": axis.step_ns // 10**9,
+        "step_s": axis.step // 10**9,
         "days": [{"day": f"2024-10-{day:02}", "messages": 5, "payload_bytes": 9} for day in (4, 5)],
         "steps": found,
         "shards": [
@@ -240,9 +240,9 @@ def test_a_name_is_shown_with_escapes(name: str, wanted: str) -> None:
 def test_an_axis_holds_every_hour_once(one: int, other: int) -> None:
     first, last = sorted((one, other))
     axis = axis_of(first, last)
-    assert axis.low_ns <= first <= last < axis.high_ns
-    assert len(axis.starts) <= MAX_STEPS
-    assert all(start % axis.step_ns == 0 for start in axis.starts)
+    assert axis.start <= first <= last < axis.stop
+    assert len(axis) <= MAX_STEPS
+    assert all(start % axis.step == 0 for start in axis)
     assert axis_of(first // HOUR_NS * HOUR_NS, last) == axis
 
 
@@ -261,7 +261,7 @@ def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
     report = {"sound": True, "messages": 7, "faults": ["a", "b"], "name": "x", "listed": {"a": 1}}
     report["audit"] = {"sound": False, "missing": 3}
-    write_metrics(file, JobRun("verify", 100.0, 160.0, 0, report))
+    write_metrics(file, "verify", 0, report, began_s=100.0, ended_s=160.0)
     assert values(file) == {
         ("last_run_timestamp_seconds", "verify"): 160.0,
         ("last_success_timestamp_seconds", "verify"): 160.0,
@@ -273,14 +273,14 @@ def test_the_last_success_stays_while_a_job_fails(tmp_path: Path) -> None:
         ("figure", "audit_sound", "verify"): 0.0,
         ("figure", "audit_missing", "verify"): 3.0,
     }
-    write_metrics(file, JobRun("verify", 200.0, 201.0, 3, {}))
+    write_metrics(file, "verify", 3, {}, began_s=200.0, ended_s=201.0)
     found = values(file)
     assert found["last_success_timestamp_seconds", "verify"] == 160.0
     assert (found["last_run_timestamp_seconds", "verify"], found["exit_code", "verify"]) == (201, 3)
-    write_metrics(file, JobRun("audit", 300.0, 301.0, 1, {}))
+    write_metrics(file, "audit", 1, {}, began_s=300.0, ended_s=301.0)
     assert ("last_success_timestamp_seconds", "audit") not in values(file)
     file.write_text("no metrics {")
-    write_metrics(file, JobRun("audit", 400.0, 401.0, 1, {}))
+    write_metrics(file, "audit", 1, {}, began_s=400.0, ended_s=401.0)
     assert values(file)["exit_code", "audit"] == 1.0
     assert [each.name for each in tmp_path.iterdir()] == ["nightly.prom"]
 
@@ -339,10 +339,7 @@ def test_workers_of_this_machine_are_this_interpreter(
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (
-            "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
-            "Spark's JVM has ended at its start",
-        ),
+        ("[JAVA_GATEWAY_EXITED] The process exited.", "Spark's JVM has ended at its start"),
         (
             "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nat x",
             "the same spark.authenticate.secret",

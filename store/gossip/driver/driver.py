@@ -19,12 +19,12 @@ its place; one of a peer waits as long as it brings no message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Concatenate, Final, ParamSpec
+from typing import Any, Concatenate, Final, ParamSpec
 
 from store.domain.environment import Environment
 from store.domain.places import FREE, Caller, Places, Standing
@@ -144,7 +144,7 @@ class GossipDriver:
 
     # Lifecycle
 
-    def work(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    def work(self) -> Iterator[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]:
         """Yield the tasks that run until the node stops: name and coroutine function."""
         yield "gossip", self._run
         for peer, connecting in self._connecting.items():
@@ -202,7 +202,7 @@ class GossipDriver:
     async def _keep_comparing(self) -> None:
         """Poll the unread events that other nodes on the database change; rest without peers."""
         while True:
-            await asyncio.sleep(COMPARE_INTERVAL_S)
+            await asyncio.sleep(COMPARE_INTERVAL_S - self._loop.time() % COMPARE_INTERVAL_S)
             if self._is_awake and not any(each.is_joined for each in self._streams.values()):
                 self._rest()
             elif self._is_awake:

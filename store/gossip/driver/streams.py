@@ -176,6 +176,8 @@ class PeerStream:
     async def _write(self, user: GossipDriver) -> None:
         while True:
             frame = await self._to_send.get()
+            if self._closed.done():  # the database may have lost what the frame announces
+                return
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await self._frames.write(frame)
@@ -184,8 +186,7 @@ class PeerStream:
                     f"the peer has taken no frame for {WRITE_TIMEOUT_S:.0f} s: it hangs, or the "
                     "connection is dead"
                 ) from None
-            if not self._closed.done():
-                user.sent(self)
+            user.sent(self)
 
 
 class PeerConnection:

@@ -28,8 +28,6 @@ STOPPING = NodeStoppingError("the node is stopping")
 
 
 class Silent:
-    """A stream on which nothing comes and nothing goes."""
-
     async def read(self) -> FrameIn | None:
         await asyncio.Event().wait()
         return None
@@ -39,8 +37,6 @@ class Silent:
 
 
 class Crowded(Silent):
-    """A peer that has many large frames ready."""
-
     def __init__(self) -> None:
         self.left = 20
 
@@ -80,12 +76,15 @@ async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop
 
 
 async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
-    stream = PeerStream(Silent(), "peer", "store", "initiator")
+    frames = MagicMock(read=Silent().read, write=AsyncMock())
+    stream = PeerStream(frames, "peer", "store", "initiator")
     running = asyncio.create_task(stream.run(MagicMock()))
     await asyncio.sleep(0)
+    stream.send(inv(()))
     stream.close(STOPPING)
     with pytest.raises(NodeStoppingError, match="the node is stopping"):
         await running
+    assert not frames.write.called
     await stream.ended()
 
 

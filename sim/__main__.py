@@ -12,7 +12,7 @@ from sim.scenario import MAX_NODES, MIN_NODES
 
 _SIZES: Final = {
     **dict.fromkeys(("nodes", "conflicts", "gossip", "gossip-and-sync"), (MIN_NODES, MAX_NODES)),
-    **dict.fromkeys(("group", "group-with-store", "fixed-group"), (2, MAX_GROUP)),
+    **dict.fromkeys(("group", "group-with-store", "restored-group", "fixed-group"), (2, MAX_GROUP)),
     "year": (20, 3_650),
 }
 """The least and the largest size of each kind of run."""

@@ -11,7 +11,7 @@ from reconcile.ids import SyncId
 from sim.marks import Mark
 from sim.process import Process
 from sim.rng import happens
-from sim.store import JudgedIndex, JudgedView, SimIds, SimStatements
+from sim.store import JudgedView, SimIds
 from store.domain.coverage import BLOCK_NS, Coverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.ports import NotServingError
@@ -48,38 +48,48 @@ def ask_after_loss(world: World, database: Database) -> None:
 
 
 async def _ask_all(node: Node, process: Process) -> None:
-    coverage, views = _reads(node, process)
-    said = process.database.stated.values()
+    coverage, shown = _reads(node, process)
+    assert node.peering is not None
+    waiting = [each.waiting for each in node.peering.exchange.statements._stores.values()]
+    said = (*process.database.stated.values(), *waiting)
     spans = {(each.start_ns, each.end_ns) for found in said for each in found if each.count}
     for span in sorted(spans)[-_MOST_STEPS:]:
         for _ in range(_TRIES):
             try:
-                await _ask_about(process, coverage, views, [span])
+                await _ask_about(process, coverage, shown, [span])
                 break
             except NotServingError:
                 # Soon it can say how complete it is, and others have not brought back what is lost.
                 await asyncio.sleep(_RETRY_S)
 
 
-def _reads(node: Node, process: Process) -> tuple[Coverage, _Views]:
+def _reads(node: Node, process: Process) -> tuple[Coverage, list[SyncId]]:
+    """Return what answers, and the IDs in the view that it has opened last."""
     assert node.peering is not None
-    views = _Views(node.peering.index)
-    return Coverage(views.open_view, SimStatements(process), SimIds(process)), views
+    peering, shown = node.peering, list[SyncId]()
+
+    @asynccontextmanager
+    async def open_view(lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
+        async with peering.index.open_view(lower, upper) as view:
+            shown[:] = view.shown
+            yield view
+
+    return Coverage(open_view, peering.exchange.statements, SimIds(process)), shown
 
 
 async def ask_coverage(node: Node, process: Process) -> None:
     """Ask for the steps of a range, or for messages with the short form."""
-    coverage, views = _reads(node, process)
+    coverage, shown = _reads(node, process)
     try:
         if happens(process.rng, 0.5):
-            await _ask_steps(process, coverage, views)
+            await _ask_steps(process, coverage, shown)
         else:
             await _ask_messages(process, coverage)
     except NotServingError:
         process.note("cannot say how complete it is")
 
 
-async def _ask_steps(process: Process, coverage: Coverage, views: _Views) -> None:
+async def _ask_steps(process: Process, coverage: Coverage, shown: list[SyncId]) -> None:
     span, rng = _range(process), process.rng
     bounds = [span]
     if happens(rng, 0.5):
@@ -87,11 +97,11 @@ async def _ask_steps(process: Process, coverage: Coverage, views: _Views) -> Non
         last_ns = (span[1] - 1) // step_ns * step_ns
         first_ns = max(span[0], last_ns - (_MOST_STEPS - 1) * step_ns)
         bounds = list(aligned(first_ns, span[1], step_ns))
-    await _ask_about(process, coverage, views, bounds)
+    await _ask_about(process, coverage, shown, bounds)
 
 
 async def _ask_about(
-    process: Process, coverage: Coverage, views: _Views, bounds: Sequence[Span]
+    process: Process, coverage: Coverage, shown: list[SyncId], bounds: Sequence[Span]
 ) -> None:
     steps = await coverage.steps(bounds)
     for step in steps:
@@ -100,9 +110,7 @@ async def _ask_about(
                 process.mark(Mark.COVERED)
                 span = step.time_start, store.equal_until
                 database, stores = process.database, (store.store_id,)
-                process.judge.covered(
-                    database, stores, span, store.compared_at, views.shown, whole=True
-                )
+                process.judge.covered(database, stores, span, store.compared_at, shown, whole=True)
 
 
 async def _ask_messages(process: Process, coverage: Coverage) -> None:
@@ -132,19 +140,3 @@ def _range(process: Process) -> Span:
     end_ns = now_ns - int(rng.choice((0, 1)) * rng.random() * scenario.history_ns)
     longest_ns = rng.choice((HOUR_NS, DAY_NS, scenario.history_ns + scenario.offset_ns, end_ns))
     return end_ns - 1 - int(rng.random() * (longest_ns - 1)), end_ns
-
-
-class _Views:
-    """The views of an index; ``shown``: the IDs of the one that was opened last."""
-
-    shown: list[SyncId]
-
-    def __init__(self, index: JudgedIndex) -> None:
-        self._index = index
-
-    @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[JudgedView]:
-        """Open a view of a range."""
-        async with self._index.open_view(lower, upper) as view:
-            self.shown = view.shown
-            yield view

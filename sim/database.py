@@ -77,7 +77,7 @@ class Database:
         stored: hash -> (timestamp, frame as it is stored).
         digests: hash -> content digest, also of what was dropped since.
         ids: all of it, ascending.
-        lost: hashes of what was committed and was lost with its commit.
+        lost: hash of what was committed and was lost with its commit -> in which of ``losses``.
         claims: key of an SDS message ID in its channel -> all that ever claimed it, in their rank.
         commits: in their order; without the oldest ones, of which nothing is held.
         horizon_ns: everything older was dropped.
@@ -100,7 +100,7 @@ class Database:
         self.stored: dict[bytes, Row] = {}
         self.ids: list[SyncId] = []
         self.digests: dict[bytes, bytes] = {}
-        self.lost: set[bytes] = set()
+        self.lost: dict[bytes, int] = {}
         self.claims: dict[bytes, list[Claim]] = {}
         self.commits: list[CommitRow] = []
         self.committed_at_ns = 0
@@ -224,6 +224,7 @@ class Database:
                 self.stored[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
                 self.digests[batch.hashes[at]] = batch.content_digests[at]
                 self.log.append(batch.hashes[at])
+                self.lost.pop(batch.hashes[at], None)
         events = graph_events(batch)
         self.graph |= {each.id: each for each in events if self.holds(each.id, each.content_digest)}
         for each in ids:
@@ -235,7 +236,6 @@ class Database:
             claims = self.claims.setdefault(claim[0], [])
             if claim not in claims:
                 insort(claims, claim, key=rank)
-        self.lost.difference_update(batch.hashes)
         if ids:
             number = next(self._batches)
             times = [timestamp for timestamp, _ in ids]
@@ -301,7 +301,7 @@ class Database:
             for each in self._added.pop(commit.batch):
                 if self.stored.pop(each[1], None) is not None:
                     self.ids.remove(each)
-                    self.lost.add(each[1])
+                    self.lost[each[1]] = self.losses
                     self._judge.lost.add(each[1])
             self.commits.remove(commit)
         while without and self._before and self._before[-1][0] > self.place[0]:

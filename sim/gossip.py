@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.calls import CallClosedError, End, Status
+from sim.calls import Status
 from sim.limits import MAX_FRAME_IDS
 from sim.process import Process
 from sim.rng import happens
 from sim.service import PUBLISH
 from sim.store import FEED, SimMessages, SimStore, SimUnread
+from sim.streams import GOSSIP, EndStream, SimConnector, StatusReceivedError
 from store.domain.admission import Admission
 from store.domain.hub import CommitRow
-from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerError, Source
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase, GossipConnection
@@ -24,11 +24,8 @@ from store.gossip.driver.streams import (
     FrameRejectedError,
     PeerHasStreamError,
     PeerRefusedError,
-    StreamClosedError,
-    StreamSupersededError,
-    TurnedAwayError,
 )
-from store.gossip.events import Bodies, Count, FrameIn, GossipCounter, listed
+from store.gossip.events import Bodies, Count, FrameIn, listed
 from store.gossip.machine import Gossip
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
     from sim.node import Node
 
 
-GOSSIP: Final = "Gossip"
 SPREAD_S: Final = 30.0
 """The time within which a message is everywhere, and confirmed, without faults."""
 
@@ -54,18 +50,16 @@ _FAILURES = {Status.ABORTED: PeerHasStreamError, Status.FAILED_PRECONDITION: Pee
 class Frames:
     """An end of a call as a `store.gossip.driver.ports.GossipStream`."""
 
-    def __init__(self, node: Node, end: End) -> None:
-        self._node = node
-        self._process = node.process
-        self._end = end
+    def __init__(self, process: Process, stream: EndStream) -> None:
+        self._node = process.node
+        self._process = process
+        self._stream = stream
 
     async def read(self) -> FrameIn | None:
         """Return the next frame, its messages judged."""
         self._require_life()
-        try:
-            frame = await self._end.read()
-        except CallClosedError as error:
-            raise _failure(error) from None
+        with _peer_failures():
+            frame = await self._stream.read()
         return None if frame is None else self._judged(frame)
 
     async def write(self, frame: RawGossipFrame) -> None:
@@ -73,13 +67,11 @@ class Frames:
         self._require_life()
         self._node.world.counts["frames"] += 1
         self._node.world.gossip_checker.sends(self._node, frame)
-        try:
-            await self._end.send(frame)
-        except CallClosedError as error:
-            raise _failure(error) from None
+        with _peer_failures():
+            await self._stream.write(frame)
 
     def _require_life(self) -> None:
-        if self._process is None or not self._process.alive:
+        if not self._process.alive:
             raise asyncio.CancelledError
 
     def _judged(self, frame: object) -> FrameIn:
@@ -109,12 +101,8 @@ class Frames:
         return Bodies(published.batch, refused, sum(map(len, messages)))
 
 
-class Connector:
+class _Connector(SimConnector):
     """Begins streams with peers: a `store.gossip.driver.ports.GossipConnector`."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._answered: dict[PeerAddress, str] = {}
 
     @asynccontextmanager
     async def connect(
@@ -122,39 +110,21 @@ class Connector:
     ) -> AsyncIterator[GossipConnection]:
         """Begin a stream; the peer is known at once, and needs no greeting."""
         del greeting
-        node = self._node
-        node.world.gossip_checker.connects(node.name, peer.host)
-        try:
-            async with node.world.network.call(node.name, peer.host, GOSSIP, node.who) as end:
-                self._answered[peer] = end.there.node_id
-                yield GossipConnection(Frames(node, end), end.there.node_id, end.there.store_id)
-        except CallClosedError as error:
-            raise _failure(error) from None
-
-    def node_id(self, peer: PeerAddress) -> str:
-        """Return the ID that is known of a peer."""
-        return self._answered.get(peer, peer.node_id)
+        process = self._process
+        process.node.world.gossip_checker.connects(process.name, peer.host)
+        with _peer_failures():
+            async with self.call(peer, GOSSIP) as stream:
+                there = stream.callee
+                yield GossipConnection(Frames(process, stream), there.node_id, there.store_id)
 
 
-async def serve_gossip(node: Node, driver: GossipDriver, end: End) -> None:
-    """Serve the stream that a peer has begun, and end it with the reason."""
-    process, status, sentence = node.process, Status.OK, ""
+@contextmanager
+def _peer_failures() -> Iterator[None]:
+    """Translate the status that a peer ended a call with."""
     try:
-        caller = Caller(end.there.node_id, end.there.store_id, end.there.node_id)
-        await driver.serve(Frames(node, end), caller)
-    except StreamSupersededError as error:
-        status, sentence = Status.ABORTED, str(error)
-    except (TurnedAwayError, FrameRejectedError) as error:
-        status, sentence = Status.FAILED_PRECONDITION, str(error)
-    except (StreamClosedError, PeerError) as error:
-        status, sentence = Status.UNAVAILABLE, str(error)
-    finally:
-        if process is not None and process.alive:
-            end.finish(status, sentence)
-
-
-def _failure(error: CallClosedError) -> PeerError:
-    return _FAILURES.get(error.status, PeerError)(error.sentence)
+        yield
+    except StatusReceivedError as error:
+        raise _FAILURES.get(error.status, PeerError)(str(error)) from None
 
 
 class Gossiping:
@@ -180,15 +150,19 @@ class Gossiping:
                 SimUnread(process, confirms),
                 store.store,
             ),
-            connector=Connector(owner),
+            connector=_Connector(process),
             environment=process.world_env,
-            count=self._count,
+            count=lambda what, number, _: world.counts.update({str(what): number}),
         )
+
+    async def serve(self, stream: EndStream) -> None:
+        """Serve a stream that a peer has begun."""
+        await self.driver.serve(Frames(self._process, stream), stream.caller)
 
     def start(self) -> None:
         """Begin all work."""
         for name, work in self.driver.work():
-            self._works.append(self._process.begin_task(name, _do(work)))
+            self._works.append(self._process.begin_task(name, work()))
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
         """Take commits in their order; report some again, as after a loss."""
@@ -244,11 +218,6 @@ class Gossiping:
         late_s = loop.time() - began_s - timeout_s
         self._world.gossip_checker.confirmed(self._owner, hashes, found, asked, late_s)
 
-    # What the machine counts
-
-    def _count(self, what: GossipCounter, number: int, _reason: str) -> None:
-        self._world.counts[str(what)] += number
-
     def _make(self, count: Count) -> Gossip:
         gossip = self._world.gossip
         machine = Gossip(self._owner.database.store_id, gossip.max_confirms, gossip.limits, count)
@@ -263,7 +232,3 @@ class Gossiping:
 
         machine.step = checked  # type: ignore[assignment,method-assign]
         return machine
-
-
-async def _do(work: Callable[[], Awaitable[None]]) -> None:
-    await work()

@@ -60,20 +60,20 @@ class GossipChecker:
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
         self._lies: dict[bytes, set[str]] = {}
-        self._known_losses: dict[Node, set[bytes]] = {}
+        self._known_losses: dict[Node, int] = {}
 
     def sends(self, node: Node, frame: RawGossipFrame) -> None:
         """Check a frame that a node sends."""
         if frame.WhichOneof("kind") in ("inv", "sync_leaves"):
             inventory = listed(frame)
             self.acknowledge(node.database, inventory.ids, inventory.content_digests)
-            known = self._known_losses.get(node, set()) & node.database.lost
-            if not known.isdisjoint(inventory.ids):
+            lost, known = node.database.lost, self._known_losses.get(node, 0)
+            if any(lost.get(each, known + 1) <= known for each in inventory.ids):
                 self.fail(f"{node.name} announces what it knows its database to have lost")
 
     def found_losses(self, node: Node) -> None:
         """Note that a node has found that its database has lost commits (rule 1)."""
-        self._known_losses.setdefault(node, set()).update(node.database.lost)
+        self._known_losses[node] = node.database.losses
 
     # Confirmations (rule 1)
 
@@ -84,7 +84,7 @@ class GossipChecker:
             voice = life, digest, store_id.split("/", maxsplit=1)[0]
             before = self._voices.setdefault(voice, store_id)
             if before != store_id:
-                self.fail(f"{before} has confirmed {_name(digest)} as {store_id} too")
+                self.fail(f"{before} has confirmed {digest.hex()[:12]} as {store_id} too")
             self._lies.setdefault(digest, set()).add(store_id)
             return
         if store_id == node.database.store_id:
@@ -116,7 +116,7 @@ class GossipChecker:
             lies = max(len(self._world.liars), len(self._lies.get(digest, ())))
             if report.confirms > holding + lies:
                 self.fail(
-                    f"{node.name} tells of {report.confirms} confirmations of {_name(digest)}, "
+                    f"{node.name} tells of {report.confirms} confirmations of {digest.hex()[:12]}, "
                     f"which {holding} other stores hold"
                 )
             if report.reason and digest in self.in_peace:
@@ -161,10 +161,6 @@ class GossipChecker:
 
     # The end (rule 5)
 
-    def unanswered(self) -> int:
-        """Count the publishers that wait although their time is over."""
-        return sum(not answered for answered in self.in_peace.values())
-
     def unsettled(self) -> str:
         """Return what is left to do for unread events; empty if nothing is."""
         for store in self._world.databases:
@@ -173,7 +169,7 @@ class GossipChecker:
                 content = store.digests[digest]
                 holding = sum(other.holds(digest, content) for other in neighbours)
                 if len(row.stores) < row.needed <= holding:
-                    return f"{store.store_id} has {_name(digest)} unread"
+                    return f"{store.store_id} has {digest.hex()[:12]} unread"
         return ""
 
     def _holding(self, digest: bytes, beside: Database) -> int:
@@ -184,7 +180,3 @@ class GossipChecker:
     def _neighbours(self, store: Database) -> dict[Database, None]:
         own = [node for node in self._world.nodes if node.database is store]
         return {each: None for node in own for each in self._world.reached(node)}
-
-
-def _name(digest: bytes) -> str:
-    return digest.hex()[:12]

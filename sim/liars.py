@@ -13,12 +13,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from sim.calls import CallClosedError, End, Identity
-from sim.gossip import GOSSIP
 from sim.gossip_judge import LIAR
 from sim.limits import MAX_FRAME_IDS, NS_PER_MS, NS_PER_S
 from sim.network import Host
 from sim.rng import happens
 from sim.scenario import Trick
+from sim.streams import GOSSIP
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.events import frame_of, listed

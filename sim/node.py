@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from sim.calls import End, Identity
 from sim.database import Database, DatabaseUnavailableError
-from sim.gossip import GOSSIP, Gossiping, serve_gossip
+from sim.gossip import Gossiping
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.marks import Mark
 from sim.network import Host
@@ -18,7 +18,7 @@ from sim.peering import Peering
 from sim.process import Process
 from sim.service import PUBLISH, Service
 from sim.store import FEED, SimFeed, SimStore
-from sim.streams import served
+from sim.streams import GOSSIP, served
 from sim.timeline import Clock
 from store.domain.partitioning import Bounds
 from store.domain.ports import PeerAddress, Source
@@ -145,7 +145,8 @@ class Node(Host):
         """Take a call."""
         process, peering = self.process, self.peering
         if method == GOSSIP and process is not None:
-            process.begin_task("served stream", serve_gossip(self, self.gossiping.driver, end))
+            serve = self.gossiping.serve
+            process.begin_task("served stream", served(process, end, GOSSIP, serve))
             return True
         if process is None or (peering is not None and peering.stopped):
             return False

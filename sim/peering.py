@@ -11,8 +11,7 @@ from sim.lookups import CHANNEL, JudgedFetcher
 from sim.peers import JudgedExchange, SimCaller
 from sim.process import Process
 from sim.store import FEED, JudgedIndex, SimIds, SimStore
-from sim.streams import EndStream, Handler
-from store.domain.places import Caller
+from sim.streams import Handler
 from store.domain.ports import (
     HistoryEntry,
     NotServingError,
@@ -73,7 +72,11 @@ class Peering:
 
     def calls(self) -> Mapping[str, Handler]:
         """Return the calls that are served to peers alone."""
-        return {RECONCILE: self._reconcile, TRANSFER: self._transfer}
+        exchange = self.exchange
+        return {
+            RECONCILE: lambda stream: exchange.serve_reconcile(stream.caller, stream),
+            TRANSFER: lambda stream: exchange.serve_transfer(stream.caller, stream),
+        }
 
     def start(self) -> None:
         """Begin with the resume, which begins the schedule."""
@@ -117,18 +120,13 @@ class Peering:
         self.exchange.close()
         for task in [task for task in life.tasks if task.get_name() in _ENDLESS]:
             task.cancel()
+        await self.exchange.statements.flush()
         await self._recorder.note()
         await self.index.stop()
         await asyncio.sleep(_QUIET_S + self._process.scenario.silence_ns / 1e9)
         left = [task for task in life.tasks if task is not asyncio.current_task()]
         assert not left, f"tasks are left of a node that was stopped: {left}"
         self.exchange.check_empty()
-
-    async def _reconcile(self, stream: EndStream) -> None:
-        await self.exchange.serve_reconcile(_caller(stream), stream)
-
-    async def _transfer(self, stream: EndStream) -> None:
-        await self.exchange.serve_transfer(_caller(stream), stream)
 
     async def _resume(self) -> None:
         while True:
@@ -137,8 +135,3 @@ class Peering:
             except StoreUnavailableError:
                 # As the node's own background tasks: they are started again.
                 await asyncio.sleep(_RETRY_S)
-
-
-def _caller(stream: EndStream) -> Caller:
-    there = stream.callee
-    return Caller(there.node_id, there.store_id, there.node_id)

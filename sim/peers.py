@@ -17,7 +17,7 @@ from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.process import Process
 from sim.service import LOOKUP, NO_HASH, SCAN, Entry, ScanRequest
-from sim.store import JudgedIndex, JudgedView, SimStatements, SimStore
+from sim.store import ENDED, JudgedIndex, JudgedStatements, JudgedView, SimStore
 from sim.streams import SimConnector, StatusReceivedError
 from store.domain.admission import Admission, Verdict
 from store.domain.claims import RequestedEntries
@@ -86,7 +86,7 @@ class JudgedExchange(shipped.Exchange):
         self.last: dict[str, Result] = {}
         """The result of the last reconciliation with each peer."""
         self.names: dict[asyncio.Task[Any] | None, str] = {}
-        self._statements = SimStatements(process)
+        self.statements = JudgedStatements(process)
         super().__init__(
             ExchangeWork(
                 node_id=process.identity.node_id,
@@ -105,7 +105,7 @@ class JudgedExchange(shipped.Exchange):
                 max_sessions=scenario.sessions,
                 sums=process.node.number not in scenario.plain_nodes,
                 compact_from=None if process.node.number % 3 == 2 else 0,
-                statements=self._statements,
+                statements=self.statements,
             )
         )
 
@@ -140,7 +140,7 @@ class JudgedExchange(shipped.Exchange):
         if report.ending is SyncEnding.REFUSED:
             process.mark(Mark.SAME_STORE if "one database" in report.error else Mark.BUSY)
         if report.role is Role.INITIATOR:
-            self._statements.ended(name)
+            ENDED.set(name)
             if report.in_sync:
                 process.judge.in_sync(name, report.refused_by_policy)
             process.node.world.counts.update(("sessions", f"sessions {report.ending}"))
@@ -162,7 +162,8 @@ class JudgedExchange(shipped.Exchange):
         with super().driving(report, begin) as session:
             yield session
         if session.state is SessionState.WAITING:
-            delay_ns = self.work.transfer_limits.silence_ns + _TIMER_NS
+            silence_ns = self.work.transfer_limits.silence_ns
+            delay_ns = self.process.clock.true_delay_ns(silence_ns) + _TIMER_NS
             demand = partial(self._demand_claimed, session, session.since_ns)
             self.process.timeline.after(delay_ns, demand)
 

@@ -34,8 +34,7 @@ class Process:
         self.alive = True
         self.at_end: list[Callable[[], object]] = []
         self.life = Life()
-        gossip = self.scenario.gossip
-        self.own = OwnCommits(gossip.kept_bytes if gossip else self.scenario.own_bytes)
+        self.own = OwnCommits(self.scenario.own_bytes)
         self.world_env = environment_of(self)
 
     def note(self, what: str) -> None:

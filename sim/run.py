@@ -29,6 +29,7 @@ _SCENARIOS: Final[Mapping[str, Callable[[Random, int | None], Scenario]]] = {
     "gossip-and-sync": partial(draw_with_gossip, beside=True),
     "group": partial(drawn_group, with_store=False),
     "group-with-store": partial(drawn_group, with_store=True),
+    "restored-group": partial(drawn_group, with_store=True, restored=0.5),
     "fixed-group": fixed_group,
 }
 

@@ -46,7 +46,8 @@ class Faults:
 
     Of the transactions of a participant of a group, ``refused_saves`` fail, ``doubtful_saves`` are
     written and fail, and it crashes before ``save_crashes`` are written, and after
-    ``send_crashes``. ``forged``: of messages, under whose ID something else is published.
+    ``send_crashes``. After ``restored`` of its crashes it has the state of its life before.
+    ``forged``: of messages, under whose ID something else is published.
     """
 
     breaks: float = 0.0
@@ -72,6 +73,7 @@ class Faults:
     doubtful_saves: float = 0.0
     save_crashes: float = 0.0
     send_crashes: float = 0.0
+    restored: float = 0.0
     forged: float = 0.0
     stalls: float = 0.0
     silent: float = 0.0
@@ -103,8 +105,7 @@ class GossipScenario:
 
     ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
     time. ``strange``: the share of SDS messages with a parent that no store holds. ``retold``: of
-    commits, those that are reported again. ``kept_bytes``: of its own commits, that a node keeps in
-    memory. ``tricks``: of the peers that lie, each of which connects to ``victims`` honest nodes.
+    commits, those that are reported again. ``tricks``: of peers that lie, which have ``victims``.
     """
 
     beside: bool
@@ -113,7 +114,6 @@ class GossipScenario:
     min_confirms: tuple[int, ...]
     strange: float = 0.0
     retold: float = 0.0
-    kept_bytes: int = 1_000_000
     tricks: tuple[Trick, ...] = ()
     victims: int = 1
 
@@ -144,9 +144,9 @@ class Scenario:
     different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
-    every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in
-    memory for its index, where it does not gossip. ``online_every_s``: how often a node notes that
-    it is on. ``plain_nodes`` have no sums. ``forged``: stores differ in sets that have one XOR.
+    every ``seek_every_ns``. ``own_bytes``: of its own commits, that a node keeps in memory.
+    ``online_every_s``: how often a node notes that it is on. ``plain_nodes`` have no sums.
+    ``forged``: stores differ in sets that have one XOR.
     ``drift_ns``: how far from a node's time a message's may be. ``gossip``: None: nodes do not
     gossip. ``group``: None: there are no participants. ``twins``: messages share their hashes.
     """
@@ -464,7 +464,6 @@ def _gossip(
         min_confirms=rng.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
         strange=rng.choice((0.0, 0.05)),
         retold=rng.choice((0.0, 0.2)),
-        kept_bytes=rng.choice((1_000_000, 1_000_000, 1_000)),
         tricks=tuple(tricks),
         victims=rng.randint(1, len(stores)),
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from reconcile.ids import END, SyncId, SyncIds
 from reconcile.lattice import LatticeSum
@@ -32,6 +32,7 @@ from store.domain.view import Newest, Span
 from store.gossip.events import Committed
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
+from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import FRESH_NS
@@ -46,6 +47,9 @@ _PORTIONS: Final = 20
 """The approximate number of pieces of a read, each of which takes that much less than the whole."""
 
 _RETRY_S: Final = 1.0
+ENDED: Final = ContextVar("ended", default="")
+"""The session of this task that has ended, about which it may state something."""
+
 FEED: Final = "feed"
 """The name of the task of a feed."""
 
@@ -244,28 +248,11 @@ class SimSds(_Port):
 
 
 class SimStatements(_Port):
-    """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
-
-    def __init__(self, process: Process) -> None:
-        super().__init__(process)
-        self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
-
-    def ended(self, session_id: str) -> None:
-        """Note that a session of this task has ended, about which it may state something."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._ended[task] = session_id
+    """`store.domain.coverage.Statements` of a database."""
 
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Keep statements, ascending, in place of older ones about the same time."""
-        if not statements:
-            return
         process = self.process
-        task = asyncio.current_task()
-        assert task is not None
-        session = self._ended.get(task, "")
-        process.judge.stated(session, process.database, store_id, statements)
-        process.mark(Mark.STATED)
         await process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
 
     def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
@@ -283,6 +270,22 @@ class SimStatements(_Port):
             return {store: found for store, found in about if found}
 
         return await self.look(read)
+
+
+class JudgedStatements(StatementBuffer):
+    """The shipped buffer of statements, of which the judge checks each."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(SimStatements(process))
+        self._process = process
+
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Take the statements of a session."""
+        process = self._process
+        if statements:
+            process.judge.stated(ENDED.get(), process.database, store_id, statements)
+            process.mark(Mark.STATED)
+        await super().note(store_id, statements, now_ns)
 
 
 class SimIds(_Port):

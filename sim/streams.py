@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any, Final
 
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from sim.calls import CallClosedError, End, Identity, Status
 from sim.marks import Mark
 from sim.process import Process
+from store.domain.places import Caller
 from store.domain.ports import CursorOutOfRangeError, NotServingError, PeerAddress, PeerError
+from store.gossip.driver.streams import (
+    FrameRejectedError,
+    StreamClosedError,
+    StreamSupersededError,
+    TurnedAwayError,
+)
 from store.sync.errors import CallFailedError, Fault, SessionFaultError
 from store.sync.frames import pieces
 from store.sync.session.exchange import TRANSFER
+
+GOSSIP: Final = "Gossip"
+"""The call that is silent while there is nothing to say."""
 
 NOTICE_NS: Final = 1_000_000_000
 """The time within which a session ends after its stream has failed."""
@@ -30,6 +41,10 @@ _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
     (PayloadLimitError, Status.UNAVAILABLE),
     (NotServingError, Status.UNAVAILABLE),
     (PeerError, Status.UNAVAILABLE),
+    (StreamSupersededError, Status.ABORTED),
+    (TurnedAwayError, Status.FAILED_PRECONDITION),
+    (FrameRejectedError, Status.FAILED_PRECONDITION),
+    (StreamClosedError, Status.UNAVAILABLE),
 )
 _FAULTS: Final = {Fault.PROTOCOL: Status.INVALID_ARGUMENT, Fault.GAVE_WAY: Status.ABORTED}
 """The status of a fault of a session; all others are `Status.UNAVAILABLE`."""
@@ -69,12 +84,18 @@ class EndStream:
         self._transfers = method == TRANSFER
         self._calls = calls
         self._identified = identified
-        self._patience_ns = _PATIENCE_SILENCES * process.scenario.silence_ns + _PATIENCE_NS
+        silences_ns = _PATIENCE_SILENCES * process.scenario.silence_ns
+        self._patience_ns = inf if method == GOSSIP else silences_ns + _PATIENCE_NS
 
     @property
     def callee(self) -> Identity:
         """The identity of the other end."""
         return self._end.there
+
+    @property
+    def caller(self) -> Caller:
+        """The other end, as a peer that calls."""
+        return Caller(self.callee.node_id, self.callee.store_id, self.callee.node_id)
 
     async def read(self) -> Any:  # noqa: ANN401 - bytes, or the pages of a scan
         """Return the next frame; None after the last."""

@@ -156,7 +156,9 @@ class World(Stage):
                 self._wait_until_equal()
             if scenario.gossip is not None:
                 self._publish_in_peace()
-                self._stop_gossip()
+                for node in self.nodes:
+                    stop = node.gossiping.stop if self.gossip.beside else node.stop_gossip
+                    self.wait_for(self.loop.begin(None, stop()))
             if scenario.reconciles:
                 self._close()
             self.judge.check()
@@ -434,14 +436,9 @@ class World(Stage):
             self.gossip_checker.in_peace[message.digest] = not self.reached(node)
             node.take(node.name, [message.encoded])
         self.pass_for(int(SPREAD_S * NS_PER_S) + self.look_every_ns)
-        if unanswered := self.gossip_checker.unanswered():
-            raise ViolationError(f"{unanswered} publishers are not answered in peace")
+        if not all(self.gossip_checker.in_peace.values()):
+            raise ViolationError("publishers are not answered in peace")
         self._wait_until_equal(int(SPREAD_S * NS_PER_S))
-
-    def _stop_gossip(self) -> None:
-        for node in self.nodes:
-            stopping = node.gossiping.stop() if self.gossip.beside else node.stop_gossip()
-            self.wait_for(self.loop.begin(None, stopping))
 
     def _patience_ns(self) -> int:
         """Return the time until stores are equal: peers rest, and are chosen at random."""

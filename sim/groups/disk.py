@@ -7,6 +7,7 @@ before a crash, or the first thing that a crash loses.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from sim.groups.link import ROUTE
@@ -35,6 +36,15 @@ class Disk:
         self.tables: dict[str, dict[Any, Row]] = {name: {} for name in TABLES}
         self.log: dict[str, Row] = {}
         self.away = False
+
+    def backup(self) -> Disk:
+        """Return a copy, as of now."""
+        copy = Disk()
+        copy.connection = type(self.connection)(":memory:", isolation_level=None)
+        copy.connection.row_factory = self.connection.row_factory
+        self.connection.backup(copy.connection)
+        copy.row, copy.tables, copy.log = deepcopy((self.row, self.tables, self.log))
+        return copy
 
     def write(self, batch: StateBatch) -> None:
         """Write all of a batch."""

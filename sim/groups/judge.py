@@ -32,7 +32,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -158,6 +158,13 @@ class View:
         """Count times that were to come from now on."""
         self.latest_ms = max(self.latest_ms, now_ms)
         self.sent_ns = dict.fromkeys(self.sent_ns, now_ns)
+
+    def forget(self, saved: Set[str]) -> None:
+        """Expect these messages alone; own ones beyond may come back as those of others do."""
+        sent = self.promised | self.left | self.own.keys()
+        self.promised &= saved
+        self.left &= saved
+        self.given_up = (self.given_up & saved) | (sent - saved)
 
     def attend(self, now_ms: int) -> None:
         """Note that the channel is served at this time of its clock."""

@@ -20,6 +20,7 @@ from sim.groups.judge import View
 from sim.groups.link import ROUTE, GroupLink, Radio
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Host
+from sim.rng import happens
 from sim.timeline import Clock
 from storenode.common.errors import ClientClosedError
 from storenode.sds.aio.channel import Channel
@@ -49,7 +50,7 @@ class Member(Host):
 
     Attributes:
         participant: of its present life; None while it is off.
-        disk: what is written down of it.
+        disk: what is written down of it; backup: what was when its life began.
         view: the judge's view of it.
         life: the present or the last one.
     """
@@ -61,7 +62,7 @@ class Member(Host):
         self.config = replace(world.group.config, sender_id=self.name)
         self.clock = Clock(world.timeline)
         self.view = View(self.name, self.config)
-        self.disk = Disk()
+        self.disk, self.backup = Disk(), Disk()
         self.participant: Participant | None = None
         self.crashes = 0
         self.life = Life()
@@ -95,6 +96,10 @@ class Member(Host):
         self.participant = None
         self.life.end()
         self.world.network.drop_calls(self.name)
+        if self.disk.connection and happens(self.world.rng, self.world.faults_now.restored):
+            self.world.counts["a participant was restored from a backup"] += 1
+            self.disk = self.backup
+            self.view.forget(self.disk.log.keys())
         self.world.restart_later(self, _RESTART_S)
 
     def crash_soon(self, why: str) -> None:
@@ -135,6 +140,8 @@ class Member(Host):
         participant = await Participant.join(joining, None, links)
         self.note(f"starts with {len(participant.core.log)} messages")
         world.group_judge.booted(self.view, participant, self.disk, self.now_ms)
+        if world.faults_now.restored:
+            self.backup = self.disk.backup()
         self._watch(participant.core)
         self.participant, self._channel = participant, Channel(participant)
         world.loop.begin(life, self._read(self._channel))

@@ -29,8 +29,13 @@ _CHANNEL: Final = "room"
 _IN_STEP_NS: Final = 3 * NS_PER_S
 
 
-def drawn_group(rng: Random, size: int | None = None, *, with_store: bool) -> Scenario:
-    """Draw a scenario for ``size`` participants, by default three, with store nodes or without."""
+def drawn_group(
+    rng: Random, size: int | None = None, *, with_store: bool, restored: float = 0.0
+) -> Scenario:
+    """Draw a scenario for ``size`` participants, by default three, with store nodes or without.
+
+    ``restored``: the share of their crashes after which they begin from a backup.
+    """
     size = size or _SMALLEST_GROUP
     small = size <= SMALL_GROUP
     stores = rng.choice((1, 2)) if with_store else 0
@@ -47,6 +52,10 @@ def drawn_group(rng: Random, size: int | None = None, *, with_store: bool) -> Sc
             faults = replace(
                 faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
             )
+    if restored:
+        # What one has sent since may be nowhere, although others name it: all give up at last.
+        lost_after_ms = 3_000
+        faults = replace(faults, crash_every_ns=4 * NS_PER_S, restored=restored, forged=0.0)
     if stores > 1 and follow:
         # What is ahead of the time is reconciled when its time has come, which may be too late.
         faults = replace(faults, skew_ns=min(faults.skew_ns, _IN_STEP_NS))

@@ -62,8 +62,7 @@ class UnreadEvents:
         self._events[digest] = _Unread(needed, now_ns - age_ns, now_ns + self._interval_ns, content)
         if len(self._events) <= self._limit:
             return []
-        first = self._events.popitem(last=False)[0]
-        return [first]
+        return [self._events.popitem(last=False)[0]]
 
     def confirm(self, digest: bytes, store_id: str, *, report: bool = True) -> bool:
         """Count a confirmation, and end the wait with the last one; return False if it was known.

@@ -35,6 +35,7 @@ RUNS: Final[Mapping[str, Sequence[int]]] = {
     "gossip-and-sync": (2, 4, 5),
     "group": (2, 12, 13, 15, 29, 34, 37, 42),
     "group-with-store": (4, 15, 25, 34, 35, 45, 84, 88, 89),
+    "restored-group": range(8),
     "relay": range(8),
     "relay-without-pushes": range(15),
 }
@@ -74,6 +75,7 @@ EXPECTED: Final[dict[str, dict[str, int]]] = {
         Mark.COMMITS_LOST: 2,
         Mark.HOT: 6,
     },
+    "restored-group": {"a participant was restored from a backup": 8},
     "relay": {"accepted": 800, "settled": 64, "punished": 1},
     "relay-without-pushes": {"accepted": 15},
 }
@@ -84,7 +86,6 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    """Return a function that simulates each seed of a kind once."""
     return cache(simulate)
 
 

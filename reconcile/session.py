@@ -77,7 +77,7 @@ class PayloadFrame:
 
     Attributes:
         payload: its ``ranges_data``.
-        count: the number of the sender's IDs in the whole range, in its first frame.
+        count: the number of the sender's IDs in the whole range, for its first frame.
         refusal: why its sender will not reconcile; empty if it will.
     """
 
@@ -134,7 +134,6 @@ class ReconcileSession:
         self._large: bool | None = None
         self._rounds = 0
         self._own_count: int | None = None
-        self._count_sent = False
         self._truncated = False
         self._head = encode_head(config.cluster, config.shards)
         self._usual = True  # no view has said yet that payloads need more than compiled code
@@ -289,9 +288,7 @@ class ReconcileSession:
     def _send(self, payload: bytes, refusal: str = "") -> PayloadFrame:
         if self._role is Role.INITIATOR:
             self._count_round()
-        count = None if self._count_sent or refusal else self._own_count
-        self._count_sent = True
-        return PayloadFrame(payload, count, refusal)
+        return PayloadFrame(payload, None if refusal else self._own_count, refusal)
 
     def _end(self, refusal: str = "") -> Result:
         self.ended = True

@@ -1,8 +1,9 @@
 """Frames between stores: bytes of a stream into what sessions and transfers take, and back.
 
-A frame has up to 64 MiB, and a few of its bytes may become an object of fifty: it is cut between
-its entries and decoded piece by piece, so that memory is a small multiple of its size. Entries are
-taken in the order in which they come.
+A frame has up to 64 MiB, and a few of its bytes may become an object of fifty. So a `TransferFrame`
+is cut between its entries and decoded piece by piece, which are taken in the order in which they
+come. A large `ReconcileFrame` is refused before it is decoded if its fields and its numbers, which
+take up to sixteen times their bytes, are too many.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from reconcile.ids import ELEMENT_BYTES
 from reconcile.lattice import DIGEST_BYTES as SUM_BYTES
 from store.messages.fields import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
+    DELIMITED,
     MAX_COUNTED_FIELDS,
     end_of_value,
     read_varint,
 )
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
-from store.sync.limits import MAX_PIECE_ANSWERS, MAX_SEARCH_IDS, MAX_SEARCH_SPANS, SESSION_ID_CHARS
+from store.sync.limits import (
+    LARGE_PAYLOAD_BYTES,
+    MAX_PIECE_ANSWERS,
+    MAX_SEARCH_IDS,
+    MAX_SEARCH_SPANS,
+    SESSION_ID_CHARS,
+)
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     ReconcileExtension,
@@ -31,10 +39,22 @@ from storenode.wire.storenode.v1.peer_pb2 import (
     TransferFrame,
 )
 
-_MESSAGES: Final = TransferFrame.DESCRIPTOR.fields_by_name["messages"].number
-_ANSWERS: Final = frozenset(
-    TransferFrame.DESCRIPTOR.fields_by_name[name].number for name in ("stored", "refused")
+_MAX_NUMBER_BYTES: Final = 24 * MAX_SEARCH_SPANS
+"""The limit of the numbers in a frame: two of up to ten bytes for each span, and a few others."""
+
+
+def _numbers(message: type[Message], *names: str) -> tuple[int, ...]:
+    return tuple(message.DESCRIPTOR.fields_by_name[name].number for name in names)
+
+
+_MESSAGES: Final = _numbers(TransferFrame, "messages")
+_ANSWERS: Final = _numbers(TransferFrame, "stored", "refused")
+_LISTS: Final = (
+    (_numbers(ReconcileFrame, "extension"), ()),
+    (_numbers(ReconcileExtension, "search"), _numbers(ReconcileExtension, "features")),
+    ((), _numbers(SumSearch, "spans", "listed")),
 )
+"""The field of a `ReconcileFrame` that leads to lists of numbers, and these lists, by depth."""
 
 
 def parse_reconcile(data: bytes) -> ReconcileFrame:
@@ -44,15 +64,40 @@ def parse_reconcile(data: bytes) -> ReconcileFrame:
         ProtocolBrokenError: it is none, or the parts of its search do not fit each other.
         SessionFaultError: it names too many spans, or lists too many messages.
     """
+    if len(data) >= LARGE_PAYLOAD_BYTES:
+        _check_numbers(data)
     try:
         frame = ReconcileFrame.FromString(data)
     except DecodeError:
-        raise ProtocolBrokenError(
-            "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
-        ) from None
+        raise _malformed("the request is no storenode.v1.ReconcileFrame") from None
     if frame.extension.HasField("search"):
         _check_search(frame.extension.search)
     return frame
+
+
+def _check_numbers(data: bytes) -> None:
+    """Refuse a frame with far more fields, or numbers in its lists, than it may have."""
+    fields = number_bytes = 0
+    parts = [(0, len(data), 0)]
+    while parts:
+        position, end, depth = parts.pop()
+        inner, lists = _LISTS[depth]
+        while position < end:
+            tag, start = read_varint(data, position)
+            position = end_of_value(data, start, tag & 7)
+            if not start <= position <= end:
+                raise _malformed("the request is no storenode.v1.ReconcileFrame")
+            if tag & 7 == DELIMITED and tag >> 3 in inner:
+                parts.append((read_varint(data, start)[1], position, depth + 1))
+            elif tag >> 3 in lists:
+                number_bytes += position - start
+            fields += 1
+            if fields > MAX_COUNTED_FIELDS or number_bytes > _MAX_NUMBER_BYTES:
+                raise _too_large(
+                    f"the frame has more than {MAX_COUNTED_FIELDS:,} fields, or far more than "
+                    f"{MAX_SEARCH_SPANS:,} spans: name fewer, and leave out fields that the schema "
+                    "does not know"
+                )
 
 
 def compact_bytes(extension: ReconcileExtension) -> int:
@@ -70,9 +115,7 @@ def _check_search(search: SumSearch) -> None:
         )
     fits = spans % 2 == listed % 2 == len(search.messages) % ELEMENT_BYTES == 0
     if not fits or len(search.sums) != SUM_BYTES * (spans // 2):
-        raise ProtocolBrokenError(
-            "the parts of a SumSearch do not fit: encode it as the schema says"
-        )
+        raise _malformed("the parts of a SumSearch do not fit")
 
 
 def _too_large(sentence: str) -> SessionFaultError:
@@ -100,16 +143,15 @@ def pieces(frame: bytes) -> Iterator[Piece]:
         try:
             part = RawTransferFrame.FromString(frame[start:end])
         except DecodeError:
-            raise _no_frame() from None
+            raise _malformed("the frame is no TransferFrame") from None
         done = done or part.done
         part.done = done and end == len(frame)
         yield part, end - start
         start = end
 
 
-def _no_frame() -> ProtocolBrokenError:
-    """Return the error for bytes that are no ``TransferFrame``."""
-    return ProtocolBrokenError("the frame is no TransferFrame: encode it as the schema says")
+def _malformed(what: str) -> ProtocolBrokenError:
+    return ProtocolBrokenError(f"{what}: encode it as the schema says")
 
 
 def _cuts(frame: bytes) -> Iterator[int]:
@@ -120,11 +162,11 @@ def _cuts(frame: bytes) -> Iterator[int]:
         tag, position = read_varint(frame, position)
         position = end_of_value(frame, position, tag & 7)
         if not 0 <= position <= size:
-            raise _no_frame()
+            raise _malformed("the frame is no TransferFrame")
         field = tag >> 3
-        messages += field == _MESSAGES
+        messages += field in _MESSAGES
         answers += field in _ANSWERS
-        others += field != _MESSAGES and field not in _ANSWERS
+        others += field not in _MESSAGES and field not in _ANSWERS
         if others > MAX_COUNTED_FIELDS:
             raise _too_large(
                 f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "

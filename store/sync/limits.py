@@ -46,7 +46,7 @@ MAX_RECONCILE_NS: Final = 600 * NS_PER_S
 
 LARGE_PAYLOAD_BYTES: Final = 512 * 1024
 """The size from which payloads are processed one at a time, of all sessions together: two bytes may
-become a range of 150."""
+become a range of 150. The numbers of so large a frame are counted before it is decoded."""
 
 THREADED_PAYLOAD_BYTES: Final = 64 * 1024
 """The step of a session on a larger payload runs beside the event loop."""
@@ -94,7 +94,6 @@ MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
 """Limits of the steps in which the horizon of reconciliations moves: the least number in the time
 that messages are kept, and the longest, 69 s."""
-
 
 ONLINE_INTERVAL_S: Final = 15.0
 """The interval at which the store is recorded as online."""
@@ -200,9 +199,10 @@ class TransferLimits:
 
     ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
-    portions of up to ``load_ids``; ``unstored_bytes`` of received frames may wait for the database
-    before the stream is left alone. ``find_ids`` are looked up at once. More than
-    ``unsolicited_messages`` end the session. The others: `store.sync.transfer.transfer.Patience`.
+    portions of up to ``load_ids``; ``unstored_bytes`` of received frames, in ``unstored_pieces``,
+    each of which takes some kilobytes more, may wait for the database before the stream is left
+    alone. ``find_ids`` are looked up at once. More than ``unsolicited_messages`` end the session.
+    The others: `store.sync.transfer.transfer.Patience`.
     """
 
     frame_messages: int = MAX_BATCH_MESSAGES
@@ -210,6 +210,7 @@ class TransferLimits:
     frame_answers: int = MAX_BATCH_MESSAGES
     unsent_bytes: int = 4 * 1024 * 1024
     unstored_bytes: int = 8 * 1024 * 1024
+    unstored_pieces: int = 512
     load_ids: int = 2_048
     find_ids: int = 4_096
     unsolicited_messages: int = MAX_BATCH_MESSAGES

@@ -53,8 +53,6 @@ FIRST_WIDE_NS: Final = 30 * NS_PER_S
 """The first wide session follows the start by about this much: a new node fetches its history."""
 
 _JITTER: Final = 0.1
-
-
 _STOPPING: Final = "the node is stopping; retry later"
 
 
@@ -158,8 +156,7 @@ class Synchronizer:
         self._fetcher = fetcher
         self._environment = environment
         self._waiting: list[_Request] = []
-        self._unanswered: set[_Request] = set()
-        self._sessions: set[asyncio.Task[None]] = set()
+        self._sessions: dict[asyncio.Task[None], _Due | _Request] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._due: list[_Due] = []
@@ -178,14 +175,15 @@ class Synchronizer:
     async def stop(self) -> None:
         """End all sessions; those who wait get an error."""
         self._stopped = True
+        causes = [*self._waiting, *self._sessions.values()]
         if self._timer is not None:
             self._timer.cancel()
         for task in self._sessions:
             task.cancel()
         await asyncio.gather(*self._sessions, return_exceptions=True)
-        for request in self._unanswered:
-            if not request.done.done():
-                request.done.set_exception(StoreBusyError(_STOPPING))
+        for cause in causes:
+            if isinstance(cause, _Request) and not cause.done.done():
+                cause.done.set_exception(StoreBusyError(_STOPPING))
         self._waiting.clear()
 
     async def synchronize(
@@ -215,12 +213,10 @@ class Synchronizer:
         if len(self._waiting) >= MAX_WAITING:
             raise StoreBusyError(f"{MAX_WAITING} sessions wait already; retry later")
         self._waiting.append(request)
-        self._unanswered.add(request)
         try:
             self._go_on()
             return await future
         finally:
-            self._unanswered.discard(request)
             if request in self._waiting:
                 self._waiting.remove(request)
 
@@ -342,8 +338,8 @@ class Synchronizer:
         peer.busy = True
         session = self._run(peer, window, cause, is_part=is_part)
         task = asyncio.create_task(session, name=f"sync with {peer.address}")
-        self._sessions.add(task)
-        task.add_done_callback(self._sessions.discard)
+        self._sessions[task] = cause
+        task.add_done_callback(self._sessions.pop)
 
     async def _run(
         self, peer: _Peer, window: Window, cause: _Due | _Request, *, is_part: bool

@@ -29,7 +29,6 @@ class Node:
     load: Callable[[Needs], Loaded] | None = None
     results: list[Result] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
-    counts: list[int | None] = field(default_factory=list)
 
     def begin(self) -> PayloadFrame | None:
         """Return the initiator's first frame."""
@@ -45,7 +44,6 @@ class Node:
             self.session.check()
         if found.frame is not None:
             self.payloads.append(found.frame.payload)
-            self.counts.append(found.frame.count)
         if found.result is not None:
             self.results.append(found.result)
         assert self.session.ended == bool(self.results)

@@ -16,13 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -51,7 +45,6 @@ from store.sync.limits import (
     MIN_KEPT_STEPS,
     SESSION_ID_CHARS,
     THREADED_ROWS,
-    TransferLimits,
 )
 from store.sync.peers import Connector, FrameStream
 from store.sync.session.reconciliation import GOES_ON, Reconciliation, asked_range, in_time
@@ -59,7 +52,7 @@ from store.sync.session.registry import PeerSession, Sessions, SessionState
 from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.session.sum_search import PeerNotes
 from store.sync.transfer.policy_memory import PolicyMemory
-from store.sync.transfer.transfer import DEFAULT_LIMITS, Transfer, TransferWork
+from store.sync.transfer.transfer import Transfer, TransferWork
 from storenode.common.bounded_dict import BoundedDict
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.storenode.v1 import peer_pb2
@@ -92,7 +85,6 @@ class ExchangeWork(TransferWork):
     shards: tuple[int, ...]
     index: HotIndex
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
-    transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
     max_sessions: int = MAX_SESSIONS
     sums: bool = True
@@ -128,13 +120,9 @@ class Exchange:
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         self.environment: Environment = work.environment
-        self._silence_ns = work.transfer_limits.silence_ns
+        self._silence_ns = silence_ns = work.transfer_limits.silence_ns
         self.sessions = Sessions(
-            work.node_id,
-            work.store_id,
-            self.stop,
-            limit=work.max_sessions,
-            silence_ns=self._silence_ns,
+            work.node_id, work.store_id, self.stop, limit=work.max_sessions, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
         self.notes = BoundedDict[str, PeerNotes](MAX_NOTED_PEERS)
@@ -269,15 +257,13 @@ class Exchange:
         name = next(pieces(frame))[0].session_id
         session = self.sessions.claim(steady_ns(), caller.node_id, name)
         report = session.report
-        watched = SessionStream(stream, session, steady_ns, frame)
-        del frame
-        if session.state is SessionState.ENDED:
-            # Source: the contract, "Transfer after a session without differences".
-            await (await self.transfer(session)).run(watched)
-            return
-        with self.driving(report, lambda: session):
-            await (await self.transfer(session)).run(watched)
-        if report.fault:
+        first, watched = [frame], SessionStream(stream, session, steady_ns)
+        del frame  # which the transfer alone is to keep, while it reads it
+        # Source: the contract, "Transfer after a session without differences".
+        is_over = session.state is SessionState.ENDED
+        with nullcontext() if is_over else self.driving(report, lambda: session):
+            await (await self.transfer(session)).run(watched, first.pop())
+        if report.fault and not is_over:
             raise SessionFaultError(report.fault, report.error)
         if report.stored or report.messages_sent:
             self.sessions.useful(session)
@@ -288,22 +274,14 @@ class Exchange:
         work, report = self.work, session.report
         async with self.turn(len(frame.ranges_data)):
             asked = await asked_range(frame.ranges_data, work.limits.payload)
-        async with AsyncExitStack() as stack:
-            view = None
-            if asked is not None:
-                opening = work.index.open_view(*asked, recent=True)
-                view = await stack.enter_async_context(opening)
+        opening = nullcontext() if asked is None else work.index.open_view(*asked, recent=True)
+        async with opening as view:
+            if asked is not None and view is not None:
                 report.asked_from, report.horizon = asked[0], work.horizon(view)
             side = self.reconciliation(self, session, stream, view)
             result = await side.respond(frame)
             side.conclude(result)
             return result
-
-    def notes_of(self, node_id: str) -> PeerNotes:
-        """Return the findings of the last sessions with a peer."""
-        if node_id not in self.notes:
-            self.notes[node_id] = PeerNotes()
-        return self.notes[node_id]
 
     def turn(self, payload_bytes: int) -> AbstractAsyncContextManager[None]:
         """Return the turn of a payload, to wait for: large ones are worked on one at a time."""
@@ -412,41 +390,26 @@ class Exchange:
         return await in_thread_if(
             len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
             Transfer,
-            session.session_id,
-            session.to_send,
-            session.to_receive,
+            session,
             self.work,
-            memory=self.memory,
-            report=session.report,
-            limits=self.work.transfer_limits,
+            self.memory,
         )
 
 
 class SessionStream:
-    """The stream of a session; it records since when the session waits for its peer.
-
-    ``first``: a frame that was read already, and comes again.
-    """
+    """The stream of a session; it records since when the session waits for its peer."""
 
     def __init__(
-        self,
-        stream: FrameStream,
-        session: PeerSession,
-        steady_ns: Callable[[], int],
-        first: bytes | None = None,
+        self, stream: FrameStream, session: PeerSession, steady_ns: Callable[[], int]
     ) -> None:
         self._stream = stream
         self._session = session
         self._steady_ns = steady_ns
-        self._first = first
         self._waits = 0
         self.half_close = stream.half_close
 
     async def read(self) -> bytes | None:
         """Return the next frame; None after the last."""
-        if self._first is not None:
-            frame, self._first = self._first, None
-            return frame
         return await self._waited(self._stream.read())
 
     async def write(self, frame: bytes) -> None:

@@ -73,7 +73,7 @@ from store.sync.limits import (
 from store.sync.peers import FrameStream
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import ContentConflict
-from store.sync.session.sum_search import Search, has_spans
+from store.sync.session.sum_search import PeerNotes, Search, has_spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1.peer_pb2 import (
     RECONCILE_FEATURE_SLICES,
@@ -138,7 +138,8 @@ class Reconciliation:
         compared.
         """
         work, report = exchange.work, session.report
-        notes, horizon = exchange.notes_of(report.node_id), report.horizon or LOWEST
+        notes = exchange.notes.get(report.node_id) or PeerNotes()
+        horizon = report.horizon or LOWEST
         self.role, self.report = report.role, report
         self.view = view
         self.compact: CompactInitiator | CompactResponder | None = None
@@ -192,7 +193,8 @@ class Reconciliation:
         if result.refusal:
             return
         report.conclude(result, self.hidden, self.conflicts)
-        notes = self.exchange.notes_of(report.node_id)
+        known = self.exchange.notes
+        notes = known[report.node_id] = known.get(report.node_id) or PeerNotes()
         if self.role is Role.INITIATOR:
             notes.equal = not report.differences
             is_unused = self.compact is not None and not report.compact
@@ -413,7 +415,8 @@ class Reconciliation:
             await self._send_compact(side, step.frame)
             await self._next(_Stage.COMPACT)
             step = await self._compact_step(side)
-        is_last, own_ids = step.frame is None, encode_ids(found.to_send)
+        is_last, sent = step.frame is None, found.to_send
+        own_ids = sent.timestamps.astype(_TIME_DTYPE).tobytes() + sent.hashes.tobytes()
         if is_last:
             result = self._compact_result(side, found)
             await self._compute_sum(result)
@@ -594,11 +597,6 @@ class Reconciliation:
         whole = self._search.whole
         self.report.keyed_from_ns, self.settled, self.conflicts = whole[0], [whole], conflicts
         return result
-
-
-def encode_ids(ids: SyncIds) -> bytes:
-    """Return IDs as ``compact_ids`` of the schema."""
-    return ids.timestamps.astype(_TIME_DTYPE).tobytes() + ids.hashes.tobytes()
 
 
 def _checked_ids(encoded: bytes, expected: Expected, window: Bounds) -> SyncIds:

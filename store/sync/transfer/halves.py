@@ -311,12 +311,10 @@ class Receiving:
         limits: TransferLimits,
         report: SessionReport,
         memory: PolicyMemory,
-        *,
-        partial: bool = False,
     ) -> None:
-        """Take the parts; ``partial``: the peer may send others too, as many as it likes."""
+        """Take the parts; after a partial result the peer may send others too, however many."""
         self.ids = ids
-        self._partial = partial
+        self._partial = report.left_over
         self._memory = memory
         self._peer = report.node_id
         self._lookup = IdLookup(ids)
@@ -341,8 +339,10 @@ class Receiving:
     def reading(self) -> bool:
         """False while too much waits, to be durable or to be answered, for another frame."""
         crowded = self._partial and self.answers.named >= self._limits.unsolicited_messages
-        pending_bytes = sum(each.size_bytes for each in self._pending)
-        return pending_bytes < self._limits.unstored_bytes and not crowded
+        pending, limits = self._pending, self._limits
+        is_full = len(pending) >= limits.unstored_pieces
+        is_full = is_full or sum(each.size_bytes for each in pending) >= limits.unstored_bytes
+        return not is_full and not crowded
 
     @property
     def _strays(self) -> int:
@@ -356,6 +356,7 @@ class Receiving:
         """
         sizes = [each.size_bytes for each in self._pending]
         assert sum(sizes[:-1]) < self._limits.unstored_bytes, "read on although too much waits"
+        assert len(sizes) <= self._limits.unstored_pieces, "read on although too much waits"
         assert all((self._states[each.places] == _PENDING).all() for each in self._pending)
         pending = sum(len(each.places) for each in self._pending)
         assert pending == np.count_nonzero(self._states == _PENDING)

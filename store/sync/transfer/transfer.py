@@ -17,8 +17,9 @@ Rules.
 4. What policy refuses is remembered on both sides (`PolicyMemory`): it is answered at once in later
    sessions, and not sent.
 5. At most `TransferLimits.unsent_bytes` are read ahead of the stream, and at most one frame is
-   under way to it. While `unstored_bytes` wait for the database, the stream is not read
-   (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
+   under way to it. While `unstored_bytes` or `unstored_pieces` wait for the database, the stream is
+   not read (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer
+   does.
 6. It ends when both sides are done and all is answered; when it takes too long
    (`Patience`); at a fault; or when the stream or the database is lost. What
    was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
@@ -46,7 +47,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from reconcile.ids import SyncIds
-from reconcile.session import Role
 from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import NotServingError, PeerError, Source, StoreBusyError, Writer
@@ -64,7 +64,8 @@ from store.sync.limits import (
     TransferLimits,
 )
 from store.sync.peers import FrameStream
-from store.sync.session.report import SessionReport, SyncObserver
+from store.sync.session.registry import PeerSession
+from store.sync.session.report import SyncObserver
 from store.sync.transfer.halves import Accepted, Answer, Receiving, Sending
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.common.backoff import Backoff
@@ -111,45 +112,36 @@ class TransferWork:
     policy: Callable[[], Policy]
     observer: SyncObserver
     environment: Environment
+    transfer_limits: TransferLimits = DEFAULT_LIMITS
 
 
 class Transfer:
-    """A transfer, made in about half a second for a million IDs each way.
+    """The transfer of what a session has found, made in half a second for a million IDs each way.
 
-    ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
-    ascend. ``report`` names the peer in ``memory``; it is filled on the way, and final when `run`
-    has ended. The result is ``partial`` (rule 7) where differences are left over.
+    The report of the session is filled on the way, and final when `run` has ended. The result is
+    partial (rule 7) where differences are left over.
     """
 
-    def __init__(
-        self,
-        session_id: str,
-        to_send: SyncIds,
-        to_receive: SyncIds,
-        work: TransferWork,
-        *,
-        memory: PolicyMemory,
-        report: SessionReport,
-        limits: TransferLimits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, session: PeerSession, work: TransferWork, memory: PolicyMemory) -> None:
+        report, limits = session.report, work.transfer_limits
         # The caller names the session at once; the callee with what it has to send first.
-        self._is_caller = report.role is Role.INITIATOR
+        self._is_caller = session.own
         self._partial = report.left_over
-        self.session_id = session_id
+        self.session_id = session.session_id
         self._report = report
         self._work = work
         self._limits = limits.with_grace() if self._is_caller else limits
-        self._sending = Sending(to_send, limits, report, memory)
-        self._receiving = Receiving(to_receive, limits, report, memory, partial=self._partial)
+        self._sending = Sending(session.to_send, limits, report, memory)
+        self._receiving = Receiving(session.to_receive, limits, report, memory)
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False
         self._done = False
 
-    async def run(self, stream: FrameStream) -> None:
+    async def run(self, stream: FrameStream, first: bytes | None = None) -> None:
         """Transfer to the end, whatever that is: `SessionReport.error` says it.
 
-        Cancelling it ends everything that it does; what is stored stays.
+        Cancelling it ends all that it does; what is stored stays. ``first``: a frame that was read.
         """
         self._stream = stream
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -160,7 +152,8 @@ class Transfer:
         self._sending.withhold(now_ns)
         steady_ns = self._work.environment.steady_ns()
         self._patience = Patience(self._limits, steady_ns, self._open_ids)
-        self._reader = self._spawn(self._read())
+        self._reader = self._spawn(self._read(first))
+        del first
         self._ticks = asyncio.get_running_loop().call_later(TRANSFER_TICK_S, self._tick)
         try:
             if self._is_caller:
@@ -197,12 +190,12 @@ class Transfer:
 
     def _go_on(self) -> None:
         """Begin what is due."""
-        missing = self._receiving.find()
+        missing, reads = self._receiving.find(), self._work.reads
         if missing is not None:
-            self._spawn(self._find(missing))
+            self._spawn(self._read_stored(self._receiving.found, reads.are_stored, missing))
         load = self._sending.load()
         if load is not None:
-            self._spawn(self._load(*load))
+            self._spawn(self._read_stored(self._sending.loaded, reads.load, *load))
         frame = None if self._writing else self._frame()
         if frame is not None:
             self._writing = self._named = True
@@ -289,13 +282,14 @@ class Transfer:
 
     # The stream
 
-    async def _read(self) -> None:
+    async def _read(self, frame: bytes | None) -> None:
         try:
-            while (frame := await self._stream.read()) is not None:
+            while frame is not None or (frame := await self._stream.read()) is not None:
                 for piece in pieces(frame):
                     self._take(self._receive, piece)
                     await self._readable.wait()
-                del frame, piece
+                frame = None
+                del piece
         except PeerError as error:
             if isinstance(error, SessionFaultError) and error.fault in _BROKEN:
                 self._end(error.fault, str(error))
@@ -370,13 +364,10 @@ class Transfer:
         store = functools.partial(self._work.writer.store, accepted.batch, Source.TRANSFER)
         self._take(self._receiving.persisted, accepted, await patiently(store))
 
-    async def _load(self, ids: SyncIds, max_bytes: int) -> None:
-        load = functools.partial(self._work.reads.load, ids, max_bytes)
-        self._take(self._sending.loaded, await patiently(load))
-
-    async def _find(self, ids: SyncIds) -> None:
-        are_stored = functools.partial(self._work.reads.are_stored, ids)
-        self._take(self._receiving.found, await patiently(are_stored))
+    async def _read_stored(
+        self, step: Callable[[_T], None], read: Callable[..., Awaitable[_T]], *given: object
+    ) -> None:
+        self._take(step, await patiently(functools.partial(read, *given)))
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:

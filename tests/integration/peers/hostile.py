@@ -56,9 +56,7 @@ class Honest:
 
     def answer(self, frame: ReconcileFrame) -> ReconcileFrame | None:
         """Return the answer to a frame; None when there is none."""
-        count = frame.count if frame.HasField("count") else None
-        given = PayloadFrame(frame.ranges_data, count, frame.refusal)
-        return _encoded(self._node.give(given))
+        return _encoded(self._node.give(PayloadFrame(frame.ranges_data, refusal=frame.refusal)))
 
 
 def _encoded(frame: PayloadFrame | None) -> ReconcileFrame | None:

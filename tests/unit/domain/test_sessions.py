@@ -340,23 +340,16 @@ def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
     assert is_unknown(sessions, "a", "1")
 
 
-@pytest.mark.parametrize("old", [called, came])
-def test_a_session_that_found_nothing_ends(old: Make) -> None:
-    sessions = _Registry()
-    session = old(sessions, "a")
-    sessions.reconciled(NOW, session, NONE, NONE)
-    assert session.state is SessionState.ENDED
-    assert not len(sessions)
-
-
 def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -> None:
     sessions = _Registry()
 
     def found(node: str, name: str, now_ns: int = NOW) -> bool:
         return not is_unknown(sessions, node, name, now_ns)
 
+    sessions.reconciled(NOW, called(sessions, "a"), NONE, NONE)
     for name in ("1", "2"):
         sessions.reconciled(NOW, came(sessions, "a", name), NONE, NONE)
+        assert not len(sessions)
     assert not found("b", "2"), "it is bound to its peer"
     assert not found("a", "1"), "of each peer the last one is known"
     assert found("a", "2", NOW + MINUTE_NS - 1)

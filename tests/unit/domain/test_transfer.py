@@ -22,6 +22,7 @@ from tests.support.admission import admit
 from tests.support.virtual_time import virtual_time
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
+    NONE,
     NS_PER_S,
     POLICY,
     SESSION,
@@ -140,7 +141,7 @@ async def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> N
     peer, memory = store_of(messages(3, size=200)), PolicyMemory()
     items = sent_form(peer, peer.frames)
     for repeated in range(2):
-        side = Side(Store(), None, peer.ids, memory=memory, policy=STRICT)
+        side = Side(Store(), NONE, peer.ids, memory=memory, policy=STRICT)
         await side.receive(raw(items=items), raw(items=items[:repeated], done=True))
         report = await side.ended()
         refused = Counter(reason.partition(":")[0] for _, reason in side.refusals())
@@ -197,7 +198,7 @@ async def test_a_larger_limit_of_differences_on_one_side_is_no_fault(
     found = SyncIds.of(missing.pairs()[:limit])
     to_send, to_receive = (found, missing) if sender_is_cut else (missing, found)
     sender = Side(left, to_send, partial=sender_is_cut, seed=seed)
-    receiver = Side(right, None, to_receive, partial=True, seed=~seed)
+    receiver = Side(right, NONE, to_receive, partial=True, seed=~seed)
     sent, received = await finish(*join(sender, receiver))
     assert sent.fault is received.fault is Fault.NONE, (sent.error, received.error)
     assert len(right.frames) == sent.messages_sent == limit
@@ -267,7 +268,7 @@ async def test_a_busy_store_is_asked_again_for_a_while(seconds: float) -> None:
 async def test_a_stream_that_is_lost_before_all_is_answered_is_lost() -> None:
     peer = store_of(messages(3))
     for how in ("breaks", "ends"):
-        side = Side(Store(), None, peer.ids)
+        side = Side(Store(), NONE, peer.ids)
         await side.receive(raw(items=sent_form(peer, list(peer.frames)[:1])))
         if how == "breaks":
             side.lose()

@@ -31,6 +31,7 @@ from tests.support.admission import bad_messages
 from tests.support.virtual_time import virtual_time
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
+    NONE,
     NS_PER_S,
     SESSION,
     SMALL,
@@ -59,7 +60,7 @@ seeds = st.integers(0, 2**32)
 
 def receiver(count: int = 3, **more: Any) -> Side:  # noqa: ANN401 - as of `Side`
     """Return a side that expects the first ``count`` messages of the peer."""
-    return Side(Store(), None, ids_of(PEER, HASHES[:count]), **more)
+    return Side(Store(), NONE, ids_of(PEER, HASHES[:count]), **more)
 
 
 def sender(count: int = 3, **more: Any) -> Side:  # noqa: ANN401 - as of `Side`
@@ -102,7 +103,7 @@ async def test_what_comes_twice_is_stored_and_answered_once(script: list[list[by
 @virtual_time
 async def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
     timestamp, digest = PEER.frames[HASHES[0]][0], HASHES[0]
-    side = Side(Store(), None, SyncIds.of([(timestamp - 1, digest)]))
+    side = Side(Store(), NONE, SyncIds.of([(timestamp - 1, digest)]))
     await side.receive(raw(items=items(0, 1), done=True))
     report = await side.ended()
     assert not side.contents.frames
@@ -111,7 +112,7 @@ async def test_an_id_that_was_announced_with_another_time_does_not_exist() -> No
 
 @virtual_time
 async def test_messages_without_a_hash_are_counted() -> None:
-    side = Side(Store(), None, SyncIds.of([(NOW_NS, bytes(32))]))
+    side = Side(Store(), NONE, SyncIds.of([(NOW_NS, bytes(32))]))
     untimed = [entry(timestamp=each).SerializeToString() for each in (None, 0)]
     await side.receive(raw(items=[*untimed, b""], done=True))
     assert (await side.ended()).unsolicited == 3
@@ -192,13 +193,14 @@ async def test_too_many_unsolicited_messages_end_the_transfer() -> None:
 
 
 @virtual_time
-async def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
-    side = receiver(200)
+@pytest.mark.parametrize("pieces", [512, 2])
+async def test_a_peer_that_sends_faster_than_the_database_is_not_read(pieces: int) -> None:
+    side = receiver(200, limits=replace(SMALL, unstored_pieces=pieces))
     side.stores.clear()
     frames = [raw(items=items(at, at + 1)) for at in range(200)]
     await side.receive(*frames)
     most = -(-SMALL.unstored_bytes // len(frames[0]))
-    assert side.reads == side.writes == most
+    assert side.reads == side.writes == min(most, pieces)
     side.stores.set()
     await side.receive()
     assert len(side.contents.frames) == 200

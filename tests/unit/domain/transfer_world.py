@@ -21,6 +21,7 @@ from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from store.sync.limits import TransferLimits
+from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport
 from store.sync.transfer.policy_memory import PolicyMemory
 from store.sync.transfer.transfer import Transfer, TransferReads, TransferWork
@@ -43,6 +44,7 @@ SMALL = TransferLimits(
     unsolicited_messages=10,
 )
 NS_PER_S = 10**9
+NONE = SyncIds.empty()
 
 
 @dataclass
@@ -132,8 +134,8 @@ class Side:
     def __init__(
         self,
         store: Store,
-        to_send: SyncIds | None = None,
-        to_receive: SyncIds | None = None,
+        to_send: SyncIds = NONE,
+        to_receive: SyncIds = NONE,
         *,
         seed: int = 0,
         peer: str = "peer",
@@ -157,7 +159,6 @@ class Side:
         self._rng = random.Random(seed)
         self._time = asyncio.get_running_loop().time
         self._began_s = self._time()
-        none = SyncIds.empty()
         environment = Environment(
             lambda: clock_ns + self.passed_ns,
             lambda: 5 * NS_PER_S + self.passed_ns,
@@ -169,15 +170,10 @@ class Side:
         writer = cast("Writer", self)
         observer = cast("Any", SimpleNamespace(session_progressed=lambda _: None))
         reads = cast("TransferReads", SimpleNamespace(load=self.load, are_stored=self.find))
-        self.transfer = Transfer(
-            SESSION,
-            none if to_send is None else to_send,
-            none if to_receive is None else to_receive,
-            TransferWork(reads, writer, lambda: policy, observer, environment),
-            memory=self.memory,
-            report=self.report,
-            limits=limits,
-        )
+        session = PeerSession(self.report, "", 0, SESSION)
+        session.to_send, session.to_receive = to_send, to_receive
+        work = TransferWork(reads, writer, lambda: policy, observer, environment, limits)
+        self.transfer = Transfer(session, work, self.memory)
         go_on = self.transfer._go_on
 
         def checked() -> None:

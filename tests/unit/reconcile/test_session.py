@@ -184,15 +184,6 @@ def test_equal_sets_need_one_payload_and_an_empty_one() -> None:
     join(first, second)
     assert [len(payload) for payload in first.payloads] == [4 + 9 + 1 + 32]
     assert second.payloads == [b""]
-    assert first.counts == second.counts == [5_000]
-
-
-def test_a_count_is_sent_once_each_way() -> None:
-    ours, theirs = different(9, count=3000, differing=200, moments=10**6)
-    first, second = initiator(NaiveView(ours)), responder(NaiveView(theirs))
-    join(first, second)
-    assert first.counts == [len(ours), *[None] * (len(first.payloads) - 1)]
-    assert second.counts == [len(theirs), *[None] * (len(second.payloads) - 1)]
 
 
 FIRST = "01020003" + "ffffffffffffffff7f" + "01" + "0f" + "00" * 30 + "f0"
@@ -275,7 +266,7 @@ def test_only_cuts_inside_the_window_divide_it() -> None:
     kinds = ranges.kinds.tolist()
     assert kinds == [RangeKind.SKIP, RangeKind.FINGERPRINT, RangeKind.FINGERPRINT]
     assert ranges.upper.pairs() == [(10, bytes(32)), (12, bytes(32)), (20, bytes(32))]
-    assert node.counts[0] == 1
+    assert node.result.own_count == 1
 
 
 def test_a_cut_through_forged_sets_shows_them() -> None:

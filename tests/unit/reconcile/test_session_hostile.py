@@ -214,17 +214,6 @@ def test_random_changes_of_real_payloads_end_well_or_by_an_error() -> None:
                 pass
 
 
-def test_counts_are_not_believed() -> None:
-    ids = some_ids(random.Random(4), 500, 10**6)
-    for claimed in (0, 2**64 - 1):
-        node, peer = begun(*ids), SpecPeer(ids[:450])
-        frame = Received(peer.answer(node.payloads[0]), count=claimed)
-        while not node.session.ended:
-            sent = node.give(frame)
-            frame = Received(peer.answer(sent.payload) if sent else b"", count=3)
-        assert node.result.to_send.pairs() == sorted(ids[450:])
-
-
 @pytest.mark.parametrize(
     "limits",
     [

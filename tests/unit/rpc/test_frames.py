@@ -111,6 +111,30 @@ def test_any_bytes_are_a_reconcile_frame_or_malformed(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "extension",
+    [
+        delimited(b"\x8a\1", delimited(b"\x0a", b"\1" * 600_000)),
+        delimited(b"\x8a\1", delimited(b"\x0a", b"\1" * 100)) * 6_000,
+        delimited(b"\x8a\1", b"\x18\1" * 300_000),
+        delimited(b"\x1a", b"\3" * 600_000),
+    ],
+)
+def test_a_frame_of_very_many_numbers_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, extension: bytes
+) -> None:
+    monkeypatch.setattr(frames, "ReconcileFrame", None)
+    with pytest.raises(SessionFaultError, match="far more than 4,160 spans"):
+        parse_reconcile(delimited(b"\x2a", extension))
+
+
+def test_the_largest_step_of_a_search_is_read() -> None:
+    ends = range(2**63 - 2 * MAX_SEARCH_SPANS, 2**63)
+    search = SumSearch(spans=ends, sums=bytes(32 * MAX_SEARCH_SPANS))
+    frame = ReconcileFrame(ranges_data=bytes(600_000), extension=ReconcileExtension(search=search))
+    assert parse_reconcile(frame.SerializeToString()) == frame
+
+
+@pytest.mark.parametrize(
     ("step", "fault"),
     [
         (SumSearch(spans=[1], sums=b""), Fault.PROTOCOL),

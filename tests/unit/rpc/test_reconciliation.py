@@ -210,7 +210,7 @@ def _verifying(
     exchange = SimpleNamespace(
         work=work,
         environment=SimpleNamespace(steady_ns=lambda: 0, random=rng),
-        notes_of=lambda _: side.notes,
+        notes={"peer": side.notes},
         turn=lambda _: nullcontext(),
     )
     side.notes.equal = not side.offers
@@ -348,6 +348,7 @@ async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
     assert other.result is not None
     assert one.report.bytes_sent == other.report.bytes_received
     assert one.report.bytes_received == other.report.bytes_sent
+    assert not any(frame.HasField("count") for frame in one.sent[1:] + other.sent[1:])
     expected = mode != "base" and bool(count) and (mode == "offered" or any(differences))
     if count:
         assert is_compact(one, other) == expected

@@ -30,6 +30,7 @@ from storenode.client.streams import AsyncMessageStream, followed_across, limite
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_bytes, check_kind
 from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import LimitExceededError
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -51,6 +52,10 @@ MAX_QUERY_PAGE: Final = 1_000
 MAX_SCAN_PAGE: Final = 10_000
 """Messages of one page, which the contract allows."""
 
+MAX_COLLECTED_BYTES: Final = 256 * 1024 * 1024
+"""An answer that is returned as one list or dictionary."""
+
+AnyPage = StoreQueryResponse | ScanPage | SdsMessagesPage | CausalHistoryPage
 Topics = str | Sequence[str]
 """A content topic, or several."""
 
@@ -212,7 +217,7 @@ class AsyncClient(_Connected):
         )
 
     async def get(self, hashes: Iterable[bytes]) -> dict[bytes, Message]:
-        """Look messages up by their hashes; a hash that the node does not hold is left out.
+        """Look up messages by hash, 256 MiB at most; one that the node does not hold is left out.
 
         Examples:
             ```python
@@ -221,14 +226,14 @@ class AsyncClient(_Connected):
         """
         wanted = check_hashes(hashes)
         found: dict[bytes, Message] = {}
+        size_bytes = 0
         for start in range(0, len(wanted), MAX_QUERY_PAGE):
             part = wanted[start : start + MAX_QUERY_PAGE]
             request = query_request(message_hashes=part, forward=True, limit=len(part))
             async with aclosing(self._calls.query_pages(request)) as pages:
                 async for page in pages:
-                    found.update(
-                        (item.message_hash, Message.decode(item)) for item in page.messages
-                    )
+                    size_bytes = _collected_bytes(size_bytes, page)
+                    found |= {item.message_hash: Message.decode(item) for item in page.messages}
         return found
 
     async def query(
@@ -478,7 +483,7 @@ class AsyncClient(_Connected):
 
         Several messages may claim one ID; the node returns up to 16 of them, those first that the
         ID proves unless ``prefer_proven`` is False. With ``coverage``, `SdsResult.coverage` says
-        how complete the store is.
+        how complete the store is. It raises `LimitExceededError` for more than 256 MiB.
 
         Examples:
             ```python
@@ -510,7 +515,7 @@ class AsyncClient(_Connected):
         """Fetch SDS messages with everything that they depend on, parents first, in one call.
 
         What is behind ``known_ids`` is left out. ``max_messages`` and ``max_depth`` bound the walk;
-        with 0 only the node's own limits do. ``prefer_proven`` is that of `get_sds`. With
+        with 0 only the node's limits and 256 MiB do. ``prefer_proven`` is that of `get_sds`. With
         ``coverage``, `SdsResult.coverage` says how complete the store is.
 
         Examples:
@@ -605,19 +610,29 @@ async def _newest_first(pages: AsyncGenerator[StoreQueryResponse]) -> AsyncGener
 async def _sds_result(
     pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
 ) -> SdsResult:
-    result = SdsResult([], [], truncated=False)
-    truncated, coverage = False, None
+    messages, missing = list[SdsMessage](), list[Entry]()
+    truncated, coverage, size_bytes = False, None, 0
     async with aclosing(pages):
         async for page in pages:
+            size_bytes = _collected_bytes(size_bytes, page)
             coverage = _coverage(page)
-            found = map(SdsMessage.decode, page.messages)
-            result.messages.extend(each for each in found if each is not None)
-            result.missing.extend(entries_of(page.missing))
+            messages += filter(None, map(SdsMessage.decode, page.messages))
+            missing += entries_of(page.missing)
             truncated = truncated or page.truncated
-    return SdsResult(result.messages, result.missing, truncated, coverage)
+    return SdsResult(messages, missing, truncated, coverage)
 
 
-def _coverage(
-    page: StoreQueryResponse | ScanPage | SdsMessagesPage | CausalHistoryPage,
-) -> AnswerCoverage | None:
+def _collected_bytes(size_bytes: int, page: AnyPage) -> int:
+    """Return the bytes of an answer with one page more; raise LimitExceededError for too many."""
+    size_bytes += page.ByteSize()
+    if size_bytes > MAX_COLLECTED_BYTES:
+        raise LimitExceededError(
+            "RESOURCE_EXHAUSTED",
+            f"The answer has more than {MAX_COLLECTED_BYTES // 2**20} MiB, too many for one list:"
+            " ask for fewer messages at a time.",
+        )
+    return size_bytes
+
+
+def _coverage(page: AnyPage) -> AnswerCoverage | None:
     return page.coverage if page.HasField("coverage") else None

@@ -27,60 +27,55 @@ class MessageStream(Iterator[Message]):
     """
 
     def __init__(self, stream: AsyncMessageStream) -> None:
-        self._stream = stream
+        self._asynchronous = stream
 
     @property
     def cursor(self) -> bytes:
         """The cursor after all messages whose processing is over."""
-        return self._stream.cursor
+        return self._asynchronous.cursor
 
     @property
     def live(self) -> bool:
         """True if a follower has caught up with what the node holds."""
-        return self._stream.live
+        return self._asynchronous.live
 
     @property
     def coverage(self) -> AnswerCoverage | None:
         """The completeness of a scan that asked for it, when it has ended."""
-        return self._stream.coverage
+        return self._asynchronous.coverage
 
     def __next__(self) -> Message:
-        waiting = self._stream.waiting
-        message = waiting.popleft() if waiting else run_blocking(anext, self._stream, None)
+        waiting = self._asynchronous.waiting
+        message = waiting.popleft() if waiting else run_blocking(anext, self._asynchronous, None)
         if message is None:
             raise StopIteration
         return message
 
     def pages(self) -> Iterator[Page]:
         """Yield pages; `cursor` stands after a page when the next one is asked for."""
-        while (page := run_blocking(self._stream.next_page)) is not None:
+        while (page := run_blocking(self._asynchronous.next_page)) is not None:
             yield page
 
-    def ack(self) -> None:
-        """Keep the position after the pages whose messages have all been handed out."""
-        run_blocking(self._stream.ack)
-
-    def close(self) -> None:
-        """End the call."""
-        run_blocking(self._stream.aclose)
+    ack = blocking(AsyncMessageStream.ack)
+    close = blocking(AsyncMessageStream.aclose)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the stream takes
-        run_blocking(self._stream.__aexit__, *raised)
+        run_blocking(self._asynchronous.__aexit__, *raised)
 
 
 class Publisher:
     """Publishes messages in batches; made by `Client.publisher`, used as a context manager."""
 
     def __init__(self, publisher: AsyncPublisher) -> None:
-        self._publisher = publisher
+        self._asynchronous = publisher
 
     @property
     def acknowledged(self) -> int:
         """Messages that the node has answered for, rejected ones included."""
-        return self._publisher.acknowledged
+        return self._asynchronous.acknowledged
 
     def send(self, message: Message) -> Future[Published]:
         """Queue a message; blocks while too many are unacknowledged.
@@ -89,19 +84,17 @@ class Publisher:
         """
         return run_blocking(self._send, message)
 
-    def flush(self) -> None:
-        """Wait until everything that was sent is acknowledged."""
-        run_blocking(self._publisher.flush)
+    flush = blocking(AsyncPublisher.flush)
 
     def __enter__(self) -> Self:
-        run_blocking(self._publisher.__aenter__)
+        run_blocking(self._asynchronous.__aenter__)
         return self
 
     def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what the publisher takes
-        run_blocking(self._publisher.__aexit__, *raised)
+        run_blocking(self._asynchronous.__aexit__, *raised)
 
     async def _send(self, message: Message) -> Future[Published]:
-        answer = await self._publisher.send(message)
+        answer = await self._asynchronous.send(message)
         result: Future[Published] = Future()
         # As `asyncio.run_coroutine_threadsafe`: the program may have cancelled its future.
         asyncio.futures._chain_future(answer, result)  # type: ignore[attr-defined]

@@ -117,12 +117,9 @@ class Message:
         object.__setattr__(decoded, "pubsub_topic", item.pubsub_topic)
         for name in ("payload", "content_topic", "timestamp", "ephemeral"):
             object.__setattr__(decoded, name, getattr(message, name))
-        for name, is_set in (
-            ("meta", message.HasField("meta")),
-            ("version", message.HasField("version")),
-            ("rate_limit_proof", message.HasField("rate_limit_proof")),
-        ):
-            object.__setattr__(decoded, name, getattr(message, name) if is_set else None)
+        for name in ("meta", "version", "rate_limit_proof"):
+            value = getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
+            object.__setattr__(decoded, name, value)
         return decoded
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -114,31 +114,13 @@ def outcome_name(result: store_pb2.PublishResult) -> str:
 @refusing
 def query_request(
     *,
-    pubsub_topic: str | None = None,
-    content_topics: Sequence[str] = (),
-    time_start: int | None = None,
-    time_end: int | None = None,
-    message_hashes: Sequence[bytes] = (),
     forward: bool = False,
     cursor: bytes | None = None,
     limit: int | None = None,
-    include_data: bool = True,
-    coverage: bool = False,
+    **fields: Any,  # noqa: ANN401 - of the schema
 ) -> StoreQueryRequest:
-    """Build a request; what is not given stays unset, and the node judges the combination.
-
-    Times in Unix nanoseconds, the end exclusive; ``cursor`` is a message hash. Source:
-    13/WAKU2-STORE, to which ``coverage`` is an addition.
-    """
+    """Build a request (13/WAKU2-STORE); the node judges the combination of fields."""
+    fields.setdefault("include_data", True)
     return StoreQueryRequest(
-        include_data=include_data,
-        pubsub_topic=pubsub_topic,
-        content_topics=content_topics,
-        time_start=time_start,
-        time_end=time_end,
-        message_hashes=message_hashes,
-        pagination_cursor=cursor,
-        pagination_forward=forward,
-        pagination_limit=limit,
-        coverage=coverage,
+        pagination_forward=forward, pagination_cursor=cursor, pagination_limit=limit, **fields
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Final
+from functools import cache, cached_property, partial
 
 import grpc
 
@@ -22,7 +22,8 @@ from storenode.connection.channel import (
 from storenode.connection.errors import ClientOptionError
 from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
 
-_HEALTH: Final = "/grpc.health.v1.Health/Check"
+_caller = cache(os.getpid)
+"""Returns the process that has called nodes first, also in one that was forked from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Node:
     channel: grpc.aio.Channel
     metadata: Metadata
     tls: TlsIdentity | None
-    health: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
     store: store_pb2_grpc.StoreAsyncStub
     admin: admin_pb2_grpc.AdminAsyncStub
 
@@ -72,14 +72,15 @@ class Nodes:
         """Check that calls can be made from the running event loop.
 
         Raises:
-            ClientClosedError: The client was closed, or belongs to another event loop.
+            ClientClosedError: The client was closed, or belongs to another event loop or process.
         """
         if self.is_closed:
             raise ClientClosedError("The client is closed: make a new one.")
         self._loop = self._loop or asyncio.get_running_loop()
-        if self._loop is not asyncio.get_running_loop():
+        if self._loop is not asyncio.get_running_loop() or _caller() != os.getpid():
             raise ClientClosedError(
-                "The client belongs to the event loop of its first call: make one in each loop."
+                "The client belongs to another event loop or process: make one in each loop, and in"
+                " each process, begun by spawn, since gRPC does not work after a fork."
             )
 
     def __len__(self) -> int:
@@ -107,7 +108,7 @@ class Nodes:
     async def close(self) -> None:
         """End all calls and connections."""
         self.is_closed = True
-        if "_nodes" in self.__dict__:
+        if "_nodes" in self.__dict__ and _caller() == os.getpid():
             await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
 
 
@@ -120,7 +121,6 @@ def _node(
         channel,
         metadata,
         tls,
-        channel.unary_unary(_HEALTH, None, None),
         store_pb2_grpc.StoreStub(channel),
         admin_pb2_grpc.AdminStub(channel),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -81,7 +81,8 @@ class FilePosition:
                 os.fsync(file.fileno())
             scratch.replace(self._path)
         except OSError as error:
-            scratch.unlink(missing_ok=True)
+            with suppress(OSError):
+                scratch.unlink()
             raise self._error("written", error) from error
 
     def _error(self, what: str, error: OSError) -> PositionError:
@@ -148,7 +149,7 @@ def position_of(resume: Resume) -> Position:
         ArgumentError: It names none.
     """
     match resume:
-        case str() | Path():
+        case str() | Path() if Path(resume).name and "\0" not in str(resume):
             return FilePosition(Path(resume))
         case (str() | Path() as path, str() as name):
             return SqlitePosition(Path(path), name)

@@ -116,6 +116,8 @@ class PublishPipeline:
                     raise silent_node(node.address, limit_s)
                 await asyncio.wait({following}, timeout=left_s)
                 if following.done():
+                    if following.cancelled():
+                        self._nodes.check()  # closing a channel cancels its calls
                     return following.result()
         finally:
             following.cancel()

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final, NamedTuple, Self
 
 from storenode.client.errors import PublishError
@@ -19,6 +20,8 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 DEFAULT_MAX_PENDING: Final = 10_000
 """Messages that are sent and not acknowledged before `AsyncPublisher.send` waits."""
+
+_CLOSED: Final = "The publisher is closed: make a new one."
 
 
 class _Item(NamedTuple):
@@ -50,14 +53,15 @@ class AsyncPublisher:
         if max_pending < 1:
             raise ArgumentError(f"max_pending={max_pending}: allow at least one message.")
         self._calls = calls
-        self._min_confirms = min_confirms
-        self._confirm_timeout_s = confirm_timeout_s
+        self._grouped = partial(
+            publish_requests, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+        )
         self._strict = strict
-        self._room = asyncio.Semaphore(max_pending)
+        self._max_pending = max_pending
         self._waiting: deque[_Item] = deque()
         self._sent: deque[list[_Item]] = deque()
         self._pending: set[asyncio.Future[Published]] = set()
-        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._refused: PublishError | None = None
@@ -79,7 +83,7 @@ class AsyncPublisher:
             self._abandon()
             return
         self._closing = True
-        self._wake.set()
+        self._changed.set()
         await self._task
         if self._failure is not None:
             raise self._failure
@@ -97,14 +101,14 @@ class AsyncPublisher:
             ClientClosedError: The block was left already.
         """
         encoded = encode_message(message)
-        await self._room.acquire()
-        if self._task is None or self._closing or self._task.done():
-            self._room.release()
-            raise self._failure or ClientClosedError("The publisher is closed: make a new one.")
+        while self._is_open() and len(self._pending) >= self._max_pending:
+            await self._change()
+        if not self._is_open():
+            raise self._failure or ClientClosedError(_CLOSED)
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
         self._waiting.append(_Item(message, encoded, answer))
-        self._wake.set()
+        self._changed.set()
         return answer
 
     async def flush(self) -> None:
@@ -112,11 +116,21 @@ class AsyncPublisher:
 
         Raises:
             NodeError: Publishing failed for good.
+            ClientClosedError: The block was left meanwhile, before that.
         """
-        if self._pending:
-            await asyncio.wait(set(self._pending))
-        if self._failure is not None:
-            raise self._failure
+        # Answers come in order; the futures may have been cancelled by the program.
+        sent = self.acknowledged + len(self._pending)
+        while self._pending and self.acknowledged < sent:
+            await self._change()
+        if self._failure is not None or self.acknowledged < sent:
+            raise self._failure or ClientClosedError(_CLOSED)
+
+    def _is_open(self) -> bool:
+        return self._task is not None and not self._closing and not self._task.done()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _run(self) -> None:
         try:
@@ -124,6 +138,7 @@ class AsyncPublisher:
                 async for _, response in answers:
                     for item, result in zip(self._sent.popleft(), response.results, strict=True):
                         self._settle(item, Published.decode(result))
+                    self._changed.set()
         except Exception as error:  # noqa: BLE001 - it is raised by `send`, `flush` and the block
             self._failure = error
         finally:
@@ -135,22 +150,14 @@ class AsyncPublisher:
             while not self._waiting:
                 if self._closing:
                     return
-                self._wake.clear()
-                await self._wake.wait()
-            request = next(
-                publish_requests(
-                    (item.encoded for item in self._waiting),
-                    min_confirms=self._min_confirms,
-                    confirm_timeout_s=self._confirm_timeout_s,
-                )
-            )
+                await self._change()
+            request = next(self._grouped(item.encoded for item in self._waiting))
             self._sent.append([self._waiting.popleft() for _ in request.messages])
             yield request
 
     def _settle(self, item: _Item, result: Published) -> None:
         self.acknowledged += 1
         self._pending.discard(item.answer)
-        self._room.release()
         if not item.answer.done():
             item.answer.set_result(result)
         try:
@@ -161,10 +168,10 @@ class AsyncPublisher:
     def _abandon(self) -> None:
         """Fail all that wait for an answer or for room: nothing more is acknowledged."""
         for answer in self._pending:
-            self._room.release()
             if self._failure is None or answer.done():
                 answer.cancel()
             else:
                 answer.set_exception(self._failure)
                 answer.exception()  # it need not be awaited: the block raises the same
         self._pending.clear()
+        self._changed.set()

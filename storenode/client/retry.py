@@ -13,7 +13,6 @@ import grpc
 
 from storenode.client.nodes import Node, Nodes
 from storenode.common.backoff import Backoff
-from storenode.common.errors import ClientClosedError
 from storenode.connection.channel import explain_failure
 from storenode.connection.errors import (
     CallTimeoutError,
@@ -34,6 +33,7 @@ _log = logging.getLogger("storenode")
 HEDGE_DELAY_S: Final = 1.0
 """The silence of a node after which the next one is called too."""
 
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
 _UNSERVED = "CANCELLED"
 """The status with which gRPC ends a call that was not begun; the node itself never uses it."""
 
@@ -124,17 +124,22 @@ class Attempts:
             return won[0]
         return self._nodes.current
 
-    async def bounded(self, node: Node, answer: Awaitable[_R]) -> _R:
-        """Wait for an answer until the time is up.
+    async def bounded(self, node: Node, answer: Awaitable[_R], *, is_endless: bool = False) -> _R:
+        """Wait for an answer until the time is up, or without end.
 
         Raises:
             CallTimeoutError: The node was silent for too long.
         """
         try:
-            async with asyncio.timeout(self._left_s()):
+            async with asyncio.timeout(None if is_endless else self._left_s()):
                 return await answer
         except TimeoutError:
             raise silent_node(node.address, self._timeout_s) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                self._nodes.check()  # closing a channel cancels its calls
+            raise
 
     async def failed(self, node: Node, error: grpc.aio.AioRpcError | NodeError) -> None:
         """Turn to the next node after a failure; pause first if all nodes have failed.
@@ -173,8 +178,8 @@ class Attempts:
                     except (grpc.aio.AioRpcError, NodeError) as error:
                         errors.append(self._judge(node, await _explain(error, node)))
                     except asyncio.CancelledError:
-                        # Closing a channel cancels its calls.
-                        raise ClientClosedError("The client is closed: make a new one.") from None
+                        self._nodes.check()
+                        raise
                     else:
                         self._nodes.use(node)
                         return node, result
@@ -288,7 +293,7 @@ async def stream(
                 attempts.progressed()
                 following = anext(pages, None)
                 try:
-                    page = await (following if is_endless else attempts.bounded(node, following))
+                    page = await attempts.bounded(node, following, is_endless=is_endless)
                 except (grpc.aio.AioRpcError, CallTimeoutError) as error:
                     failure = await _explain(error, node)
                     attempts.progressed()
@@ -318,7 +323,7 @@ async def _ping(node: Node) -> None:
         grpc.aio.AioRpcError: It cannot be reached.
     """
     try:
-        await node.health(b"")
+        await node.channel.unary_unary(_HEALTH, None, None)(b"")
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             raise

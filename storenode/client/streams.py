@@ -85,7 +85,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
         await asyncio.wait({coming})
         if self._coming is coming:
             self._coming = None
-        page = coming.result()
+        page = None if coming.cancelled() else coming.result()  # None: it was closed meanwhile
         if page is not None:
             self._next = page.cursor or self._next
             self.live, self.coverage = page.live, page.coverage
@@ -223,8 +223,9 @@ def _fresh(
     """Return a page of the messages that did not come before, and remember them."""
     fresh = []
     for message in messages:
-        digest = message.hash
+        digest = message.hash if message.timestamp else b""  # has none: it cannot be recognised
         if digest not in known:
             fresh.append(message)
-        known[digest] = None
+        if digest:
+            known[digest] = None
     return Page(fresh, cursor, live)

@@ -113,7 +113,7 @@ class AccessDeniedError(NodeError):
 
 
 class LimitExceededError(NodeError):
-    """The request exceeds a limit of the node or of the token; the sentence names it.
+    """The request exceeds a limit of the node, the token or the client; the sentence names it.
 
     ``retryable`` is true where that is so for the moment: too much is requested at the same time.
     """

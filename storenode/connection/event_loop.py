@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import sys
 import threading
@@ -30,8 +31,8 @@ MAX_SIGNAL_DELAY_S: Final = 0.5
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all blocking objects, in a thread that ends with the process."""
+def _loop_of(_process: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of all blocking objects of a process, in a thread that ends with it."""
     loop = asyncio.new_event_loop()
     # By default the loop lists every generator that has begun. Dropping one then runs a callback
     # in the program's thread, and Python swallows an interruption that comes in a callback. The
@@ -123,7 +124,7 @@ def run_blocking(
     An interruption cancels it, and waits for its end once more. It raises `ArgumentError` in the
     thread of the event loop, which would wait for itself.
     """
-    call, loop = _Call(partial(function, *args, **kwargs)), _loop()
+    call, loop = _Call(partial(function, *args, **kwargs)), _loop_of(os.getpid())
     if asyncio._get_running_loop() is loop:
         raise ArgumentError("A callback of a result may not make a blocking call: use a thread.")
     try:
@@ -161,9 +162,9 @@ def close_blocking(close: Callable[[], Awaitable[None]]) -> None:
 
     The collector of garbage may call it in the loop's own thread, where it only begins.
     """
-    if asyncio._get_running_loop() is (loop := _loop()):
+    if asyncio._get_running_loop() is (loop := _loop_of(os.getpid())):
         loop.call_soon(_Call(close).start)
-    else:
+    elif not sys.is_finalizing():  # then its thread does not run any more
         run_blocking(close)
 
 

@@ -66,11 +66,7 @@ def content_digest(
     differ by the path of a message, and if they counted, a relay could make a conflict for any
     message by flipping one of their bits.
 
-    128 bits are enough. Only contents with one Waku hash are ever compared. Without breaking
-    SHA-256, such contents are one sequence of bytes whose field boundaries are shifted: about 2**26
-    variants for topics of up to 1 KiB and a ``meta`` of up to 64 bytes. Two of n variants share a
-    digest with a probability of n**2 / 2**129, about 2**-77, so that finding such a sequence takes
-    about 2**77 trials of 2**26 digests: 2**103 hashes.
+    Decision 24 in ``docs/decisions`` computes why 128 bits are enough.
     """
     fields = (_utf8(pubsub_topic), payload, _utf8(content_topic), meta or b"")
     framed = b"".join(map(length_framed, fields))

@@ -299,6 +299,7 @@ with Client(sys.argv[1]) as client:
         except KeyboardInterrupt:
             ended += 1
     print(ended, [message.payload for message in client.scan(sys.argv[2])])
+    next(left := client.scan_hashes(sys.argv[2]))  # the end of the program drops it
 """
 
 

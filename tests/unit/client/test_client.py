@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import socket
 import subprocess
@@ -41,6 +42,8 @@ from storenode.client import (
     Retry,
     StorenodeError,
     TlsIdentity,
+    asynchronous,
+    streams,
 )
 from storenode.client.errors import PositionError
 from storenode.client.message import Page
@@ -55,11 +58,7 @@ from storenode.client.positions import (
 from storenode.client.streams import AsyncMessageStream, followed_across, limited, up_to_live
 from storenode.common.backoff import Backoff
 from storenode.common.bounded_dict import BoundedDict
-from storenode.connection.errors import (
-    RETRY_PUSHBACK,
-    TlsHandshakeError,
-    WrongProtocolError,
-)
+from storenode.connection.errors import RETRY_PUSHBACK, TlsHandshakeError, WrongProtocolError
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -214,11 +213,7 @@ FINAL: Final[list[tuple[Behaviour, type[NodeError], list[str]]]] = [
     ("behaviour", "error", "calls"), FINAL, ids=[each[1].__name__ for each in FINAL]
 )
 async def test_a_final_error_is_raised_whatever_other_nodes_do(
-    nodes: Nodes,
-    others: list[str],
-    behaviour: Behaviour,
-    error: type[NodeError],
-    calls: list[str],
+    nodes: Nodes, others: list[str], behaviour: Behaviour, error: type[NodeError], calls: list[str]
 ) -> None:
     address = await nodes.serve(behaviour)
     for other in others:
@@ -318,18 +313,39 @@ async def test_a_call_that_may_succeed_later_is_made_again_a_few_times(
     assert service.calls == calls
 
 
+async def live_and_hung(method: str, requests: AsyncIterator[bytes], context: object) -> Any:  # noqa: ANN401
+    yield await anext(live(method, requests, context))
+    await asyncio.Event().wait()
+
+
 async def test_a_closed_client_says_so(nodes: Nodes) -> None:
-    async with connect(await nodes.serve(hung), retry=ENDLESS) as client:
-        status = asyncio.create_task(client.status())
-        await asyncio.sleep(0)
-        await client.close()
-        with pytest.raises(ClientClosedError):
-            await status
+    async with AsyncClient(await nodes.serve(live_and_hung), retry=ENDLESS) as client:
+        feed = client.follow()
+        await feed.next_page()
+        async with AsyncExitStack() as stack:
+            publisher = await stack.enter_async_context(client.publisher())
+            (await publisher.send(MESSAGE)).cancel()
+            await publisher.flush()
+            assert publisher.acknowledged == 1, "also that of a future which was cancelled"
+            await publisher.send(MESSAGE)
+            calls = (stack.aclose(), feed.next_page(), client._calls.status())
+            waiting = [asyncio.create_task(each) for each in calls]
+            await asyncio.sleep(0)
+            await client.aclose()
+            for each in waiting:
+                with pytest.raises(ClientClosedError):
+                    await each
 
 
-async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(
-    nodes: Nodes,
+async def test_an_answer_that_is_collected_is_bounded(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(asynchronous, "MAX_COLLECTED_BYTES", -1)
+    ways = ["get", "get_sds", "causal_history"]
+    assert {*(await failures([await nodes.serve(live)], ways)).values()} == {LimitExceededError}
+
+
+async def test_an_error_of_the_source_comes_after_the_answers_to_what_it_gave(nodes: Nodes) -> None:
     async def source() -> AsyncIterator[store_pb2.PublishRequest]:
         for _ in range(3):
             yield store_pb2.PublishRequest(messages=[WakuMessageAndTopic()])
@@ -381,7 +397,7 @@ def test_a_client_that_is_not_closed_gives_a_warning() -> None:
         repr(storenode.AsyncClient(ADDRESS))
 
 
-def test_a_client_made_outside_the_event_loop_works_inside() -> None:
+def test_a_client_made_outside_the_event_loop_works_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     client = storenode.AsyncClient(ADDRESS)
 
     async def use() -> None:
@@ -393,6 +409,10 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
             await client.query()
         with pytest.raises(ClientClosedError, match="make one in each loop"):
             await asyncio.to_thread(asyncio.run, client.query())
+        monkeypatch.setattr(os, "getpid", lambda: 0)
+        with pytest.raises(ClientClosedError, match="does not work after a fork"):
+            await client.query()
+        monkeypatch.undo()
         await client.aclose()
         await server.stop(0)
 
@@ -426,14 +446,9 @@ def test_a_client_made_outside_the_event_loop_works_inside() -> None:
 def test_a_wrong_argument_is_refused_where_it_is_passed(
     call: Callable[[storenode.Client], object], sentence: str
 ) -> None:
-    with (
-        storenode.Client(ADDRESS) as client,
-        pytest.raises(ArgumentError, match=sentence),
-    ):
+    with storenode.Client(ADDRESS) as client, pytest.raises(ArgumentError, match=sentence):
         call(client)
 
-
-# Positions
 
 PAGE = 3
 
@@ -573,7 +588,8 @@ def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         with pytest.raises(PositionError, match=str(tmp_path)):
             position.load()
     nowhere = tmp_path / "nowhere" / "position"
-    for each in (FilePosition(nowhere), SqlitePosition(nowhere, "x")):
+    inside = FilePosition(large / "nowhere")
+    for each in (FilePosition(nowhere), SqlitePosition(nowhere, "x"), inside):
         with pytest.raises(PositionError, match="nowhere"):
             each.save(b"1")
 
@@ -583,7 +599,7 @@ def test_an_argument_names_a_position_or_is_refused(tmp_path: Path) -> None:
     assert position_of(own) is own
     assert str(position_of(tmp_path)) == str(position_of(str(tmp_path))) == str(tmp_path)
     assert str(position_of((tmp_path, "x"))) == f"{tmp_path}, name 'x'"
-    for wrong in (b"bytes", 1, (1, 2), object()):
+    for wrong in (b"bytes", 1, (1, 2), object(), "", "a\0b"):
         with pytest.raises(ArgumentError, match="give a path"):
             position_of(wrong)  # type: ignore[arg-type]
 
@@ -655,6 +671,13 @@ async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> Non
     assert [first, *[message async for message in stream]] == messages(2)
     assert saves == [b"begin", b"1", b"begin", b"2"]
     assert stream.cursor == b"2"
+    may_go_on.clear()
+    stream = AsyncMessageStream(pages, b"")
+    await anext(stream)
+    ending = asyncio.create_task(anext(stream, None))
+    await asyncio.sleep(0)
+    await stream.aclose()
+    assert await ending is None, "who iterates is not cancelled"
 
 
 @settings(max_examples=40)
@@ -710,6 +733,11 @@ async def test_a_cursor_that_is_refused_from_the_start_is_not_replaced(cursor: b
 
     with pytest.raises(CursorRefusedError):
         [page async for page in followed_across(refused, refused, cursor, 1.0)]  # type: ignore[arg-type]
+
+
+def test_a_message_without_a_hash_is_handed_out() -> None:
+    unnamed = Message(b"", "/a/1/b/proto", timestamp=0)
+    assert streams._fresh(BoundedDict(1), [unnamed, unnamed], None).messages == [unnamed] * 2
 
 
 async def test_a_limit_cuts_the_last_page() -> None:

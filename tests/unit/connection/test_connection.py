@@ -234,9 +234,6 @@ def test_a_future_that_the_program_cancels_is_settled_once() -> None:
     assert call_on_loop(answer.cancelled)
 
 
-# Calls of peers
-
-
 def test_texts_of_peers_are_cut_and_made_printable() -> None:
     assert shown("plain text: über") == "plain text: über"
     assert shown("a\nb\x1b[31m") == "a\ufffdb\ufffd[31m"

@@ -95,8 +95,6 @@ async def until(is_reached: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-# Streams that the gateway opens
-
 PUBSUB: Final = "/waku/2/rs/7/0"
 TOPIC: Final = "/a/1/b/proto"
 SUBSCRIBE: Final = wire.FilterRequest(

@@ -202,20 +202,18 @@ class MessageChannel:
         self._note_sent(now_ms, message, events, shown=shown)
         return events
 
-    def send_ephemeral(self, content: bytes, message_id: str | None = None) -> list[Event]:
+    def send_ephemeral(self, content: bytes) -> list[Event]:
         """Send content without reliability (SDS, "Ephemeral messages").
 
         Raises:
-            ValueError: the content is empty or too large, or the ID unfit.
+            ValueError: the content is empty or too large.
         """
         if not content:
             raise ArgumentError("an ephemeral message needs content")
         config = self.config
         self.sends += 1
-        name = message_id or ephemeral_id(
-            config.channel_id, config.sender_id, self.clock.value + self.sends, content
-        )
-        check_id("message_id", name)
+        number = self.clock.value + self.sends
+        name = ephemeral_id(config.channel_id, config.sender_id, number, content)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
         return [self._broadcast(message, BroadcastReason.EPHEMERAL, shown=False)[0]]
 

@@ -18,7 +18,6 @@ _AT_LEAST_ONE: Final = (
     *("max_waiting", "max_waiting_bytes", "max_missing", "max_missing_of_sender", "max_outgoing"),
 )
 
-
 DEFAULT_CHANNEL_ID: Final = "0"
 """The channel of a group that has only one (SDS, "Messages")."""
 

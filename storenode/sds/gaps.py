@@ -48,7 +48,6 @@ _FACTOR: Final = 4
 """The factor by which each search reaches further back and waits longer for its success."""
 
 _COMPARE_EVERY_MS: Final = 1_000
-
 _SAME_REACH: Final = 0.95
 """A filter with fewer IDs than this part of ours reaches no further back."""
 

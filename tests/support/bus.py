@@ -15,7 +15,6 @@ from typing import Any
 from storenode.message.hashing import message_hash
 from storenode.message.limits import MAX_QUERY_HASHES
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.cipher import CipherError
 from storenode.sds.aio.transport import (
     FeedCursorRefusedError,
     FeedPage,
@@ -62,8 +61,7 @@ class Bus:
             if keep and message.hint:
                 self._hints.add(message.hint)
             self._log.append((route, message))
-            self._news.set()
-            self._news = asyncio.Event()
+            self.stir()
 
     def stored(self, route: Route) -> list[Fetched]:
         """Return the stored messages of a channel in the order of arrival."""
@@ -98,17 +96,12 @@ class BusTransport:
 
     def __init__(self, bus: Bus, name: str = "bus") -> None:
         self.bus = bus
-        self._name = name
+        self.name = name
         self._away = False
         self.cuts_scans = False
         self.calls: Counter[str] = Counter()
         self.offered: list[Outbound] = []
         self.scans: list[int] = []
-
-    @property
-    def name(self) -> str:
-        """The name of the transport."""
-        return self._name
 
     @property
     def away(self) -> bool:
@@ -300,7 +293,7 @@ class Reversing:
 
     def open(self, sealed: bytes) -> bytes:
         if not sealed.startswith(self._mark):
-            raise CipherError("another key")
+            raise LookupError("another key")
         return sealed.removeprefix(self._mark)[::-1]
 
 

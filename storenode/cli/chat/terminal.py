@@ -19,7 +19,6 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from wcwidth import wcswidth
 
 from storenode.cli.chat.transcript import (
-    MAX_QUOTED_CHARS,
     ChatMember,
     Line,
     LineKind,
@@ -193,10 +192,7 @@ class TerminalChat:
         """
         columns = self._columns()
         own = (line for line in reversed(self._transcript.messages.values()) if line.own)
-        marks = " ".join(
-            f"{line.mark.value} {line.rows[0][:MAX_QUOTED_CHARS]}"
-            for line in islice(own, _MAX_MARKED)
-        )
+        marks = " ".join(f"{each.mark.value} {each.rows[0]}" for each in islice(own, _MAX_MARKED))
         shown: StyleAndTextTuples = [(_DIM, f"{marks[:columns]}\n")] if marks else []
         return [*shown, ("reverse", f"{self._bar(columns):<{columns}}"), ("", "\n> ")]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -136,7 +136,7 @@ class Transcript:
         self.has_namesake = False
         """True if another participant writes under the own name."""
         self.messages = BoundedDict[str, Line](MAX_SHOWN_LINES)
-        """The latest messages by ID."""
+        """The latest messages by ID, each with the beginning of its text alone."""
         self._since_ms = since_ms
 
     async def follow(
@@ -197,6 +197,7 @@ class Transcript:
             return []
         self._see(message.sender_id, message.lamport)
         rows = rows_of(message.content)
+        quoted = " ".join(rows)[: MAX_QUOTED_CHARS + 1]
         if message.unmet:
             rows.append("(answers something that is lost)")
         if message.proof is Proof.NONE and not mine:
@@ -212,7 +213,7 @@ class Transcript:
             _mark_of(message) if mine else Mark.NONE,
             mine,
         )
-        self.messages[message.message_id] = line
+        self.messages[message.message_id] = replace(line, rows=[quoted])
         return [line]
 
     def _see(self, name: str, when_ms: int) -> None:
@@ -309,8 +310,8 @@ def _remark_of(event: ChannelEvent) -> str | None:
 
 def _describe_withdrawal(forged: Line) -> str:
     """Describe a printed line whose ID is another message's."""
-    rows = [row for row in forged.rows if not row.startswith(NOT_VERIFIED)]
-    return f"FORGED: {_quoted(rows)} was not written by {forged.sender}: the genuine line follows"
+    quoted = _quoted(forged.rows)
+    return f"FORGED: {quoted} was not written by {forged.sender}: the genuine line follows"
 
 
 def _quoted(rows: list[str]) -> str:

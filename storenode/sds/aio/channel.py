@@ -285,7 +285,12 @@ class AsyncChannel:
         rows = await saver.in_thread(
             saver.state.page, limit, after=after, before=before, committed=commit
         )
-        return [self._participant.message_of(row) for row in rows]
+        messages: list[Message] = []
+        for row in rows:
+            messages.append(self._participant.message_of(row))
+            if len(messages) % _PAGE == 0:
+                await asyncio.sleep(0)  # verifying signatures takes long
+        return messages
 
 
 class Channels:

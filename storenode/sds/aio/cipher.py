@@ -28,7 +28,7 @@ class Cipher(Protocol):
         """Decrypt.
 
         Raises:
-            CipherError: it cannot be opened.
+            CipherError: it cannot be opened; any other exception counts as this one.
         """
 
 

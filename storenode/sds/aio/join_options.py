@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
 from types import NoneType
-from typing import Final, Self, TypedDict
+from typing import Self, TypedDict
 
 from storenode.common.errors import ArgumentError
 from storenode.connection.arguments import check_content_topic, check_kind, check_text
@@ -19,8 +19,6 @@ from storenode.sds.aio.state import SqliteState
 from storenode.sds.aio.transport import Route
 from storenode.sds.config import ChannelConfig
 from storenode.sds.log import Rng
-
-_SIGNER: Final = ("sign", "verify")
 
 
 class JoinOptions(TypedDict, total=False):
@@ -77,7 +75,10 @@ class Joining:
         check_text("pubsub topic", pubsub_topic)
         if (config.channel_id, config.sender_id) != (channel_id, sender_id):
             raise ArgumentError("config is of another channel or sender than the one to join as")
-        for name, methods in (("cipher", ("whole", "seal", "open")), ("signer", _SIGNER)):
+        for name, methods in (
+            ("cipher", ("whole", "seal", "open")),
+            ("signer", ("sign", "verify")),
+        ):
             given: object = options.get(name)
             if given is not None and not all(hasattr(given, each) for each in methods):
                 raise ArgumentError(f"{name} is {given!r}: it needs {', '.join(methods)}")

@@ -68,7 +68,6 @@ _STORED = frozenset(
     }
 )
 
-
 _FINAL = (
     errors.NotAuthenticatedError,
     errors.AccessDeniedError,

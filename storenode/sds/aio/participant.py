@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from storenode.common.errors import ClientClosedError
 from storenode.message.hashing import message_hash
 from storenode.message.text import printable
-from storenode.sds.aio.cipher import CipherError, Clear
+from storenode.sds.aio.cipher import Clear
 from storenode.sds.aio.events import EventHub
 from storenode.sds.aio.feed import ChannelFeed
 from storenode.sds.aio.join_options import Joining
@@ -54,7 +54,6 @@ from storenode.sds.events import (
 from storenode.sds.limits import BYTES_AT_ONCE, CATCH_UP_OVERLAP_NS, LEAVE_TIMEOUT_S, MAX_TICK_S
 
 _log = logging.getLogger("storenode")
-
 _NS_PER_MS: Final = 1_000_000
 _PACKET_BYTES: Final = 256
 _ONLINE_EVERY_NS: Final = 300 * 10**9
@@ -323,7 +322,7 @@ class Participant:
             try:
                 clear = self._message_cipher.open(each.payload)
                 packets.append(Packet(clear, each.hint or None))
-            except CipherError:
+            except Exception:  # noqa: BLE001 - others choose the bytes, which must not stop the channel
                 self.core.counts.malformed += 1
         return packets
 
@@ -337,7 +336,7 @@ class Participant:
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         try:
             return self._content_cipher.open(content), True
-        except CipherError:
+        except Exception:  # noqa: BLE001 - as in `_packets`
             return content, False
 
     def _hint(self, payload: bytes, timestamp_ns: int) -> bytes:

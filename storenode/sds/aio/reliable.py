@@ -270,7 +270,8 @@ class ContentReader:
         complete = self._add(now_ms, message, segment)
         if complete is not None:
             found += await self._read(message, complete)
-        found += [_dropped(*each) for each in self._reassembly.sweep(now_ms)]
+        for (sender, whole), received in self._reassembly.sweep(now_ms):
+            found.append(ContentDropped(sender, received, whole.count))
         return found
 
     def _add(self, now_ms: int, message: Message, segment: Segment) -> SetName | None:
@@ -294,7 +295,7 @@ class ContentReader:
                 return [Content(keys[0][1], sender, content, message.key, message.own)]
         found: list[Found] = [AssemblyFailed(sender, whole.count, attempts)] if attempts else []
         if self._reassembly.is_exhausted(name):
-            found.append(_dropped(name, self._reassembly.remove(name)))
+            found.append(ContentDropped(sender, self._reassembly.remove(name), whole.count))
         return found
 
     async def _joined(self, whole: SegmentSet, keys: tuple[Key, ...]) -> bytes | None:
@@ -476,7 +477,3 @@ def _segment_of(message: Message) -> Segment:
     if not message.readable:
         raise SegmentError("it cannot be decrypted")
     return read_segment(message.content)
-
-
-def _dropped(name: SetName, received: int) -> ContentDropped:
-    return ContentDropped(name[0], received, name[1].count)

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _GRACE_S = 0.05
 """The pause before a repair, as messages out of order often arrive a moment later."""
-
 _MAX_DOUBLINGS = 16
 
 

@@ -19,6 +19,7 @@ from storenode.sds.codec import bytes_of
 from storenode.sds.limits import FIRST_DELAY_S, MAX_DELAY_S, MAX_UNSAVED, MAX_UNSAVED_BYTES
 
 _T = TypeVar("_T")
+_AT_ONCE = 64  # events, whose signatures may be verified, until other tasks get their turn
 
 
 class Saver:
@@ -112,7 +113,10 @@ class Saver:
                 raise
         # What no transaction has comes after the last one: readers since then get it too.
         number = self._ledger.commits + 1 if batch is None else batch.number
-        self._release(number, pending)
+        for start in range(0, len(pending) or 1, _AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            self._release(number, pending[start : start + _AT_ONCE])
         self._bytes -= sum(map(bytes_of, pending))
         # Until here they are where `fail` finds them, which is called when this task is cancelled.
         waiters, self._waiters = self._waiters[:count], self._waiters[count:]

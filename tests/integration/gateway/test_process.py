@@ -369,8 +369,6 @@ async def test_each_request_has_its_status(tmp_path: Path, new_store: Callable[[
                 assert await status_of(client, request(message())) == (b"r", 503)
 
 
-# Malformed input and limits
-
 ATTACKS: Final = 300
 GROWTH_BYTES: Final = 12 * 1024 * 1024
 

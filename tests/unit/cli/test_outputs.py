@@ -46,7 +46,7 @@ from storenode.cli.chat.transcript import (
 from storenode.cli.client import source
 from storenode.cli.client.coverage import _line, sentence
 from storenode.cli.client.output import Output
-from storenode.cli.client.text import note
+from storenode.cli.client.text import PREVIEW_CHARS, note
 from storenode.cli.errors import USAGE, CliError
 from storenode.cli.sync import listed
 from storenode.client.plain import to_json, to_plain
@@ -253,8 +253,6 @@ def test_a_node_on_a_terminal_says_what_to_do_next(
     )
 
 
-# The lines of storenode coverage
-
 HOUR = 3_600_000_000_000
 
 
@@ -334,10 +332,7 @@ def store(**fields: Any) -> StoreCoverage:  # noqa: ANN401 - those of the messag
     ("step", "expected"),
     [
         (CoverageStep(), "messages not counted  not confirmed by any store"),
-        (
-            CoverageStep(messages=1, before_horizon=True),
-            "1 message, before the horizon  not",
-        ),
+        (CoverageStep(messages=1, before_horizon=True), "1 message, before the horizon  not"),
         (
             CoverageStep(messages=2, intake=CoverageStep.RESUMED, missing_parents=1),
             "2 messages, in part resumed from a peer, 1 parent missing  not confirmed",
@@ -363,9 +358,6 @@ def test_a_step_says_what_is_stored_and_by_whom_it_is_confirmed(
     step: CoverageStep, expected: str
 ) -> None:
     assert _line(step).startswith(f"1970-01-01T00:00:00.000Z  {expected}")
-
-
-# Stored messages, page by page
 
 
 def test_json_of_nested_and_repeated_messages() -> None:
@@ -416,8 +408,8 @@ def test_a_page_is_printed_as_its_messages_one_by_one(
         assert [json.loads(line) for line in lines] == [to_plain(item) for item in items]
     else:
         assert lines[0] == "09" * 32
-        shown = rf"1906-08-16T20:26:40.000Z  {'00' * 32}  /a\x7f/1/é/x  text \x7f"
-        assert lines[1] == shown
+        assert lines[1] == rf"1906-08-16T20:26:40.000Z  {'00' * 32}  /a\x7f/1/é/x  text \x7f"
+        assert lines[2].endswith("  0x" + "f" * (PREVIEW_CHARS - 5) + "...")
         assert lines[3] == rf"1970-01-01T00:00:00.000Z  {'02' * 32}  /a\x7f/1/é/x  "
         assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07  (not verified)")
 
@@ -500,8 +492,6 @@ def test_input_that_comes_after_the_end_leaves_no_warning(
     assert capfd.readouterr().err == ""
 
 
-# Lists of SDS messages
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
@@ -568,7 +558,7 @@ def text_of(line: Line) -> str:
 def test_marks_never_go_back() -> None:
     transcript = Transcript("alice", 0)
     (line,) = transcript.take(own("a", 1))
-    seen = [line.mark]
+    seen, kept = [line.mark], transcript.messages["a"]
     for event in (
         Sent("a", None),
         PossiblyAcknowledged("a", 1, 0.1),
@@ -577,7 +567,7 @@ def test_marks_never_go_back() -> None:
         GaveUp("a", 3),
     ):
         transcript.take(event)
-        seen.append(line.mark)
+        seen.append(kept.mark)
     assert seen[:3] == [Mark.WAITING, Mark.STORED, Mark.POSSIBLY]
     assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
 
@@ -585,8 +575,7 @@ def test_marks_never_go_back() -> None:
 def test_a_line_comes_once_with_its_time_mark_rows_and_place() -> None:
     transcript = Transcript("alice", 0)
     (line,) = transcript.take(own("first\nsecond", 3))
-    transcript.take(Sent("first\nsecond", None))
-    assert text_of(line) == "· alice: first\n        second"
+    assert text_of(line) == "… alice: first\n        second"
     (late,) = transcript.take(said("far", 1, after=2))
     assert text_of(late) == "  bob: x (2 above)"
     assert transcript.take(said("far", 1)) == []
@@ -598,10 +587,11 @@ def test_a_line_comes_once_with_its_time_mark_rows_and_place() -> None:
 def test_old_lines_and_silent_participants_make_room() -> None:
     transcript = Transcript("alice", 0)
     for number in range(MAX_MEMBERS + 10):
-        transcript.take(Message(str(number), f"name {number}", number, b"x"))
+        transcript.take(Message(str(number), f"name {number}", number, b"x" * 10_000))
     assert next(iter(transcript.messages)) == str(MAX_MEMBERS + 10 - MAX_SHOWN_LINES)
     assert len(transcript.members) == MAX_MEMBERS
     assert "name 9" not in transcript.members
+    assert sum(len(row) for each in transcript.messages.values() for row in each.rows) < 200_000
 
 
 def test_lines_under_the_own_name_that_were_not_said_here_are_marked() -> None:

@@ -264,9 +264,6 @@ async def test_a_write_that_fails_gives_the_status_of_the_peer(
     assert failure.value.code is code
 
 
-# Sessions of client commands
-
-
 @pytest.mark.parametrize("interrupt_ends", [False, True])
 def test_a_signal_that_does_not_wake_the_thread_ends_the_session(*, interrupt_ends: bool) -> None:
     # As one that comes just before the event loop sleeps: this one goes to another thread.

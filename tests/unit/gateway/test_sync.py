@@ -281,8 +281,6 @@ async def test_each_stream_to_a_relay_peer_begins_with_subscriptions() -> None:
         await until(lambda: taken == [HELLO, b"0", HELLO, b"1"])
 
 
-# Sessions with nwaku
-
 SECOND_NS: Final = 10**9
 HOUR_NS: Final = 3600 * SECOND_NS
 

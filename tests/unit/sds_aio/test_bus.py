@@ -249,6 +249,16 @@ async def test_bytes_that_wait_for_a_transaction_hold_up_until_it_is_through() -
         await waiting
 
 
+async def test_other_tasks_get_turns_while_the_events_of_a_transaction_are_released() -> None:
+    released: list[int] = []
+    release = lambda _, some: released.append(len(some))  # noqa: E731
+    saver = Saver(Mock(commits=0, take=lambda: None), Mock(), None, release, Mock())
+    saver.add([Sent("x", None)] * 150)
+    asyncio.get_running_loop().call_soon(released.append, 0)
+    await saver._save()
+    assert released == [64, 0, 64, 22]
+
+
 def test_many_bytes_are_taken_in_portions() -> None:
     packets = [Fetched(bytes(BYTES_AT_ONCE // 2), b"", 1)] * 5
     assert [len(some) for some in _portions(packets)] == [2, 2, 1]
@@ -692,10 +702,7 @@ async def test_leaving_while_offline_takes_no_time_when_nothing_is_forgotten(
 
 async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on() -> None:
     one, two = Bus().transport("one"), Bus().transport("two")
-    async with (
-        joined([one, two], "alice", config=CONFIG) as alice,
-        asyncio.timeout(PATIENCE_S),
-    ):
+    async with joined([one, two], "alice", config=CONFIG) as alice, asyncio.timeout(PATIENCE_S):
         said = await alice.send(b"hello")
         await alice.wait_for(lambda status: not status.unpublished)
         (stored,) = one.bus.stored(ROUTE)

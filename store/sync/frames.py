@@ -95,8 +95,7 @@ def _check_numbers(data: bytes) -> None:
             if fields > MAX_COUNTED_FIELDS or number_bytes > _MAX_NUMBER_BYTES:
                 raise _too_large(
                     f"the frame has more than {MAX_COUNTED_FIELDS:,} fields, or far more than "
-                    f"{MAX_SEARCH_SPANS:,} spans: name fewer, and leave out fields that the schema "
-                    "does not know"
+                    f"{MAX_SEARCH_SPANS:,} spans: name fewer, and no unknown fields"
                 )
 
 

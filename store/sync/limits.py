@@ -200,9 +200,8 @@ class TransferLimits:
     ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
     portions of up to ``load_ids``; ``unstored_bytes`` of received frames, in ``unstored_pieces``,
-    each of which takes some kilobytes more, may wait for the database before the stream is left
-    alone. ``find_ids`` are looked up at once. More than ``unsolicited_messages`` end the session.
-    The others: `store.sync.transfer.transfer.Patience`.
+    may wait for the database before the stream is left alone. ``find_ids`` are looked up at once.
+    More than ``unsolicited_messages`` end it. For the others see `store.sync.transfer.transfer`.
     """
 
     frame_messages: int = MAX_BATCH_MESSAGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ def at(time_ns: int) -> SyncId:
 
 
 NO_FLOOR: Final = at(MAX_TIMESTAMP_NS)
+_LOOK_S: Final = 0.01
 
 
 class StoredView:
@@ -184,5 +186,27 @@ async def worked_through(
 async def in_thread_if(
     large: bool, work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
 ) -> _Result:
-    """Return the result of work that is done here, or in a thread when it is large."""
-    return await asyncio.to_thread(work, *given, **named) if large else work(*given, **named)
+    """Return the result of work that is done here, or in a thread when it is large.
+
+    A cancellation waits for the thread, so that the work of peers that leave does not pile up.
+    """
+    if not large:
+        return work(*given, **named)
+    waiting, ended = [work], list[bool]()
+
+    def run() -> _Result:
+        try:
+            return waiting.pop()(*given, **named)
+        finally:
+            ended.append(True)
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        with suppress(IndexError):
+            waiting.pop()  # it has not begun, and cannot any more
+            ended.append(True)
+        while not ended:
+            with suppress(asyncio.CancelledError):  # once more
+                await asyncio.sleep(_LOOK_S)
+        raise

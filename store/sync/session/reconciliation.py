@@ -385,9 +385,8 @@ class Reconciliation:
             return None
         offered = theirs.compact_frame
         is_wanted = offered or RECONCILE_FEATURE_SLICES in theirs.features
-        if not (is_wanted and first.HasField("count")):
-            return None
-        if len(first.ranges_data) > MAX_OFFER_PAYLOAD_BYTES:
+        is_short = len(first.ranges_data) <= MAX_OFFER_PAYLOAD_BYTES
+        if not (is_wanted and is_short and first.HasField("count")):
             return None
         config = self.config
         payload = decode(first.ranges_data, config.limits.payload)

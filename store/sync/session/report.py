@@ -242,11 +242,6 @@ class SessionReport:
             timestamps, middle = np.concatenate(pair), self.differences // 2
             self.middle_ns = int(np.partition(timestamps, middle)[middle])
 
-    def show_conflict(self, conflict: ContentConflict) -> None:
-        """Keep a conflict if there is room."""
-        if len(self.shown_conflicts) < MAX_SHOWN_HIDDEN:
-            self.shown_conflicts.append(conflict)
-
     def finish(self, now_ns: int) -> None:
         """Complete the report at the end of the session."""
         self.seconds = (now_ns - self.began_ns) / NS_PER_S

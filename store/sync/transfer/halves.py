@@ -51,6 +51,7 @@ from store.sync.limits import (
     MAX_DETAILED_REFUSALS,
     MAX_REASON_BYTES,
     MAX_REASONS_SHOWN,
+    MAX_SHOWN_HIDDEN,
     TransferLimits,
 )
 from store.sync.session.report import UNSOLICITED, ContentConflict, SessionReport
@@ -314,7 +315,6 @@ class Receiving:
     ) -> None:
         """Take the parts; after a partial result the peer may send others too, however many."""
         self.ids = ids
-        self._partial = report.left_over
         self._memory = memory
         self._peer = report.node_id
         self._lookup = IdLookup(ids)
@@ -338,7 +338,7 @@ class Receiving:
     @property
     def reading(self) -> bool:
         """False while too much waits, to be durable or to be answered, for another frame."""
-        crowded = self._partial and self.answers.named >= self._limits.unsolicited_messages
+        crowded = self._report.left_over and self.answers.named >= self._limits.unsolicited_messages
         pending, limits = self._pending, self._limits
         is_full = len(pending) >= limits.unstored_pieces
         is_full = is_full or sum(each.size_bytes for each in pending) >= limits.unstored_bytes
@@ -361,7 +361,7 @@ class Receiving:
         pending = sum(len(each.places) for each in self._pending)
         assert pending == np.count_nonzero(self._states == _PENDING)
         assert self.outstanding == np.count_nonzero(self._states <= _PENDING)
-        assert self._partial or self._strays <= self._limits.unsolicited_messages
+        assert self._report.left_over or self._strays <= self._limits.unsolicited_messages
         assert len(self.answers) <= len(self.ids) + self._strays
         assert self._finding is None or 0 < len(self._finding) <= self._limits.find_ids
 
@@ -432,7 +432,8 @@ class Receiving:
             self._states[places[at]] = _DENIED
             self.answers.refuse_by_name(conflict.message_hash, _CONFLICT)
             self._report.unstored_conflicts += 1
-            self._report.show_conflict(conflict)
+            if len(self._report.shown_conflicts) < MAX_SHOWN_HIDDEN:
+                self._report.shown_conflicts.append(conflict)
         self.outstanding -= len(conflicts)
         self._settle(np.delete(places, list(conflicts)), "", _STORED)
         added = sum(result)
@@ -471,7 +472,7 @@ class Receiving:
             SessionFaultError: these are too many.
         """
         limit = self._limits.unsolicited_messages
-        if self._strays + len(strays) > limit and not self._partial:
+        if self._strays + len(strays) > limit and not self._report.left_over:
             raise SessionFaultError(
                 Fault.LIMIT,
                 f"limit of {limit:,} messages that nobody asked for is passed: send what the "

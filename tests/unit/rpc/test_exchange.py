@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from store.observe.metrics import Metrics
 from store.runtime.node import system_environment
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.index.hot import HotIndex
-from store.sync.index.views import StoredView
+from store.sync.index.views import StoredView, in_thread_if
 from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS
 from store.sync.peers import FrameStream
 from store.sync.session.exchange import Exchange, ExchangeWork, SessionStream, common_horizon
@@ -147,6 +148,18 @@ async def test_a_silent_peer_and_a_long_reconciliation_end_the_session(
     with pytest.raises(SessionFaultError, match=sentence):
         await run()
     assert loop.time() - began_s == pytest.approx(end_s)
+
+
+async def test_a_step_in_a_thread_has_ended_when_its_task_has() -> None:
+    go_on = threading.Event()
+    task = asyncio.create_task(in_thread_if(True, go_on.wait))
+    for _ in range(9):  # it begins, and is cancelled again and again
+        await asyncio.sleep(0)
+        task.cancel()
+    assert not task.done()
+    go_on.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize(

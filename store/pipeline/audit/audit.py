@@ -16,7 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.results import read_recorded, record
@@ -28,7 +28,7 @@ from store.pipeline.audit.tables import (
     audit_tables,
     checkpointed,
     parents_outside,
-    require_bounded,
+    sizes_of,
     sums_by_channel,
 )
 from store.pipeline.database import ALL, Range
@@ -51,8 +51,9 @@ def audit(messages: MessageSet, *, bounds: Range = ALL, missing: Path | None = N
     missing IDs, which ``storenode sync --ids`` reads.
     """
     with logged("audit", messages.count):
-        tables = _audited(messages, bounds, _sums(messages, bounds))
-        result = summarized(messages.name, tables)
+        sums_ = _sums(messages, bounds)
+        tables = _audited(messages, bounds, sums_)
+        result = summarized(messages.name, tables, sums_)
     if missing is not None:
         lines = (f"{line}\n" for line in _ids(tables["references"]))
         write_text(missing, "The missing IDs", lines)
@@ -76,8 +77,8 @@ def audit_recorded(messages: ArchiveMessages) -> AuditReport:
         elif days:
             tables = _continued(messages, last, days)
         else:
-            return summarized(messages.name, last)
-        result = summarized(messages.name, tables)
+            return summarized(messages.name, last, last["sums"])
+        result = summarized(messages.name, tables, tables["sums"])
         record(archive, tables)
     return result
 
@@ -89,7 +90,8 @@ def _sums(messages: MessageSet, bounds: Range = ALL) -> DataFrame:
 def _audited(messages: MessageSet, bounds: Range, sums_: DataFrame) -> AuditTables:
     """Examine the messages of a range; their parents may be outside of it."""
     read, (low_ns, high_ns) = messages.messages, bounds
-    claims = read(CLAIMS_READ, bounds).where(F.col("channel").isNotNull())
+    large, entries = sizes_of(sums_)
+    claims = _without(large, read(CLAIMS_READ, bounds).where(F.col("channel").isNotNull()))
     if isinstance(messages, DatabaseMessages):
         # They are used several times, and a database should be read once.
         claims = checkpointed(claims)
@@ -98,7 +100,11 @@ def _audited(messages: MessageSet, bounds: Range, sums_: DataFrame) -> AuditTabl
     if ranges:
         others = reduce(DataFrame.unionByName, (read(_OUTSIDE, each) for each in ranges))
         outside = parents_outside(claims, others)
-    return audit_tables(messages, claims, require_bounded(sums_), outside)
+    return audit_tables(messages, claims, entries, outside)
+
+
+def _without(channels: list[Row], claims: DataFrame) -> DataFrame:
+    return claims.where(~F.col("channel").isin([row["channel"] for row in channels]))
 
 
 def _continued(messages: ArchiveMessages, last: AuditTables, days: set[int]) -> AuditTables:
@@ -116,10 +122,11 @@ def _continued(messages: ArchiveMessages, last: AuditTables, days: set[int]) -> 
         differing.where(F.col("channel").isNotNull()).select("channel").distinct()
     )
     again = sums_.join(changed, "channel", "semi")
-    entries = require_bounded(again)
+    large, entries = sizes_of(again)
     wanted = {row["day"] for row in again.select("day").distinct().collect()}
     claims = read_files(messages.session, archive.files(wanted), CLAIMS_READ)
-    found = audit_tables(messages, claims.join(changed, "channel", "semi"), entries)
+    claims = _without(large, claims.join(changed, "channel", "semi"))
+    found = audit_tables(messages, claims, entries)
 
     tables = {
         name: checkpointed(last[name].join(changed, "channel", "anti").unionByName(rows))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.audit.examine import COUNTS, CYCLE, VIOLATION
-from store.pipeline.audit.tables import AuditTables
+from store.pipeline.audit.tables import MAX_CHANNEL_ENTRIES, AuditTables, sizes_of
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import JobReport, time_text
 from storenode.message.text import printable
@@ -39,18 +39,19 @@ _TITLES: Final = {
 class AuditReport(JobReport):
     """The result of an audit: ``counts`` of everything, and the first `MAX_LISTED` of some kinds.
 
-    ``listed`` has a list for each of `LISTED`.
+    ``listed`` has a list for each of `LISTED`; ``too_large`` are channels that were left out.
     """
 
     name: str
     counts: dict[str, int]
     listed: dict[str, list[dict[str, Any]]]
+    too_large: list[dict[str, Any]] = field(default_factory=list)
     missing_file: str | None = None
 
     @property
     def sound(self) -> bool:
         """True if every past is complete and no message contradicts another."""
-        return not any(self.counts[name] for name in _FAULTS)
+        return not (self.too_large or any(self.counts[name] for name in _FAULTS))
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -70,6 +71,12 @@ class AuditReport(JobReport):
             if counts[name]:
                 lines.append(f"{title}: {counts[name]:,}")
                 lines += self._listed(name)
+        lines += [
+            f"The channel {printable(each['channel'])} has {each['entries']:,} IDs and references,"
+            f" and at most {MAX_CHANNEL_ENTRIES:,} can be audited together: audit a shorter time,"
+            " with --from and --to."
+            for each in self.too_large
+        ]
         if not self.sound:
             lines += ["channels, the least complete first:", *self._listed("channels")]
         if self.missing_file is not None:
@@ -87,8 +94,8 @@ class AuditReport(JobReport):
             yield f"  and {self.counts[name] - len(few):,} more"
 
 
-def summarized(name: str, tables: AuditTables) -> AuditReport:
-    """Return the report on a history called ``name``."""
+def summarized(name: str, tables: AuditTables, sums_: DataFrame) -> AuditReport:
+    """Return the report on a history called ``name``, which has some `sums_by_channel`."""
     references, faults = tables["references"], tables["faults"]
     channels = _first(tables["channels"], F.expr(_FAULTY).desc(), "channel")
     named = _naming_senders(references, [row["channel"] for row in channels if row["missing"]])
@@ -111,7 +118,8 @@ def summarized(name: str, tables: AuditTables) -> AuditReport:
         "cycles": of("cycles", circles, "channel", "cycle"),
         "conflicts": of("conflicts", tables["conflicts"], *order),
     }
-    return AuditReport(name, counts, listed)
+    large, _ = sizes_of(sums_)
+    return AuditReport(name, counts, listed, [row.asDict() for row in large])
 
 
 def counts_of(channels: DataFrame) -> dict[str, int]:

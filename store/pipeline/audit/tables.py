@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -26,12 +26,10 @@ from store.pipeline.audit.examine import (
     examine,
 )
 from store.pipeline.columns import HASH_WORDS
-from store.pipeline.errors import PipelineError
 from store.pipeline.limits import DAY_NS
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.parquet import shuffle_partitions, start_of, sums
 from storenode.message.limits import HASH_BYTES
-from storenode.message.text import printable
 from storenode.sds.limits import MAX_ID_BYTES
 
 MAX_CHANNEL_ENTRIES: Final = 5_000_000
@@ -67,27 +65,14 @@ def sums_by_channel(messages: DataFrame) -> DataFrame:
     return messages.groupBy("channel", day).agg(*sums(), entries)
 
 
-def require_bounded(sums_: DataFrame) -> int:
-    """Return the number of entries of all channels."""
-    by_channel = (
-        sums_.where(F.col("channel").isNotNull())
-        .groupBy("channel")
-        .agg(F.sum("entries").alias("entries"))
-    )
-    (row,) = by_channel.agg(
-        F.sum("entries").alias("all"),
-        F.max("entries").alias("most"),
-        F.max_by("channel", "entries").alias("channel"),
-    ).collect()
-    if row["all"] is None:
-        return 0
-    if row["most"] > MAX_CHANNEL_ENTRIES:
-        raise PipelineError(
-            f"The channel {printable(row['channel'])} has {row['most']:,} IDs and references, and"
-            f" at most {MAX_CHANNEL_ENTRIES:,} can be audited together: audit a shorter time, with"
-            " --from and --to."
-        )
-    return int(row["all"])
+def sizes_of(sums_: DataFrame) -> tuple[list[Row], int]:
+    """Return channels that are too large to be audited, and the number of entries of the others."""
+    named = sums_.where(F.col("channel").isNotNull())
+    by_channel = named.groupBy("channel").agg(F.sum("entries").alias("entries"))
+    is_large = F.col("entries") > MAX_CHANNEL_ENTRIES
+    large = by_channel.where(is_large).orderBy("channel").collect()
+    ((entries,),) = by_channel.where(~is_large).agg(F.sum("entries")).collect()
+    return large, entries or 0
 
 
 def audit_tables(

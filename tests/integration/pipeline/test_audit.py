@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -140,10 +139,11 @@ def test_whole_and_continued_audits_find_what_a_plain_audit_does(
     assert of_archive(audit_recorded) == of_archive(audit)
 
     monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
-    with pytest.raises(
-        PipelineError, match=rf"{re.escape(printable(largest))} has {most:,} IDs.*--from"
-    ):
-        audit(DatabaseMessages(spark, url))
+    others = audit(DatabaseMessages(spark, url))
+    assert others.too_large == [{"channel": largest, "entries": most}]
+    assert f"{printable(largest)} has {most:,} IDs and references" in " ".join(others.lines())
+    names = {each["channel"] for each in of_database.listed["channels"]}
+    assert {each["channel"] for each in others.listed["channels"]} == names - {largest}
 
 
 def test_results_of_another_format_are_ignored_and_damaged_ones_named(

@@ -95,9 +95,9 @@ SILENT_CALLS: Final = Calls(
     ("Publish", "Query", "Scan", "Follow", "PublishStream"),
     Sent.NOTHING,
     lambda count: -(-count // 3_000),
-    hold_s=20.0,
+    hold_s=5.0,
 )
-"""The limit of streams per connection and a deadline end them."""
+"""The limit of streams per connection ends them, and a deadline that is later."""
 
 CROWDED_CALLS: Final = Calls(("Query",), Sent.ALL, lambda _: 200, hold_s=20.0)
 """An attack of more queries than a node serves in seconds: it serves connections in turn."""

@@ -383,10 +383,10 @@ def test_a_command_that_looks_for_a_node_keeps_none_from_starting(
 
 
 def test_a_taken_port_is_not_chosen_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = int(taken.getsockname()[1])
-        assert supervisor_module.choose_port(port) != port
-    assert supervisor_module.choose_port(port) == port
+    port = ReservedPort()
+    with socket.create_server(("127.0.0.1", port.number)):
+        assert supervisor_module.choose_port(port.number) != port.number
+    assert supervisor_module.choose_port(port.number) == port.number
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from tests.faults.processes import metrics, until
 from tests.support.credentials import token_file
 from tests.support.node import NodeProcess, running_node
 from tests.support.polling import PATIENCE_S
-from tests.support.polling import PAUSE_S as LOOK_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -139,7 +138,7 @@ async def served(node: NodeProcess) -> AsyncIterator[None]:
                 await store.Query(request, timeout=PATIENCE_S, metadata=metadata)
                 if is_last:
                     return
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(honest.PAUSE_S)
 
         group.create_task(query())
         yield

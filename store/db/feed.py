@@ -109,7 +109,7 @@ async def commits_between(
     connection: Connection, first: int, last: int, topics: TopicKeys, limit: int = _MAX_COMMITS
 ) -> list[CommitRow]:
     """Read commits from ``first`` to ``last``, those that may hold a topic of a selection."""
-    touching = "" if topics is None else f" {SQL.commits.touching}"
+    touching = f" {SQL.commits.touching}" if isinstance(topics, tuple) else ""
     rows = await fetch_rows(
         connection,
         SQL.commits.read_between.format(topics=touching),
@@ -457,11 +457,9 @@ class DatabaseFeed:
             self._hub.dispatch(commit.place, rows.get(commit.batch, ()))
 
     async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> TopicKeys:
-        topics: set[bytes] = set()
-        for commit in commits:
-            if commit.topics is None:
-                return None
-            topics.update(commit.topics)
+        if any(commit.topics is None for commit in commits):
+            return None
+        topics = {key for commit in commits for key in commit.topics or ()}
         await self._learn(connection, topics)
         return tuple(self._hub.wanted(topics))
 

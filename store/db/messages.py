@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
-from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
+from store.db.arrays import bigint_column, bigints, fixed_bytes, split_uuids, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import cover_what_is_visible, waiting_for_standby
 from store.db.pool import Database
@@ -60,6 +60,9 @@ _Key = TypeVar("_Key")
 HASH_KEY_BYTES: Final = 8
 """Bytes of a hash in ``hashes.key``, a big-endian signed integer; several hashes may have one."""
 
+MAX_MATCHES: Final = 1_000
+"""Rows of topics up to which a page merges their messages; else the index by time is filtered."""
+
 MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
 
@@ -69,8 +72,17 @@ _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=_ANY_SIZE)
 Row = tuple[int, bytes, bytes | None, int]
 """Timestamp, hash, parts of the frame after the hash (None: not read), and their size."""
 
-TopicKeys = tuple[bytes, ...] | None
-"""The keys of the topics that a filter selects; None: every topic."""
+
+@dataclass(frozen=True, slots=True)
+class _TopicCondition:
+    """A condition on a row ``t`` of topics, and its parameters."""
+
+    text: str
+    parameters: dict[str, object]
+
+
+TopicKeys = tuple[bytes, ...] | _TopicCondition | None
+"""The topics that a filter selects, by their keys unless they are many; None: every topic."""
 
 _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
 _ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
@@ -228,22 +240,30 @@ async def select_topics(
 
 
 async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
-    """Turn a filter into topic keys; full pairs need no lookup."""
-    rights = wanted.rights
+    """Turn a filter into topic keys, unless they are many; full pairs need no lookup."""
     if wanted.pubsub_topic is not None and wanted.content_topics:
         return tuple(
             topic_key(wanted.pubsub_topic, content)
             for content in sorted(set(wanted.content_topics))
-            if rights.allows(wanted.pubsub_topic, content)
+            if wanted.rights.allows(wanted.pubsub_topic, content)
         )
-    if wanted.everything:
+    many = topic_condition(wanted)
+    if many is None:
         return None
-    statement, parameters = _matching_topics(wanted)
-    return tuple(key for (key,) in await fetch_rows(connection, statement, parameters))
+    # Every form has an index to begin with: a node may hold millions of topics.
+    source, given = "storenode.topics t", many.parameters | {"most": MAX_MATCHES}
+    if wanted.pubsub_topic is None and not wanted.content_topics:
+        for column, prefixes in _prefixes(wanted).items():
+            if all(prefixes):
+                source = SQL.messages.topic_spans.format(column=column)
+                given["lows"] = [*prefixes]
+    statement = SQL.messages.match_topics.format(source=source, condition=many.text)
+    ((keys,),) = await fetch_rows(connection, statement, given)
+    return many if keys is None else tuple(split_uuids(keys))
 
 
-def topic_conditions(wanted: TopicFilter) -> tuple[list[str], dict[str, object]]:
-    """Return the conditions of a filter on a row ``t`` of topics, and their parameters."""
+def topic_condition(wanted: TopicFilter) -> _TopicCondition | None:
+    """Return the condition of a filter on its topics; None: it lets every topic through."""
     conditions, parameters = list[str](), dict[str, object]()
     if wanted.pubsub_topic is not None:
         conditions.append("t.pubsub_topic = %(pubsub)s::text")
@@ -254,7 +274,7 @@ def topic_conditions(wanted: TopicFilter) -> tuple[list[str], dict[str, object]]
     for column, prefixes in _prefixes(wanted).items():
         conditions.append(f"t.{column} ^@ any(%({column})s::text[])")
         parameters[column] = list(prefixes)
-    return conditions, parameters
+    return _TopicCondition(" and ".join(conditions), parameters) if conditions else None
 
 
 def _prefixes(wanted: TopicFilter) -> dict[str, tuple[str, ...]]:
@@ -263,34 +283,21 @@ def _prefixes(wanted: TopicFilter) -> dict[str, tuple[str, ...]]:
     return {column: prefixes for column, prefixes in columns.items() if prefixes}
 
 
-def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
-    # Every form has an index to begin with: a node may hold millions of topics.
-    source = "storenode.topics t"
-    conditions, parameters = topic_conditions(wanted)
-    if wanted.pubsub_topic is None and not wanted.content_topics:
-        for column, prefixes in _prefixes(wanted).items():
-            if all(prefixes):
-                source = SQL.messages.topic_spans.format(column=column)
-                parameters["lows"] = [*prefixes]
-    return SQL.messages.match_topics.format(
-        source=source, conditions=" and ".join(conditions)
-    ), parameters
-
-
 def topics_clause(topics: TopicKeys) -> str:
     """Return a condition on ``m`` for a selection of topics (see `topics_parameters`)."""
+    if isinstance(topics, _TopicCondition):
+        return f" and {SQL.messages.is_on_topics.format(condition=topics.text)}"
     return "" if topics is None else " and m.topic in (select unnest(%(topics)b::uuid[]))"
 
 
 def topics_parameters(topics: TopicKeys) -> dict[str, object]:
     """Return the parameters of `topics_clause` and of pages that merge topics."""
+    if isinstance(topics, _TopicCondition):
+        return topics.parameters
     return {} if topics is None else {"topics": uuids(topics)}
 
 
 # Pages
-
-MAX_MERGED_TOPICS: Final = 200
-"""The most topics that are merged from the topic index; beyond, the time index is filtered."""
 
 _BEFORE_ALL: Final[SyncId] = (0, b"")
 _AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
@@ -343,11 +350,12 @@ async def read_page(
         return MessagePage([], [], is_last=True)
     limit = shape.size + shape.looks_beyond
     source, each = SQL.messages.page_by_time, limit
-    if topics is not None and len(topics) <= MAX_MERGED_TOPICS:
+    if isinstance(topics, tuple):
         source = SQL.messages.page_of_topic if len(topics) == 1 else SQL.messages.page_of_topics
         # About ``limit`` rows of all topics together if they are even.
         share = limit // len(topics)
-        each = min(limit, share + share // 2 + _FEWEST_PER_TOPIC)
+        fewest = max(2, 200 * _FEWEST_PER_TOPIC // max(200, len(topics)))
+        each = min(limit, share + share // 2 + fewest)
     statement = build(
         source,
         include_data=shape.include_data,

@@ -43,7 +43,7 @@ import numpy as np
 from store.db.arrays import bigint_column, bigints, fixed_bytes, uuids
 from store.db.connection import Connection, fetch_rows
 from store.db.locks import FOLDING, lock_unhurried
-from store.db.messages import frames_at, topic_conditions
+from store.db.messages import frames_at, topic_condition, topics_clause, topics_parameters
 from store.db.pool import Database
 from store.db.statements import SQL
 from store.domain.causal import HEADS, CausalWalk
@@ -129,21 +129,15 @@ class ClaimReader:
         self._database = database
         self._entries = request.entries
         self._crowd = request.claimants + 1
-        conditions, named = topic_conditions(request.filter)
-        topics = (
-            " and exists (select from storenode.topics t where t.key = m.topic and "
-            + " and ".join(conditions)
-            + " offset 0)"
-            if conditions
-            else ""
-        )
-        self._bounds = {"crowd": self._crowd, "seen": MAX_SEEN_CLAIMANTS, "topics": topics}
+        topics = topic_condition(request.filter)
+        clause = topics_clause(topics)
+        self._bounds = {"crowd": self._crowd, "seen": MAX_SEEN_CLAIMANTS, "topics": clause}
         self._parameters: dict[str, object] = {
             "channel": request.channel_id,
             "parents": parents,
             "prefers": request.prefer_proven,
-            "filtered": not request.filter.everything,
-            **named,
+            "filtered": topics is not None,
+            **topics_parameters(topics),
         }
 
     async def answer(self, query: ClaimQuery) -> ClaimAnswer:

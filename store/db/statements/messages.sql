@@ -43,16 +43,24 @@ select key, ts from storenode.hashes where key = any(%b::bigint[])
 select distinct key, pubsub_topic, content_topic from storenode.topics where key = any(%b::uuid[])
 
 -- match_topics --
--- The keys of the topics that a filter selects. For a prefix that is a parameter Postgres takes no
--- index, for the span of texts that begin with it it does.
-select distinct t.key from {source} where {conditions}
+-- The keys of the topics that a filter selects; null if they have more rows than are counted, since
+-- a topic has one for each partition. For a prefix that is a parameter Postgres takes no index, for
+-- the span of texts that begin with it it does.
+select case when count(*) <= %(most)s::bigint then coalesce(array_agg(distinct key), '{{}}') end
+from (select t.key from {source} where {condition} limit %(most)s::bigint + 1) matching
+
+-- is_on_topics --
+-- Whether a message is on a topic that a filter selects: a look at the topic of each row.
+exists (select from storenode.topics t where t.key = m.topic and {condition} offset 0)
 
 -- topic_spans --
 -- Topics whose name lies in a span of names, which begins with a prefix: no topic is longer than
 -- 1,024 bytes, which are 256 of the last character.
 unnest(%(lows)s::text[]) as span(low)
-join storenode.topics t
-  on t.{column} >= span.low and t.{column} <= span.low || repeat(chr(1114111), 256)
+cross join lateral (
+    select * from storenode.topics
+    where {column} >= span.low and {column} <= span.low || repeat(chr(1114111), 256) offset 0
+) t
 
 -- page_by_time --
 -- A page in the order of time; with a filter of many topics, that of their keys.

@@ -251,10 +251,10 @@ class UnsentBudget(FairQueue):
             raise self.full(self.limit, "this node") from None
 
     def _tick(self) -> None:
-        self._timer = None
+        # First: to end a connection may fail where no descriptor is left.
+        later = asyncio.get_running_loop().call_later
+        self._timer = later(TICK_S, self._tick) if self.waiting else None
         self.evict_stalled()
-        if self.waiting:
-            self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def evict_stalled(self) -> None:
         """End as many stalled readers as make room for all calls that wait."""

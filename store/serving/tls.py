@@ -201,7 +201,7 @@ def _load_pair(files: TlsFiles, chain: bytes) -> tuple[ssl.SSLContext, list[str]
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(files.cert, files.key, password=_refuse_password)
+        context.load_cert_chain(files.cert, files.key, password="")  # asks nobody for one
         certificate = x509.load_pem_x509_certificates(chain)[0]
         names = dns_names(chain)
     except (ValueError, OSError) as error:  # SSLError, or a file that went away meanwhile
@@ -219,7 +219,3 @@ def _load_pair(files: TlsFiles, chain: bytes) -> tuple[ssl.SSLContext, list[str]
         if wrong:
             raise TlsError(f"The certificate in {files.cert} cannot be used ({reason}): renew it.")
     return context, names
-
-
-def _refuse_password() -> str:
-    raise ValueError("the key is encrypted")

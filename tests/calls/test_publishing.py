@@ -49,11 +49,6 @@ def outcomes(response: PublishResponse) -> list[int]:
     return [result.outcome for result in response.results]
 
 
-async def stored_hashes(node: Node, *hashes: bytes) -> list[bytes]:
-    response = await node.store.Query(StoreQueryRequest(message_hashes=hashes))
-    return [entry.message_hash for entry in response.messages]
-
-
 async def test_a_message_that_was_in_time_may_be_published_again_when_it_is_late(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +120,7 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
         await write()
     async with asyncio.timeout(90):
         while node.context.requests.used:
-            await stored_hashes(node, bytes(32))
+            await node.store.Query(StoreQueryRequest())
     assert rejected() < most
     # An answer is larger than its results are expected to be, since each has a reason.
     assert node.context.answers.used > COPIES * RESULT_BYTES * (rejected() / 2)
@@ -159,7 +154,9 @@ async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(no
     call.cancel()
 
 
-async def test_a_batch_waits_for_room_for_its_answer(node: Node) -> None:
+async def test_a_batch_waits_for_room_for_its_answer_and_holds_none_for_its_commit(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = AnswerSender(node.context.answers, "another", "ipv4:192.0.2.1:1")
     taken.add(node.context.answers.limit)
     batch = [WakuMessageAndTopic()] * (UNCOUNTED_RESULTS + 1)
@@ -171,6 +168,15 @@ async def test_a_batch_waits_for_room_for_its_answer(node: Node) -> None:
     taken.close()
     assert outcomes(await waiting) == [Result.REJECTED] * len(batch)
     assert outcomes(await within(stream.read())) == [Result.STORED] * 3
+    await check_all_is_given_back(node)
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailableError(f"{node.context.answers.used} bytes are taken")
+
+    monkeypatch.setattr(DatabaseWriter, "store", away)
+    sound = (item(b"%d" % number) for number in range(len(batch)))
+    assert (await failure(node.publish(*sound)))[1] == "0 bytes are taken"
+    node.context.unstored.clear()
 
 
 async def test_followers_of_one_commit_are_sent_one_page(node: Node, topic: str) -> None:

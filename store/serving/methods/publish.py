@@ -71,7 +71,7 @@ class PublishBatch:
     """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
 
     ``timeout_s``: how long to wait for confirmations, None for the node's time. ``room_bytes``:
-    what was taken of the budget of unsent answers.
+    what refusals have taken of the budget of unsent answers.
     """
 
     published: Admitted
@@ -129,6 +129,10 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
         admission.admit(messages[start : start + step])
     in_time = all(each.label not in _CLOCKS for each in admission.admitted.refusals.values())
     node.clocks.note_publisher(call.client.name, in_time=in_time)
+    if room_bytes:
+        # Not for what is stored: else reads would wait for room while commits wait.
+        before, room_bytes = room_bytes, COPIES * RESULT_BYTES * len(admission.admitted.refusals)
+        call.sender.add(room_bytes - before)
     timeout_s = None
     if decoded.HasField("confirm_timeout"):
         given = decoded.confirm_timeout

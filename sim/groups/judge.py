@@ -164,7 +164,7 @@ class View:
         sent = self.promised | self.left | self.own.keys()
         self.promised &= saved
         self.left &= saved
-        self.given_up = (self.given_up & saved) | (sent - saved)
+        self.given_up |= sent - saved
 
     def attend(self, now_ms: int) -> None:
         """Note that the channel is served at this time of its clock."""

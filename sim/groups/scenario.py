@@ -53,7 +53,7 @@ def drawn_group(
                 faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
             )
     if restored:
-        # What one has sent since may be nowhere, although others name it: all give up at last.
+        # What one has sent since may be nowhere, or at others alone: all repair, or give up.
         lost_after_ms = 3_000
         faults = replace(faults, crash_every_ns=4 * NS_PER_S, restored=restored, forged=0.0)
     if stores > 1 and follow:
@@ -66,8 +66,8 @@ def drawn_group(
     drift_s = rng.choice((8, 600)) if follow and in_step else 10**6
     network_delay_ms = rng.choice((10, 50, 300) if small else (50,))
     disk_delay_ms = rng.choice((1, 20))
-    repair = not stores or happens(rng, 0.3)
-    if stores and repair:
+    repair = not stores or restored > 0 or happens(rng, 0.3)
+    if stores and repair and not restored:
         # Without the others, who joins late would never get what the stores have lost.
         faults = replace(faults, commits_lost=0.5)
     config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)

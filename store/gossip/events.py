@@ -141,6 +141,11 @@ class PersistBatch:
     token: int
     batch: RecordBatch
 
+    @property
+    def ids(self) -> Sequence[bytes]:
+        """The hashes of the messages."""
+        return self.batch.hashes
+
 
 @dataclass(frozen=True, slots=True)
 class LoadBodies:

@@ -103,10 +103,7 @@ class Graph:
             yield digest
 
     def descendants(self, digests: Iterable[bytes], most: int) -> list[bytes]:
-        """Return children of some messages, their children, and so on, by generation.
-
-        Publishers can make many edges: a few are followed for each message that is returned.
-        """
+        """Return children of messages, their children, and so on, by a bounded number of edges."""
         found, queue, edges = dict[bytes, None](), deque(digests), _EDGES_PER_EVENT * most
         while queue and edges and len(found) < most:
             for child in islice(self._children.get(queue.popleft(), ()), edges):

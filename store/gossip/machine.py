@@ -114,13 +114,6 @@ class _Request:
     tries: int = 0
 
     @property
-    def hashes(self) -> Sequence[bytes]:
-        """The messages that it is about."""
-        return (
-            self.effect.batch.hashes if isinstance(self.effect, PersistBatch) else self.effect.ids
-        )
-
-    @property
     def reads(self) -> bool:
         """True for a read: only then can this node deliver what it has announced."""
         return not isinstance(self.effect, PersistBatch)
@@ -234,7 +227,7 @@ class Gossip:
         assert len(tokens) == len(due)
         assert not tokens & self._requests.keys()
         persists = (each for each in (*due, *self._requests.values()) if not each.reads)
-        assert self._pending.keys() <= {digest for each in persists for digest in each.hashes}
+        assert self._pending.keys() <= {digest for each in persists for digest in each.effect.ids}
 
     # What comes out of a step
 
@@ -247,6 +240,11 @@ class Gossip:
         self._effects.append(request.effect)
 
     # Peers
+
+    def follow(self, earlier: Gossip) -> Gossip:
+        """Take the place of an earlier machine: keep the faults and the voices of its peers."""
+        self._scores, self._stores.voices = earlier._scores, earlier._stores.voices
+        return self
 
     def refusal(self, now_ns: int, key: str, store_id: str) -> str:
         """Return the reason to refuse a stream of a peer; empty if it may join."""
@@ -535,7 +533,7 @@ class Gossip:
         """Close a request whose answer has ``count`` messages."""
         request = self._requests.pop(token)
         effect = request.effect
-        asked = len(request.hashes)
+        asked = len(effect.ids)
         assert isinstance(effect, kind), "the answer is of another kind"
         is_a_part = kind is LoadBodies and 0 < count < asked
         assert count == asked or is_a_part, "the answer is of another length"
@@ -570,7 +568,7 @@ class Gossip:
             self._failing = True
         elif request.tries >= limits.MAX_TRIES or len(self._retries) >= limits.MAX_RETRIES:
             self._release(request)
-            for digest in request.hashes:  # they may come again
+            for digest in request.effect.ids:  # they may come again
                 self._pending.pop(digest, None)
             return
         self._retries.append((self._now_ns + limits.RETRY_NS, request))

@@ -99,7 +99,7 @@ class Stores:
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
         self._stores: OrderedDict[str, Store] = OrderedDict()
-        self._voices = BoundedDict[str, str](MAX_OFFENDERS)
+        self.voices = BoundedDict[str, str](MAX_OFFENDERS)
 
     def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
         """Return the store of a peer; of those that are not ``joined``, one may be forgotten."""
@@ -119,10 +119,10 @@ class Stores:
         """Raise AssertionError if an invariant or a bound is broken."""
         assert len({store.bit for store in self._stores.values()}) == len(self._stores)
         assert len(self._stores) <= MAX_STORES
-        assert len(self._voices) <= MAX_OFFENDERS
+        assert len(self.voices) <= MAX_OFFENDERS
 
     def _voice(self, peer: str, store_id: str) -> str:
-        return self._voices.setdefault(peer, store_id)
+        return self.voices.setdefault(peer, store_id)
 
     def _make_room(self, joined: set[str]) -> None:
         if len(self._stores) < MAX_STORES:

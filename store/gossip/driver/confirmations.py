@@ -108,7 +108,6 @@ class ConfirmationWaits:
         """Wait for confirmations (see `store.domain.unread.Confirmations`)."""
         given_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         limit_s = min(max(given_s, 0.0), MAX_TIMEOUT_S)
-        counts = self._counts
         columns = zip(hashes, content_digests, stored, strict=True)
         again = {digest: content for digest, content, is_new in columns if not is_new}
         repeated = list(again)
@@ -116,7 +115,7 @@ class ConfirmationWaits:
             self._want(repeated, min_confirms, list(again.values()))
 
         def lacking() -> set[bytes]:
-            return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
+            return {each for each in hashes if self._counts.get(each, 0) < min_confirms}
 
         try:
             async with asyncio.timeout(limit_s):

@@ -382,7 +382,7 @@ class GossipDriver:
 
     def _begin_again(self, reason: str) -> None:
         if self._machine is not None:
-            self._machine = self._make()
+            self._machine = self._make().follow(self._machine)
         self._rest()
         for stream in self._streams.values():
             if stream.is_joined:

@@ -30,7 +30,6 @@ def at(time_ns: int) -> SyncId:
 
 
 NO_FLOOR: Final = at(MAX_TIMESTAMP_NS)
-_LOOK_S: Final = 0.01
 
 
 class StoredView:
@@ -208,5 +207,5 @@ async def in_thread_if(
             ended.append(True)
         while not ended:
             with suppress(asyncio.CancelledError):  # once more
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(0.01)
         raise

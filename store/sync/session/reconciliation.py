@@ -417,7 +417,7 @@ class Reconciliation:
         is_last, sent = step.frame is None, found.to_send
         own_ids = sent.timestamps.astype(_TIME_DTYPE).tobytes() + sent.hashes.tobytes()
         if is_last:
-            result = self._compact_result(side, found)
+            result = await self._compact_result(side, found)
             await self._compute_sum(result)
         await self._send_compact(side, step.frame or b"", own_ids, self._own_sum)
         if not is_last:
@@ -426,7 +426,7 @@ class Reconciliation:
                 step = await self._compact_step(side)
                 if isinstance(step.outcome, FallBack):
                     return await self._fall_back(side, first, step)
-            result = self._compact_result(side, found)
+            result = await self._compact_result(side, found)
         result = await self._conclude(result, by_peer=not is_last)
         self.report.compact = True
         return result
@@ -445,7 +445,7 @@ class Reconciliation:
                 return CompactStep(FAILED, FallBack("more differences than a session may report"))
         return step
 
-    def _compact_result(
+    async def _compact_result(
         self, side: CompactInitiator | CompactResponder, found: CompactResult
     ) -> Result:
         """Return what both sides came to, with the IDs that the peer sends.
@@ -453,7 +453,8 @@ class Reconciliation:
         Raises:
             ProtocolBrokenError: they are not those that it has reconciled.
         """
-        ids = _checked_ids(self._extension.compact_ids, found.to_receive, self._window)
+        given = self._extension.compact_ids, found.to_receive, self._window
+        ids = await in_thread_if(len(found.to_receive) > THREADED_ROWS, _checked_ids, *given)
         return Result(
             to_send=found.to_send,
             to_receive=ids,

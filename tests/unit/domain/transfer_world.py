@@ -16,7 +16,7 @@ from typing import Any, cast
 from reconcile.ids import SyncIds
 from reconcile.session import Role
 from store.domain.environment import Environment, EventLog
-from store.domain.ports import PeerError, Source, Writer
+from store.domain.ports import Source, Writer
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -215,10 +215,6 @@ class Side:
     def stored(self) -> list[bytes]:
         """Return what this side has answered as stored, in frames that it has sent."""
         return [digest for frame in self.sent for digest in frame.stored]
-
-    def lose(self) -> None:
-        """Break the connection."""
-        self.inbox.put_nowait(PeerError("the connection broke"))
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._rng.random() / 100)

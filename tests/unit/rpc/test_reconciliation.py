@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final, cast
+from unittest.mock import AsyncMock, patch
 
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
 from store.sync.frames import parse_reconcile
 from store.sync.index.views import StoredView
-from store.sync.limits import REMEMBERED_NS
-from store.sync.session import sum_search
+from store.sync.limits import REMEMBERED_NS, THREADED_ROWS
+from store.sync.session import reconciliation, sum_search
 from store.sync.session.exchange import Exchange
 from store.sync.session.reconciliation import Reconciliation, asked_range
 from store.sync.session.registry import PeerSession
@@ -751,6 +752,13 @@ async def test_ids_that_are_not_those_of_the_mode_are_refused(
     assert isinstance(honest.error, ProtocolBrokenError)
     assert "IDs than" in str(honest.error)
     assert honest.result is None
+
+
+async def test_many_ids_of_the_mode_are_checked_in_a_thread() -> None:
+    step = AsyncMock(side_effect=lambda _, work, *given: work(*given))
+    with patch.object(reconciliation, "in_thread_if", step):
+        await reconcile(*sides("offered", set(), some(THREADED_ROWS + 1, 2) | some(1, 1)))
+    assert (True, reconciliation._checked_ids) in [call.args[:2] for call in step.mock_calls]
 
 
 # Random frames

@@ -34,7 +34,7 @@ RUNS: Final[Mapping[str, Sequence[int]]] = {
     "gossip": (0, 1, 4, 6, 7, 8, 14, 16, 155),
     "gossip-and-sync": (2, 4, 5),
     "group": (2, 12, 13, 15, 29, 34, 37, 42),
-    "group-with-store": (4, 15, 25, 34, 35, 45, 84, 88, 89),
+    "group-with-store": (4, 15, 25, 34, 35, 45, 84, 88, 89, 129),
     "restored-group": range(8),
     "relay": range(8),
     "relay-without-pushes": range(15),

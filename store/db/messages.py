@@ -60,8 +60,8 @@ _Key = TypeVar("_Key")
 HASH_KEY_BYTES: Final = 8
 """Bytes of a hash in ``hashes.key``, a big-endian signed integer; several hashes may have one."""
 
-MAX_MATCHES: Final = 1_000
-"""Rows of topics up to which a page merges their messages; else the index by time is filtered."""
+MAX_MERGED_TOPICS: Final = 1_000
+"""Topics up to which a page merges their messages; else the index by time is filtered."""
 
 MAX_POSITIONS: Final = 4_096
 """Positions of one statement that reads topics or content digests."""
@@ -251,7 +251,7 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
     if many is None:
         return None
     # Every form has an index to begin with: a node may hold millions of topics.
-    source, given = "storenode.topics t", many.parameters | {"most": MAX_MATCHES}
+    source, given = "storenode.topics t", many.parameters | {"most": MAX_MERGED_TOPICS}
     if wanted.pubsub_topic is None and not wanted.content_topics:
         for column, prefixes in _prefixes(wanted).items():
             if all(prefixes):
@@ -375,14 +375,11 @@ async def read_page(
     }
     parameters |= topics_parameters(topics)
     rows: list[Row] = await fetch_rows(connection, statement, parameters)
-    if (
-        shape.looks_beyond
-        and source is SQL.messages.page_of_topics
-        and each < limit
-        and len(rows) < limit
-    ):
-        # One topic had more than its share, which hides what the others have behind it.
-        rows = await fetch_rows(connection, statement, parameters | {"each": limit})
+    least = limit if shape.looks_beyond else limit // 4
+    while source is SQL.messages.page_of_topics and each < limit and len(rows) < least:
+        # A topic had more than its share, which hides later messages of others; or these are all.
+        each = min(limit, 2 * each * limit // max(1, len(rows)))
+        rows = await fetch_rows(connection, statement, parameters | {"each": each})
     page = await page_of(connection, rows, shape)
     if rows and not page.frames:  # all of them were pruned meanwhile
         return await read_page(connection, topics, wanted, shape)

@@ -5,8 +5,7 @@ Rules:
 1. Commits come in order, each once (`Hub.dispatch`). A subscriber whose place is at or beyond a
    commit does not get it.
 2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
-   nevertheless: an idle subscriber costs nothing while others are served. Subscribers with one
-   filter share a route, so that a commit of many topics costs a look at each topic and each route.
+   nevertheless, and cost nothing. Subscribers with one filter share a route.
 3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it continues from the
    database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
@@ -286,10 +285,11 @@ class Hub:
                     subscriber.cut_off()
             elif behind:
                 found = [row for _, row in sorted(one for key in topics for one in by_topic[key])]
-                frames = b"".join([frame for _, _, frame in found])
-                if not include_data:
+                if include_data:
+                    frames = b"".join([frame for _, _, frame in found])
+                else:
                     frames = presences(digest for _, digest, _ in found)
-                left_bytes -= len(frames)
+                left_bytes -= max(len(frames), MESSAGE_OVERHEAD_BYTES * len(found))
                 delivery = Delivery(frames, len(found), place)
                 for subscriber in behind:
                     subscriber.put(delivery)

@@ -201,7 +201,7 @@ async def test_all_followers_of_all_nodes_see_one_order_whatever_happens(
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pages of the backlog end inside commits, and read few commits and topics at once."""
-    monkeypatch.setattr("store.db.messages.MAX_MATCHES", 2)
+    monkeypatch.setattr("store.db.messages.MAX_MERGED_TOPICS", 2)
     monkeypatch.setattr(feed_module, "MAX_PAGE_MESSAGES", 7)
     monkeypatch.setattr(feed_module, "_MAX_COMMITS", 5)
 

@@ -16,7 +16,7 @@ from psycopg import sql
 from store.db import feed as feed_module
 from store.db.connection import Connection
 from store.db.insert import insert_topics
-from store.db.messages import MAX_MATCHES, DatabaseReader, PageShape, resolve
+from store.db.messages import MAX_MERGED_TOPICS, DatabaseReader, PageShape, resolve
 from store.db.pool import Database, Pool
 from store.domain.hub import START
 from store.domain.ports import PageRequest, TopicFilter, TopicRights
@@ -347,7 +347,7 @@ async def test_topics_are_found_without_reading_all(many: Node, wanted: TopicFil
     assert isinstance(keys, tuple) == (wanted is not MANY_OF_THEM)
     assert keys
     assert explained.full_reads() == set()
-    assert explained.rows_from("topics") <= MAX_MATCHES + 1 < MANY // 4
+    assert explained.rows_from("topics") <= 4 * MAX_MERGED_TOPICS + 1 < MANY
 
 
 async def fill_topics(url: str) -> None:

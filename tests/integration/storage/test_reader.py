@@ -293,7 +293,7 @@ async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
     inside = [each for each in matching(world, wanted) if span[0] <= each.at[0] < span[1]]
     size = max(size, len(inside) // 5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages_module, "MAX_MATCHES", 1)
+        patch.setattr(messages_module, "MAX_MERGED_TOPICS", 1)
         asked = scan_request(wanted, span=span, page_size=size)
         found, cursors = await scanned(shared, asked, size)
     assert found == [each.hash for each in inside]
@@ -402,10 +402,11 @@ async def test_a_position_is_known_after_its_message_was_pruned(copy: str, world
 async def test_many_topics_are_merged_in_order_or_filtered(
     node: Node, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(messages_module, "MAX_MATCHES", most)
+    monkeypatch.setattr(messages_module, "MAX_MERGED_TOPICS", most)
     rng = random.Random(SEED)
     topics = [(PUBSUBS[0], f"/many/1/{number}/proto") for number in range(250)]
-    batch = random_batch(rng, 1_200, TIMES[-5:], [*topics[:110] * 3, *topics, *TOPICS])
+    every = [*topics[:1] * 5_000, *topics[:110] * 3, *topics, *TOPICS]
+    batch = random_batch(rng, 2_400, TIMES[-5:], every)
     assert all(await node.store(batch))
     stored = in_order(messages_of(batch))
     contents = [content for _, content in topics]
@@ -415,8 +416,9 @@ async def test_many_topics_are_merged_in_order_or_filtered(
     ):
         for forward in (True, False):
             await walk(node, stored, page_request(wanted, limit=150, forward=forward))
-        found, _ = await scanned(node, scan_request(wanted, page_size=90), 90)
+        found, cursors = await scanned(node, scan_request(wanted, page_size=90), 90)
         assert found == [each.hash for each in matching(stored, wanted)]
+        assert len(cursors) <= 1 + len(found) // (90 // 4)
 
 
 async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:

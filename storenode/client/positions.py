@@ -15,8 +15,6 @@ from storenode.common.errors import ArgumentError
 MAX_POSITION_BYTES: Final = 4_096
 """The size of a position; a larger file holds something else."""
 
-_SQLITE_TIMEOUT_S: Final = 30.0
-
 
 @runtime_checkable
 class Position(Protocol):
@@ -129,13 +127,13 @@ class SqlitePosition:
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self._path, timeout=_SQLITE_TIMEOUT_S)) as file, file:
+            with closing(sqlite3.connect(self._path, timeout=30.0)) as file, file:
                 file.execute(
                     "create table if not exists storenode_positions"
                     " (name text primary key, cursor blob not null)"
                 )
                 yield file
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeEncodeError) as error:
             raise PositionError(
                 f"The position in {self} cannot be used ({error}): check the file, or choose "
                 "another."
@@ -151,7 +149,7 @@ def position_of(resume: Resume) -> Position:
     match resume:
         case str() | Path() if Path(resume).name and "\0" not in str(resume):
             return FilePosition(Path(resume))
-        case (str() | Path() as path, str() as name):
+        case (str() | Path() as path, str() as name) if "\0" not in str(path):
             return SqlitePosition(Path(path), name)
         case Position():
             return resume

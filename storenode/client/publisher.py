@@ -57,7 +57,7 @@ class AsyncPublisher:
             publish_requests, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
         )
         self._strict = strict
-        self._max_pending = max_pending
+        self._room = asyncio.Semaphore(max_pending)
         self._waiting: deque[_Item] = deque()
         self._sent: deque[list[_Item]] = deque()
         self._pending: set[asyncio.Future[Published]] = set()
@@ -85,10 +85,9 @@ class AsyncPublisher:
         self._closing = True
         self._changed.set()
         await self._task
-        if self._failure is not None:
-            raise self._failure
-        if self._strict and self._refused is not None:
-            raise self._refused
+        failure = self._failure or (self._refused if self._strict else None)
+        if failure is not None:
+            raise failure
 
     async def send(self, message: Message) -> asyncio.Future[Published]:
         """Queue a message; the future that is returned has the node's answer.
@@ -101,9 +100,9 @@ class AsyncPublisher:
             ClientClosedError: The block was left already.
         """
         encoded = encode_message(message)
-        while self._is_open() and len(self._pending) >= self._max_pending:
-            await self._change()
-        if not self._is_open():
+        await self._room.acquire()  # in order: each place that is free wakes one sender
+        if self._task is None or self._closing or self._task.done():
+            self._room.release()
             raise self._failure or ClientClosedError(_CLOSED)
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
@@ -124,9 +123,6 @@ class AsyncPublisher:
             await self._change()
         if self._failure is not None or self.acknowledged < sent:
             raise self._failure or ClientClosedError(_CLOSED)
-
-    def _is_open(self) -> bool:
-        return self._task is not None and not self._closing and not self._task.done()
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -158,6 +154,7 @@ class AsyncPublisher:
     def _settle(self, item: _Item, result: Published) -> None:
         self.acknowledged += 1
         self._pending.discard(item.answer)
+        self._room.release()
         if not item.answer.done():
             item.answer.set_result(result)
         try:
@@ -168,6 +165,7 @@ class AsyncPublisher:
     def _abandon(self) -> None:
         """Fail all that wait for an answer or for room: nothing more is acknowledged."""
         for answer in self._pending:
+            self._room.release()
             if self._failure is None or answer.done():
                 answer.cancel()
             else:

@@ -12,7 +12,7 @@ from typing import Final, Self
 from storenode.client.message import Message, Page
 from storenode.client.positions import Position
 from storenode.common.bounded_dict import BoundedDict
-from storenode.common.errors import ArgumentError
+from storenode.common.errors import ArgumentError, ClientClosedError
 from storenode.connection.errors import CursorRefusedError, InvalidRequestError
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
@@ -42,6 +42,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
         self._acknowledges = acknowledges
         self._saved = b""
         self._pages = self._opened(open_pages, cursor)
+        self._has_ended = False
         self._next = cursor
         self.waiting: deque[Message] = deque()
         """Messages of the last page that were not handed out one by one."""
@@ -58,8 +59,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
 
     async def __anext__(self) -> Message:
         while not self.waiting:
-            page = await self.next_page()
-            if page is None:
+            if (page := await self.next_page()) is None:
                 raise StopAsyncIteration
             self.waiting.extend(page.messages)
         return self.waiting.popleft()
@@ -75,7 +75,8 @@ class AsyncMessageStream(AsyncIterator[Message]):
     async def next_page(self) -> Page | None:
         """Return the next page, None at the end; `cursor` then stands after the page before.
 
-        A call that is cancelled, such as by a time limit, leaves the page to the next call.
+        A call that is cancelled, such as by a time limit, leaves the page to the next call. A
+        stream that was closed, or has failed, before its end raises `ClientClosedError`.
         """
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._turn_page())
@@ -85,10 +86,12 @@ class AsyncMessageStream(AsyncIterator[Message]):
         await asyncio.wait({coming})
         if self._coming is coming:
             self._coming = None
-        page = None if coming.cancelled() else coming.result()  # None: it was closed meanwhile
+        page = None if coming.cancelled() else coming.result()
         if page is not None:
             self._next = page.cursor or self._next
             self.live, self.coverage = page.live, page.coverage
+        elif not self._has_ended:
+            raise ClientClosedError("The stream was closed before its end: open a new one.")
         return page
 
     async def ack(self) -> None:
@@ -131,6 +134,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
             async with aclosing(open_pages(cursor)) as pages:
                 async for page in pages:
                     yield page
+            self._has_ended = True
         except (CursorRefusedError, InvalidRequestError) as error:
             if self._position is None or not cursor:
                 raise

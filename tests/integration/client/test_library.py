@@ -55,10 +55,8 @@ def made(topic: str, count: int, payload_bytes: int = 0) -> list[Message]:
 
 
 def in_parentheses(function: Callable[..., Any]) -> list[tuple[str, object]]:
-    return [
-        (name, parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
+    parameters = inspect.signature(function).parameters
+    return [(name, parameter.default) for name, parameter in parameters.items()]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +100,15 @@ def test_publish_and_catch_up_and_follow(client: Client, topic: str) -> None:
     client.publish(last)
     with client.follow(topic, cursor=cursor, from_beginning=True) as feed:
         again = [each.hash for each in itertools.islice(feed, 6)]
-    assert again == [each.hash for each in [*first, last]], (
-        "a page that was not finished comes again"
-    )
+    assert again == [each.hash for each in [*first, last]], "an unfinished page comes again"
 
 
 def test_queries_by_topic_time_and_hash(client: Client, topic: str) -> None:
     messages = made(topic, 7)
-    client.publish_many(messages)
+    with client.publisher(max_pending=2) as publisher:
+        answers = [publisher.send(message) for message in messages]
+        publisher.flush()
+        assert [each.result(0).hash for each in answers] == [each.hash for each in messages]
     newest = client.query(topic, limit=3)
     assert newest.messages == messages[4:]
     older = client.query(topic, limit=3, cursor=newest.cursor)
@@ -121,8 +120,7 @@ def test_queries_by_topic_time_and_hash(client: Client, topic: str) -> None:
     assert found == {messages[2].hash: messages[2], messages[5].hash: messages[5]}
     assert client.get([]) == {}
     start, end = messages[1].time, messages[0].time + timedelta(hours=1)
-    ranged = list(client.scan([topic], start=start, end=end))
-    assert ranged == messages, "a datetime is cut to microseconds"
+    assert list(client.scan([topic], start=start, end=end)) == messages, "cut to microseconds"
     exact = client.scan(topic, start=messages[1].timestamp, end=messages[3].timestamp)
     assert list(exact) == messages[1:3]
     assert list(client.scan(topic, limit=2, newest_first=True)) == messages[:-3:-1]
@@ -135,11 +133,8 @@ def test_sds_messages_and_their_past(client: Client, topic: str) -> None:
         for key, after in (("a", ()), ("b", ("a",)), ("c", ("b", "gone")))
     ]
     payloads += [claiming(channel, name, b"forged"), genuine(channel, b"genuine")]
-    messages = [
-        Message(payload, topic, timestamp=time.time_ns() + number)
-        for number, payload in enumerate(payloads)
-    ]
-    client.publish_many(messages)
+    times = itertools.count(time.time_ns())
+    client.publish_many([Message(each, topic, timestamp=next(times)) for each in payloads])
     result = client.get_sds(channel, ["b", "nobody"])
     ((found,), missing) = result.messages, result.missing
     assert (found.message_id, found.sender_id, found.content) == ("b", "me", b"b")
@@ -256,10 +251,8 @@ async def test_streams_and_calls_go_on_at_another_node_of_the_store(
         results = await client.publish_many(messages[:300])
         assert {result.outcome for result in results} == {Outcome.STORED}
         scan, feed = client.scan(TOPIC, page_size=5), client.follow(TOPIC, from_beginning=True)
-        scanned, followed = (
-            [await anext(scan) for _ in range(20)],
-            [await anext(feed) for _ in range(20)],
-        )
+        scanned = [await anext(scan) for _ in range(20)]
+        followed = [await anext(feed) for _ in range(20)]
         async with client.publisher() as publisher:
             for message in messages[300:350]:
                 await publisher.send(message)
@@ -271,9 +264,7 @@ async def test_streams_and_calls_go_on_at_another_node_of_the_store(
         assert scanned[:300] == messages[:300]
         present = {message.hash for message in scanned}
         assert scanned == [message for message in messages if message.hash in present]
-        assert sorted(message.hash for message in followed) == sorted(
-            message.hash for message in messages
-        )
+        assert {each.hash for each in followed} == {each.hash for each in messages}
         assert (await client.query(TOPIC, limit=1)).messages == messages[-1:]
         assert len(await client.get([message.hash for message in messages])) == len(messages)
 
@@ -307,13 +298,8 @@ def test_an_interruption_is_one_at_any_moment(
     node: NodeProcess, client: Client, topic: str
 ) -> None:
     client.publish(Message(b"held", topic))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, node.listen, topic],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "-c", PROGRAM, node.listen, topic]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "100 [b'held']\n"
 

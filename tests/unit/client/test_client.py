@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import coroutine
 from typing import Any, Final
 
 import grpc
@@ -103,16 +104,15 @@ ANSWERS: Final[dict[str, Any]] = {
     "GetSdsMessages": store_pb2.SdsMessagesPage(),
     "GetCausalHistory": store_pb2.CausalHistoryPage(),
 }
-PUBLISHED: Final = store_pb2.PublishResponse(
-    results=[store_pb2.PublishResult(outcome=store_pb2.PublishResult.STORED)]
-)
+STORED: Final = store_pb2.PublishResult(outcome=store_pb2.PublishResult.STORED)
 
 
 async def live(method: str, requests: AsyncIterator[bytes], _context: object) -> Any:  # noqa: ANN401
     """Respond to a call like a node without messages."""
     if method.startswith("Publish"):
-        async for _ in requests:
-            yield PUBLISHED.SerializeToString()
+        async for request in requests:
+            sent = store_pb2.PublishRequest.FromString(request).messages
+            yield store_pb2.PublishResponse(results=[STORED] * len(sent)).SerializeToString()
     else:
         yield ANSWERS[method].SerializeToString()
 
@@ -247,8 +247,7 @@ async def test_another_node_answers_when_the_first_is_silent(
 ) -> None:
     address = await nodes.serve(live)
     for silent in others:
-        found = await failures([silent, address], timeout_s=2 * GUARD_S)
-        assert found == dict.fromkeys(CALLS)
+        assert await failures([silent, address]) == dict.fromkeys(CALLS)
 
 
 async def test_the_time_limit_bounds_every_call(others: list[str]) -> None:
@@ -256,8 +255,7 @@ async def test_the_time_limit_bounds_every_call(others: list[str]) -> None:
     for silent in others[1:]:
         found = await failures([silent], retry=patient, timeout_s=0.5)
         assert found == dict.fromkeys(CALLS, CallTimeoutError)
-        found = await failures([silent, *others], retry=patient, timeout_s=0.5)
-        assert all(found.values())
+        assert all((await failures([silent, *others], retry=patient, timeout_s=0.5)).values())
 
 
 async def test_the_time_limit_bounds_later_pages_of_a_scan(nodes: Nodes) -> None:
@@ -273,9 +271,8 @@ async def test_the_time_limit_bounds_later_pages_of_a_scan(nodes: Nodes) -> None
 
 async def test_another_node_may_accept_a_refused_cursor(nodes: Nodes) -> None:
     addresses = [await nodes.serve(without_cursor), await nodes.serve(live)]
-    assert await failures(addresses, ["query", "scan", "follow"]) == dict.fromkeys(
-        ["query", "scan", "follow"]
-    )
+    calls = ["query", "scan", "follow"]
+    assert await failures(addresses, calls) == dict.fromkeys(calls)
 
 
 DROPPED: Final = grpc.StatusCode.CANCELLED
@@ -335,6 +332,27 @@ async def test_a_closed_client_says_so(nodes: Nodes) -> None:
             for each in waiting:
                 with pytest.raises(ClientClosedError):
                     await each
+
+
+async def test_senders_get_room_in_order(nodes: Nodes) -> None:
+    sent, waits = list[str](), list[object]()
+
+    @coroutine
+    def send(name: str, count: int = 1) -> Any:  # noqa: ANN401
+        for _ in range(count):
+            for wait in publisher.send(MESSAGE).__await__():
+                waits.append(wait)
+                yield wait
+            sent.append(name)
+
+    client = AsyncClient(await nodes.serve(live))
+    async with client, client.publisher(max_pending=10) as publisher:
+        await asyncio.gather(send("many", 300), send("few", 5))
+        assert sent[:30].count("few") == 5, "who sends few does not wait for who sends many"
+        waits.clear()
+        await asyncio.gather(*(send(f"{number:03}") for number in range(300)))
+        assert sent[305:] == sorted(sent[305:])
+        assert len(waits) <= 300, "each sender waits once"
 
 
 async def test_an_answer_that_is_collected_is_bounded(
@@ -469,9 +487,7 @@ class MemoryPosition:
 
 
 def messages(count: int) -> list[Message]:
-    return [
-        Message(b"%d" % number, "/a/1/b/proto", timestamp=1 + number) for number in range(count)
-    ]
+    return [Message(b"%d" % n, "/a/1/b/proto", timestamp=1 + n) for n in range(count)]
 
 
 def follower(
@@ -579,12 +595,8 @@ def test_positions_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     large.write_bytes(bytes(MAX_POSITION_BYTES + 1))
     empty = tmp_path / "cut to nothing"
     empty.touch()
-    for position in (
-        FilePosition(large),
-        FilePosition(empty),
-        SqlitePosition(large, "x"),
-        FilePosition(tmp_path),
-    ):
+    files: list[Position] = [*map(FilePosition, (large, empty, tmp_path))]
+    for position in (*files, SqlitePosition(large, "x"), SqlitePosition(tmp_path / "x", "\ud800")):
         with pytest.raises(PositionError, match=str(tmp_path)):
             position.load()
     nowhere = tmp_path / "nowhere" / "position"
@@ -599,7 +611,7 @@ def test_an_argument_names_a_position_or_is_refused(tmp_path: Path) -> None:
     assert position_of(own) is own
     assert str(position_of(tmp_path)) == str(position_of(str(tmp_path))) == str(tmp_path)
     assert str(position_of((tmp_path, "x"))) == f"{tmp_path}, name 'x'"
-    for wrong in (b"bytes", 1, (1, 2), object(), "", "a\0b"):
+    for wrong in (b"bytes", 1, (1, 2), object(), "", "a\0b", ("a\0b", "x")):
         with pytest.raises(ArgumentError, match="give a path"):
             position_of(wrong)  # type: ignore[arg-type]
 
@@ -677,7 +689,9 @@ async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> Non
     ending = asyncio.create_task(anext(stream, None))
     await asyncio.sleep(0)
     await stream.aclose()
-    assert await ending is None, "who iterates is not cancelled"
+    for after in (ending, anext(stream, None)):
+        with pytest.raises(ClientClosedError, match="The stream was closed"):
+            await after
 
 
 @settings(max_examples=40)

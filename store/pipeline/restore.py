@@ -41,11 +41,7 @@ from store.pipeline.errors import (
     spark_errors,
 )
 from store.pipeline.files import checked, for_reading, listed
-from store.pipeline.limits import (
-    MAX_CONNECTIONS,
-    RESTORE_BATCH_BYTES,
-    RESTORE_BATCH_MESSAGES,
-)
+from store.pipeline.limits import MAX_CONNECTIONS, RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
 from store.pipeline.parquet import KEY, read_files, read_rows, require_whole
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged

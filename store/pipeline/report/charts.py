@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -46,7 +46,8 @@ def draw_steps(traffic: Figures) -> str:
     """Return a chart of the messages per step of the time axis, as an SVG element."""
     values = [each["messages"] for each in traffic["steps"]]
     starts = [each["start_ns"] for each in traffic["steps"]]
-    times = _times([*starts, starts[-1] + traffic["step_s"] * NS_PER_S])
+    moments = [moment(ns) for ns in (*starts, starts[-1] + traffic["step_s"] * NS_PER_S)]
+    times = [float(each) for each in date2num(moments)]  # type: ignore[no-untyped-call]
     locator = AutoDateLocator(minticks=2, maxticks=9)  # type: ignore[no-untyped-call]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=_SIZE_INCHES, dpi=72, layout="constrained")
@@ -64,12 +65,6 @@ def draw_steps(traffic: Figures) -> str:
     svg = re.sub(r'\s(?:xmlns(?::\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
     title = f"Messages over time; the most in one step are {max(values):,}"
     return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()
-
-
-def _times(times_ns: Sequence[int]) -> list[float]:
-    """Return times as matplotlib counts them."""
-    moments = [moment(ns) for ns in times_ns]
-    return [float(each) for each in date2num(moments)]  # type: ignore[no-untyped-call]
 
 
 def to_svg(figure: Figure, colours: Mapping[str, str], *, transparent: bool = False) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from store.pipeline.audit.summary import AuditReport
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.report.text import MAX_NAME_CHARS
-from store.pipeline.reports import moment, time_text
+from store.pipeline.reports import time_text
 from storenode.message.limits import NS_PER_S
 
 Figures = dict[str, Any]
@@ -37,7 +37,8 @@ select grouping(start_ns) = 0 as by_hour, grouping(content_topic) = 0 as by_topi
 from (select *, ts - pmod(ts, {hour}) as start_ns from {rows})
 group by grouping sets ((start_ns, shard), (pubsub_topic, content_topic), (channel))"""
 _DAYS: Final = """
-select start_ns div {day} as day, sum(messages) as messages, sum(payload_bytes) as payload_bytes
+select string(date_from_unix_date(int(start_ns div {day}))) as day, sum(messages) as messages,
+    sum(payload_bytes) as payload_bytes
 from {hours} group by 1 order by 1"""
 _STEPS: Final = """
 select start_ns - pmod(start_ns, {step}) as start_ns, sum(messages) as messages
@@ -92,7 +93,7 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
             "from_ns": first_ns,
             "to_ns": last_ns + HOUR_NS,
             "step_s": axis.step // NS_PER_S,
-            "days": [_day(*row) for row in days],
+            "days": [row.asDict() for row in days],
             "steps": [{"start_ns": at, "messages": steps.get(at, 0)} for at in axis],
             "shards": [row.asDict() for row in session.sql(_SHARDS, hours=hours).collect()],
             "topics": _ranking(session, groups.where("by_topic"), "pubsub_topic", "content_topic"),
@@ -101,11 +102,6 @@ def traffic_of(session: SparkSession, messages: DataFrame) -> Figures | None:
         }
     finally:
         groups.unpersist()
-
-
-def _day(day: int, messages: int, size: int) -> Figures:
-    text = f"{moment(day * DAY_NS):%Y-%m-%d}"
-    return {"day": text, "messages": messages, "payload_bytes": size}
 
 
 def _ranking(session: SparkSession, groups: DataFrame, *keys: str) -> Figures:
@@ -146,6 +142,7 @@ def completeness_of(found: AuditReport) -> Figures:
         "faults": counts["violations"] + counts["cycles"] + counts["conflicts"],
         "least_complete": found.listed["channels"],
         "missing_parents": found.listed["missing"],
+        "left_out": found.too_large,
     }
 
 

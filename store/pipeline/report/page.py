@@ -52,9 +52,17 @@ def page_of(figures: Figures) -> str:
 
 
 def finding_of(found: Figures | None) -> tuple[str, str]:
-    """Return the kind and the sentence of the finding on missing parents and incomplete pasts."""
+    """Return the kind and the sentences of the finding on missing parents and incomplete pasts."""
     if found is None:
         return (NOTE, "Missing messages were not looked for (--without-audit).")
+    if not found["left_out"]:
+        return _finding_of_audited(found)
+    large = ", ".join(shown(each["channel"]) for each in found["left_out"])
+    others = f" {_finding_of_audited(found)[1]}" if found["channels"] else ""
+    return (WARNING, f"Too large to be audited, except in shorter ranges of time: {large}.{others}")
+
+
+def _finding_of_audited(found: Figures) -> tuple[str, str]:
     if not found["channels"]:
         return (NOTE, "No message is one of SDS, so none names others.")
     if not (found["missing"] or found["incomplete"] or found["faults"]):

@@ -13,7 +13,7 @@ from store.pipeline.errors import spark_errors
 from store.pipeline.files import write_text
 from store.pipeline.message_sets import MessageSet
 from store.pipeline.report.figures import Figures, completeness_of, to_json, traffic_of
-from store.pipeline.report.page import page_of
+from store.pipeline.report.page import finding_of, page_of
 from store.pipeline.reports import JobReport
 from store.pipeline.spark import logged
 
@@ -27,15 +27,21 @@ class PageReport(JobReport):
     figures: Figures
     output: Path
 
+    @property
+    def sound(self) -> bool:
+        """False if the audit left channels out."""
+        return not (self.figures["completeness"] or {}).get("left_out")
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures behind the page."""
         return {"output": str(self.output), **to_json(self.figures)}
 
     def lines(self) -> list[str]:
-        """Return where the page is."""
+        """Return where the page is, and what it warns of if not all was audited."""
         traffic = self.figures["traffic"]
         messages = 0 if traffic is None else traffic["messages"]
-        return [f"The report on {messages:,} messages is in {self.output}: open it in a browser."]
+        line = f"The report on {messages:,} messages is in {self.output}: open it in a browser."
+        return [line] if self.sound else [line, finding_of(self.figures["completeness"])[1]]
 
 
 @spark_errors()

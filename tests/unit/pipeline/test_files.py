@@ -36,8 +36,11 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entries, entry
 
-STORES = "s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"
-NO_DATABASE = "An archive is a directory, not a database"
+UNUSABLE = {
+    "gs://BUCKET/PATH or abfss://": ("hdfs://h:9/x", "gcs://b/x", "http://h/x", "s3://", "gs:///"),
+    "An archive is a directory, not a database": ("", "postgresql://host/name", "postgres://h/x"),
+    "choose a path without": ("/a[b", "/a]b", "/a\\b", "/100%", "/a\nb", "s3a://b/\x7f"),
+}
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -121,18 +124,7 @@ def test_a_path_has_one_spelling(given: str, path: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        *(
-            (path, STORES)
-            for path in ("hdfs://h:9000/x", "gcs://b/x", "http://h/x", "s3://", "gs:///")
-        ),
-        *((path, NO_DATABASE) for path in ("", "postgresql://host/name", "postgres://host/name")),
-        *(
-            (path, "choose a path without")
-            for path in ("/a[b", "/a]b", "/a\\b", "/100%", "/a\nb", "s3a://b/\x7f")
-        ),
-    ],
+    ("path", "words"), [(path, words) for words, paths in UNUSABLE.items() for path in paths]
 )
 def test_other_stores_databases_and_unusable_names_are_refused(path: str, words: str) -> None:
     with pytest.raises(PipelineError, match=words) as caught:
@@ -275,15 +267,11 @@ def test_every_row_is_in_the_file_of_its_directory_and_on_the_disk(
         for row in part.to_pylist()
     ]
     days = {20_000 + number: f"2024-10-0{4 + number}" for number in range(4)}
-    assert by_time(found) == by_time(
-        [
-            (
-                f"day={days[each['day']]}/shard={each['shard']}",
-                {name: each[name] for name in WRITTEN_NAMES},
-            )
-            for each in rows
-        ]
-    )
+    wanted = [
+        (f"day={days[each['day']]}/shard={each['shard']}", {n: each[n] for n in WRITTEN_NAMES})
+        for each in rows
+    ]
+    assert by_time(found) == by_time(wanted)
     for each in made:
         file = tmp_path / "messages" / each["path"]
         assert synced[file] == file.stat().st_size == each["size_bytes"]
@@ -339,12 +327,8 @@ def test_a_row_is_the_message_that_was_admitted(items: list[WakuMessageAndTopic]
     batch = admit(items, NOW_NS, ANY).batch
     rows = _decoded(rows_of(batch), WITHOUT_SDS).to_pylist()
     again = admit([WakuMessageAndTopic.FromString(encoded(row)) for row in rows], NOW_NS, ANY).batch
-    assert (again.hashes, again.heads, again.payloads, again.tails) == (
-        batch.hashes,
-        batch.heads,
-        batch.payloads,
-        batch.tails,
-    )
+    for name in ("hashes", "heads", "payloads", "tails"):
+        assert getattr(again, name) == getattr(batch, name)
 
 
 @pytest.mark.parametrize("tail", [b"", b"\x12\x01", b"\xff" * 9])

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import unicodedata
+from collections import Counter, defaultdict
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,12 +21,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from store.pipeline import nightly
 from store.pipeline.archive import ArchiveJob, ArchiveReport
+from store.pipeline.audit.summary import AuditReport
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import FAILED, UNREACHABLE, PipelineError
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.report import figures as gathering
 from store.pipeline.report import text
 from store.pipeline.report.figures import MAX_NAMES, MAX_STEPS, Figures, axis_of, to_json
-from store.pipeline.report.page import page_of
+from store.pipeline.report.page import WARNING, finding_of, page_of
+from store.pipeline.report.report import PageReport
 from store.pipeline.reports import write_metrics
 from store.pipeline.spark import (
     TerminatedError,
@@ -107,7 +111,7 @@ def completeness(names: list[str]) -> Figures:
         for name in (names * MAX_LISTED)[:MAX_LISTED]
     ]
     pasts = [past(name, 3, [None, name], 4) for name in (names * MAX_LISTED)[:MAX_LISTED]]
-    counts = {"channels": 1_000, "missing": 154, "incomplete": 200, "faults": 1}
+    counts = {"channels": 1_000, "missing": 154, "incomplete": 200, "faults": 1, "left_out": []}
     return {**counts, "least_complete": pasts, "missing_parents": parents}
 
 
@@ -206,6 +210,20 @@ def test_a_channel_is_listed_with_what_it_lacks_since_when_and_by_whom() -> None
     whole = found | {"missing": 0, "incomplete": 0, "least_complete": [], "missing_parents": []}
     page = page_of(figures(["room"], completeness=whole, traffic=None))
     assert "Every message that another names is held, in 1,000 channels." in page
+
+
+def test_channels_that_the_audit_left_out_are_named(tmp_path: Path) -> None:
+    left_out = [{"channel": "big\n", "entries": 5_000_001}]
+    sentence = " Every message that another names is held, in 2 channels."
+    for channels, rest in ((2, sentence), (0, "")):
+        audited = AuditReport("it", Counter(channels=channels), defaultdict(list), left_out)
+        found = gathering.completeness_of(audited)
+        warning = rf"Too large to be audited, except in shorter ranges of time: big\n.{rest}"
+        assert finding_of(found) == (WARNING, warning)
+        made = PageReport(figures(["room"], completeness=found), tmp_path)
+        assert (made.sound, made.lines()[1:]) == (False, [warning])
+        assert made.as_json()["completeness"]["left_out"] == left_out
+    assert PageReport(figures(["room"]), tmp_path).sound
 
 
 def test_json_has_times_as_text() -> None:
@@ -317,23 +335,15 @@ def no_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_ENV_LOADED", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("master", "env", "chosen"),
-    [
-        (None, "/usr/bin/other", sys.executable),
-        ("local[2]", "/usr/bin/other", sys.executable),
-        ("spark://host:7077", "/usr/bin/other", "/usr/bin/other"),
-        ("spark://host:7077", None, sys.executable),
-    ],
-)
-def test_workers_of_this_machine_are_this_interpreter(
-    monkeypatch: pytest.MonkeyPatch, master: str | None, env: str | None, chosen: str
-) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", env or "")
-    if env is None:
-        monkeypatch.delenv("PYSPARK_PYTHON")
-    _choose_python(master)
-    assert os.environ["PYSPARK_PYTHON"] == chosen
+def test_workers_of_this_machine_are_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = sys.executable, "/usr/bin/other"
+    for master, chosen in ((None, own), ("local[2]", own), ("spark://host:7077", other)):
+        monkeypatch.setenv("PYSPARK_PYTHON", other)
+        _choose_python(master)
+        assert os.environ["PYSPARK_PYTHON"] == chosen
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    _choose_python("spark://host:7077")
+    assert os.environ["PYSPARK_PYTHON"] == own
 
 
 @pytest.mark.parametrize(

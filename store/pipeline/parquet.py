@@ -174,11 +174,16 @@ def sums() -> list[Column]:
 
 
 def content_sum() -> Column:
-    """Return an aggregate of hashes and content digests that other contents change."""
-    return F.bit_xor(F.xxhash64(F.lit(_SALT), "hash", CONTENT_DIGEST)).alias("contents")
+    """Return an aggregate of hashes and content digests that other contents change.
+
+    It consists of sums, as an XOR is the same without a message that is duplicated.
+    """
+    digest = F.xxhash64(F.lit(_SALT), "hash", CONTENT_DIGEST)
+    halves = (F.shiftright(digest, 32), digest.bitwiseAND(2**32 - 1))  # sums do not overflow
+    return F.struct(*map(F.sum, halves)).alias("contents")
 
 
-def contents_by_hour(messages: DataFrame) -> dict[int, int]:
+def contents_by_hour(messages: DataFrame) -> dict[int, Row]:
     """Compute the `content_sum` of messages, which have the columns `CONTENT`, by hour."""
     rows = messages.groupBy(start_of(HOUR_NS)).agg(content_sum())
     return {row["start_ns"]: row["contents"] for row in rows.collect()}

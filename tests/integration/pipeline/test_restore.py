@@ -160,6 +160,20 @@ def test_another_content_under_the_same_hash_is_a_conflict(
     assert "0 were there" in report.lines()[0]
 
 
+def test_messages_that_are_there_twice_hide_no_difference(
+    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+) -> None:
+    """Archive three messages of an hour; then let two copies have one of them twice each."""
+    url, lakes = new_database(), [tmp_path / "1", tmp_path / "2"]
+    more(url, *(plain(number, NOW - DAY) for number in (0, 2, 4)))
+    archived_from(spark, url, lakes[0])
+    shutil.copytree(lakes[0], lakes[1])
+    commit_damage(lakes[0], lambda rows: [rows[0], rows[0], rows[2]])
+    commit_damage(lakes[1], lambda rows: [rows[1], rows[1], rows[2]])
+    result = diff(spark, *(messages_in(spark, each) for each in lakes))
+    assert (result.first_lacks, result.second_lacks, result.hours_differing) == (1, 1, 1)
+
+
 def test_nothing_of_a_damaged_archive_is_restored(
     spark: SparkSession, lake_path: Path, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
@@ -190,7 +204,7 @@ def test_a_restore_that_is_ended_is_run_again(
     with psycopg.connect(url) as blocking:
         blocking.execute("select pg_advisory_xact_lock(%s)", (COMMIT_ORDER,))
         process = Command().start(*arguments)
-        wait_for(lambda: waiting(url) or process.poll() is not None, "it waits")
+        wait_for(lambda: is_locked(url, granted=False) or process.poll() is not None, "it waits")
         assert process.poll() is None, process.communicate()
         process.terminate()
         out, err = process.communicate(timeout=PATIENCE_S)
@@ -202,16 +216,6 @@ def test_a_restore_that_is_ended_is_run_again(
     assert stored_ids(url) == set(in_lake(archived))
     assert check(url).findings == []
     assert run(spark, url, archived).new == 0
-
-
-def waiting(url: str) -> bool:
-    return bool(
-        rows(
-            url,
-            "select 1 from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
-            " and l.locktype = 'advisory' and a.datname = current_database()",
-        )
-    )
 
 
 Ids = list[tuple[int, bytes]]

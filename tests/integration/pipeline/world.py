@@ -141,13 +141,13 @@ def messages_in(spark: SparkSession, lake: Path) -> ArchiveMessages:
     return ArchiveMessages(spark, DeltaArchive(str(lake)))
 
 
-def is_locked(url: str) -> bool:
-    """Return True if anybody holds an advisory lock in a database."""
+def is_locked(url: str, *, granted: bool = True) -> bool:
+    """Return True if anybody holds an advisory lock in a database, or waits for one."""
     statement = (
         "select 1 from pg_locks l join pg_database d on d.oid = l.database"
-        " where l.locktype = 'advisory' and d.datname = current_database()"
+        " where l.locktype = 'advisory' and d.datname = current_database() and granted = %s"
     )
-    return bool(rows(url, statement))
+    return bool(rows(url, statement, granted))
 
 
 def marks(url: str) -> dict[int, int]:

@@ -27,13 +27,7 @@ from store.pipeline.diff import CONTENT_COLUMNS, compared, conflict_lines
 from store.pipeline.errors import USAGE, PipelineError, spark_errors
 from store.pipeline.files import checked
 from store.pipeline.fingerprints import NOTHING, Fingerprints, collected, differing, short_hours
-from store.pipeline.limits import (
-    DAY_NS,
-    HOUR_NS,
-    MAX_CONNECTIONS,
-    MAX_LISTED,
-    SHARD_PARTITIONS,
-)
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED, SHARD_PARTITIONS
 from store.pipeline.manifest import Manifest, day_of, read_manifest
 from store.pipeline.message_sets import DatabaseMessages
 from store.pipeline.reports import JobReport, time_text
@@ -348,9 +342,8 @@ def _check_database(
     now_ns = time.time_ns()
     sealed_ns = min(job.high_ns, now_ns) // HOUR_NS * HOUR_NS
     low_ns = -(-job.low_ns // HOUR_NS) * HOUR_NS
-    positions = job.archive.manifest.positions
     with connected(database.url) as connection:
-        as_of = read_as_of(connection, positions, (low_ns, sealed_ns), stored)
+        as_of = read_as_of(connection, job.archive.manifest.positions, (low_ns, sealed_ns), stored)
         marks = read_marks(connection, job.archive.path)
     wanted, result.not_archived_yet = as_of
     if result.not_archived_yet:
@@ -358,10 +351,10 @@ def _check_database(
             f"{result.not_archived_yet:,} messages came after the archive's newest commit: they"
             " are not archived yet."
         )
-    if later := sum(sealed_ns <= hour < job.high_ns for hour in database.hours):
+    if later := sum(max(now_ns, low_ns - 1) < hour < job.high_ns for hour in database.hours):
         result.notes.append(
-            f"{later:,} hours of the database were not compared, since they are not over by the"
-            f" clock of this machine, which says {time_text(now_ns)}."
+            "Hours of the database that were not compared, since they begin in the future by the"
+            f" clock of this machine, which says {time_text(now_ns)}: {later:,}."
         )
     other = sorted(hour for hour in wanted if wanted[hour] != stored.get(hour, NOTHING))
     result.add(DIFFERENT, hours_in_words(wanted, stored, "in the database", other))

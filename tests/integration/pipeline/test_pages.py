@@ -142,7 +142,6 @@ def test_ten_questions_have_answers(archived: Path) -> None:
     assert ("notes", "late", 1) in found[late]
 
 
-@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("engine", ["DuckDB", "Polars", "Spark"])
 def test_the_lines_of_the_page_read_an_archive(
     archived: Path, engine: str, capsys: pytest.CaptureFixture[str]

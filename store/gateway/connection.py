@@ -213,11 +213,11 @@ class SendQueue:
         await self._filled.wait()
         try:
             async with self.connection.opened(self._protocol) as stream:
-                await stream.send(greeting)
                 while True:
                     await self._filled.wait()
                     async with asyncio.timeout(limits.SEND_TIMEOUT_S):
-                        await stream.send(self._frames[0])
+                        await stream.send(greeting + self._frames[0])
+                    greeting = b""
                     self._drop_first()
                     count += 1
         except StreamEndedError:

@@ -257,11 +257,12 @@ class Router:
         self._send(key, encode_subscriptions(self._mesh))
         return self._flush()
 
-    def leave(self, key: str) -> None:
-        """Remove a peer; nothing happens for one that has left."""
-        if self._peers.pop(key, None) is not None:
-            for mesh in self._mesh.values():
-                mesh.pop(key, None)
+    def leave(self, key: str) -> bytes:
+        """Remove a peer, and return an RPC of its subscriptions; it is empty if it has left."""
+        for mesh in self._mesh.values():
+            mesh.pop(key, None)
+        peer = self._peers.pop(key, None)
+        return encode_subscriptions(peer.topics) if peer is not None else b""
 
     # What arrives
 

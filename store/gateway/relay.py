@@ -17,8 +17,8 @@ import asyncio
 import random
 import time
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from store.domain.quota import Bucket, QuotaExceededError
 from store.gateway import limits
@@ -70,20 +70,12 @@ def parse_message(message: GossipMessage) -> tuple[bytes, int] | None:
     return message_hash(message.topic, *parts), found.timestamp
 
 
-class RelayPeer(SendQueue):
-    """A relay peer, and what waits to be sent to it."""
-
-    @cached_property
-    def rate(self) -> Bucket:
-        """The rate of what is read of it, on all its streams together."""
-        return Bucket(limits.RELAY_BYTES_PER_S, "bytes")
-
-
 class Relay:
     """The relay peers of the gateway, by peer ID: each has a stream each way.
 
     A stream on a newer connection replaces the peer, since the older connection may hang. Older
     streams of the peer are reset: its subscriptions are forgotten, and come again on a new one.
+    A peer that takes no stream leaves; with its next RPC it joins again, with its subscriptions.
     """
 
     def __init__(
@@ -103,7 +95,9 @@ class Relay:
         self._metrics = metrics
         self._rng = random.Random()  # noqa: S311 - which peers receive an announcement
         self._router = Router(sorted(pubsub_topics), self._rng, forwards=forwards)
-        self._peers: dict[str, RelayPeer] = {}
+        self._peers: dict[str, SendQueue] = {}
+        self._left: WeakKeyDictionary[WakuConnection, bytes] = WeakKeyDictionary()
+        self._rates: WeakKeyDictionary[WakuConnection, Bucket] = WeakKeyDictionary()
         self._known = SeenMessages()
         self._delayed: set[bytes] = set()
         self._delayed_bytes = 0
@@ -133,23 +127,25 @@ class Relay:
 
     async def serve(self, stream: Stream) -> None:
         """Take the RPCs of a peer, no faster than its limits, until its stream ends."""
-        key, peer = stream.connection.peer_id, None
+        connection, key, before = stream.connection, stream.connection.peer_id, None
+        # For all streams of the connection together, and of a peer that joins again.
+        rate = self._rates.setdefault(connection, Bucket(limits.RELAY_BYTES_PER_S, "bytes"))
         while True:
             try:
                 rpc = await stream.delimited(limits.MAX_RPC_BYTES)
             except StreamEndedError:
                 return
             stream.release()
-            if peer is None:
-                peer = self._peers.get(key)
-                if peer is None or peer.connection.began_ns < stream.connection.began_ns:
-                    peer = self.join(stream.connection)
-            await _wait_for_room(peer.rate, max(len(rpc), limits.MIN_RELAY_BYTES))
-            if self._peers.get(key) is not peer:
+            await _wait_for_room(rate, max(len(rpc), limits.MIN_RELAY_BYTES))
+            peer = self._peers.get(key)
+            if peer is None or (before is None and peer.connection.began_ns < connection.began_ns):
+                peer = self.join(connection)
+            elif before is not None and before is not peer.connection:
                 raise StreamEndedError
+            before = peer.connection
             self._apply(self._router.receive(time.monotonic(), key, rpc))
 
-    def join(self, connection: WakuConnection) -> RelayPeer:
+    def join(self, connection: WakuConnection) -> SendQueue:
         """Add a peer, and open a stream to it; raise RefusalError if it is not accepted."""
         key = connection.peer_id
         is_configured = key in self._configured_peers
@@ -161,7 +157,7 @@ class Relay:
         if before is not None:
             self._leave(key, before)
             before.stop()
-        peer = self._peers[key] = RelayPeer(
+        peer = self._peers[key] = SendQueue(
             *(connection, RELAY, limits.MAX_QUEUED_RPCS, self._metrics),
             lambda: self._leave(key, peer),
             greeting=delimited(encode_subscriptions(self._pubsub_topics)),
@@ -169,7 +165,9 @@ class Relay:
         self._metrics.relay_peers.set(len(self._peers))
         _log.info("relay_peer_joined", peer=key, configured=is_configured)
         # Strangers cannot keep out of the mesh a peer that the operator named.
-        self._apply(self._router.join(time.monotonic(), key, is_outbound=is_configured))
+        now_s = time.monotonic()
+        self._apply(self._router.join(now_s, key, is_outbound=is_configured))
+        self._apply(self._router.receive(now_s, key, self._left.pop(connection, b"")))
         return peer
 
     def publish(self, topic: str, digest: bytes, encoded: bytes) -> None:
@@ -238,10 +236,10 @@ class Relay:
         if peer is not None:
             peer.connection.end()
 
-    def _leave(self, key: str, peer: RelayPeer) -> None:
+    def _leave(self, key: str, peer: SendQueue) -> None:
         if self._peers.get(key) is peer:
             del self._peers[key]
-            self._router.leave(key)
+            self._left[peer.connection] = self._router.leave(key)
             self._metrics.relay_peers.set(len(self._peers))
             _log.info("relay_peer_left", peer=key)
 

@@ -199,9 +199,10 @@ class NwakuSync:
             outcome, reason = _OUTCOMES.get(fault.reason, "failed"), str(fault)
         except StreamEndedError:
             outcome, reason = "refused", "the peer ended the stream"
+        except TimeoutError:
+            outcome, reason = "failed", "the peer, or the node, did not answer in time"
         except (ValueError, StatusError, OSError) as error:
-            outcome = "failed"
-            reason = str(error) or "the peer, or the node, did not answer in time"
+            outcome, reason = "failed", str(error) or "the connection to the peer broke"
         finally:
             allowance.in_session = False
         self._metrics.sync_sessions.labels(role, outcome).inc()

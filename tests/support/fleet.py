@@ -77,10 +77,7 @@ def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
         with psycopg.connect(node.database_url) as connection:
             yield connection
         return
-    with (
-        EmbeddedPostgres(node.data_dir) as server,
-        psycopg.connect(server.url) as connection,
-    ):
+    with EmbeddedPostgres(node.data_dir) as server, psycopg.connect(server.url) as connection:
         yield connection
 
 
@@ -137,10 +134,7 @@ class Fleet:
     """Makes the databases of nodes that are not given one, and gives their URLs."""
 
     def start(
-        self,
-        *args: str,
-        peers: Sequence[NodeProcess | str] = (),
-        database_url: str | None = None,
+        self, *args: str, peers: Sequence[NodeProcess | str] = (), database_url: str | None = None
     ) -> NodeProcess:
         """Return one more node that serves; it calls ``peers`` only on request.
 

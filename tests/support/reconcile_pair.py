@@ -103,9 +103,7 @@ def reconcile(
 
 
 def assert_exact(
-    results: tuple[Result, Result],
-    ours: Iterable[SyncId],
-    theirs: Iterable[SyncId],
+    results: tuple[Result, Result], ours: Iterable[SyncId], theirs: Iterable[SyncId]
 ) -> None:
     """Check that both sides know exactly what each lacks."""
     mine, yours = set(ours), set(theirs)

@@ -100,12 +100,8 @@ async def test_messages_reach_each_store_of_the_network_once_and_a_leaf_accepts_
     publish(node_b, b"old", "/waku/2/rs/9/9")
     async with WakuClient.connected(gateway_b.address("tcp")) as client:
         for payload in expected[2:]:
-            message = WakuMessage(
-                payload=payload,
-                content_topic=TOPIC,
-                timestamp=time.time_ns(),
-                ephemeral=payload == b"now",
-            )
+            message = WakuMessage(payload=payload, content_topic=TOPIC, timestamp=time.time_ns())
+            message.ephemeral = payload == b"now"
             request = push_request(message.SerializeToString(), PUBSUB)
             await client.ask(LIGHT_PUSH, delimited(request))
     expected.remove(b"now")

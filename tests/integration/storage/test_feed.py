@@ -18,12 +18,7 @@ from store.db.connection import Connection
 from store.db.feed import _COMMITS_AT_ONCE, commits_between, is_served, newest, rows_of
 from store.db.locks import NODES
 from store.domain.hub import CommitRow, Place, Row
-from store.domain.ports import (
-    CursorOutOfRangeError,
-    FollowRequest,
-    TopicFilter,
-    TopicRights,
-)
+from store.domain.ports import CursorOutOfRangeError, FollowRequest, TopicFilter, TopicRights
 from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.database.rows import until_some

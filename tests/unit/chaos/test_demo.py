@@ -58,11 +58,7 @@ def end_with(
     ],
 )
 def test_a_difference_is_reported_and_kept_with_the_waits_that_were_given_up(
-    temporary: Path,
-    violation: Violation,
-    given_up: list[StuckError],
-    code: int,
-    reason: str,
+    temporary: Path, violation: Violation, given_up: list[StuckError], code: int, reason: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         ended = end_with(patch, [violation], given_up)

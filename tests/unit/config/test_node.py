@@ -89,10 +89,7 @@ def test_repeated_options_are_collected(command_line: CommandLine) -> None:
         *("--peer=b.example@10.0.0.2:1", "--peer=10.0.0.3:2"),
         *("--postgres-setting=shared_buffers=1GB", "--postgres-setting=work_mem = 8MB"),
     )
-    assert config.peer == (
-        Peer(Address("10.0.0.2", 1), "b.example"),
-        Peer(Address("10.0.0.3", 2)),
-    )
+    assert config.peer == (Peer(Address("10.0.0.2", 1), "b.example"), Peer(Address("10.0.0.3", 2)))
     assert config.postgres_setting == (("shared_buffers", "1GB"), ("work_mem", "8MB"))
 
 
@@ -110,10 +107,7 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--peer-listen=10.0.0.1:1"], "--insecure peer"),
         (["--admin-listen=10.0.0.1:1"], "--insecure admin"),
         (["--metrics-listen=10.0.0.1:1"], "or allow it with --insecure metrics."),
-        (
-            [*TLS, "--peer-listen=10.0.0.1:1", "--metrics-listen=10.0.0.1:1"],
-            "--insecure metrics",
-        ),
+        ([*TLS, "--peer-listen=10.0.0.1:1", "--metrics-listen=10.0.0.1:1"], "--insecure metrics"),
         (["--tls-cert=c.pem"], "--tls-cert is given without --tls-key"),
         (["--tls-key=k.pem"], "--tls-key is given without --tls-cert"),
         ([*TLS], "--peer-listen must be given with --tls-cert"),

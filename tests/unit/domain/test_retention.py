@@ -218,11 +218,7 @@ def test_pauses_changes_of_mind_and_late_messages(
         world.live(now, policy, [now - back * DAY_NS // 4 for back in late])
 
 
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=12),
-    st.integers(1, 30),
-    st.integers(1, 14),
-)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 30), st.integers(1, 14))
 def test_size_and_age_against_dropping_one_by_one(
     sizes: list[int], limit: int, age_days: int
 ) -> None:

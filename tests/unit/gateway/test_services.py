@@ -207,13 +207,10 @@ def test_subscriptions_are_those_of_a_plain_model(
 async def test_subscriptions_are_bounded_for_a_connection_an_address_and_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, most in (
-        ("MAX_SUBSCRIBER_CRITERIA", 3),
-        ("MAX_CLIENT_CRITERIA", 5),
-        ("MAX_CRITERIA", 6),
-        ("MAX_REQUESTED_TOPICS", 4),
-    ):
-        monkeypatch.setattr(limits, name, most)
+    monkeypatch.setattr(limits, "MAX_SUBSCRIBER_CRITERIA", 3)
+    monkeypatch.setattr(limits, "MAX_CLIENT_CRITERIA", 5)
+    monkeypatch.setattr(limits, "MAX_CRITERIA", 6)
+    monkeypatch.setattr(limits, "MAX_REQUESTED_TOPICS", 4)
     found, (one, two) = subscriptions(), connections(2)
     (other,) = connections(1)
     assert status_of(found, request(SUBSCRIBE, *"abcde"), one, 0) == 400

@@ -16,7 +16,7 @@ import pytest
 from store.gateway import limits, server, sync
 from store.gateway.addresses import PeerMultiaddr
 from store.gateway.clients import Clients
-from store.gateway.connection import Handler, Stream, Surroundings, WakuConnection
+from store.gateway.connection import Handler, SendQueue, Stream, Surroundings, WakuConnection
 from store.gateway.faults import RefusalError, StatusError, StreamEndedError
 from store.gateway.filter import FILTER_PUSH, FILTER_SUBSCRIBE, Filter
 from store.gateway.gossipsub import encode_message, encode_subscriptions
@@ -42,6 +42,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.support.nwaku import SimulatedNwaku, decode
+from tests.support.virtual_time import virtual_time
 from tests.unit.gateway.test_services import relay_of
 
 
@@ -279,6 +280,37 @@ async def test_each_stream_to_a_relay_peer_begins_with_subscriptions() -> None:
         await until(lambda: any(each.has_failed for each in own._streams.values()))
         peer.put(delimited(b"1"))
         await until(lambda: taken == [HELLO, b"0", HELLO, b"1"])
+
+
+async def test_a_relay_peer_that_takes_no_stream_publishes_and_keeps_its_topics() -> None:
+    (relay, metrics), theirs = relay_of(), dict[str, Handler]()
+    pair, message = connected_pair(metrics, {RELAY: relay.serve}, theirs), made(b"x", 0)[3]
+    async with pair as (_, peer), peer.opened(RELAY) as stream:
+        for number, rpc in enumerate([HELLO, encode_message(PUBSUB, message)]):
+            await stream.send_delimited(rpc)
+            await until(lambda: metrics.refusals.labels("no_protocol")._value.get() > number)  # noqa: B023
+            await until(lambda: not relay._peers)
+        assert metrics.relayed.labels("received")._value.get() == 1
+        theirs[RELAY] = Stream.receive
+        await stream.send_delimited(b"")
+        await until(lambda: relay._router.common_topics("peer") == 1)
+
+
+@virtual_time
+async def test_a_peer_that_takes_no_greeting_is_sent_no_more() -> None:
+    metrics, ended, begun = GatewayMetrics("0"), asyncio.Event(), list[Stream]()
+
+    async def take_nothing(stream: Stream) -> None:
+        begun.append(stream)
+        await (ended.wait() if len(begun) > 1 else stream.delimited(0))  # refuses what comes
+
+    async with connected_pair(metrics, {}, {RELAY: take_nothing}) as (own, _):
+        queue = SendQueue(own, RELAY, 9, metrics, ended.set, greeting=bytes(2**20))
+        queue.put(delimited(b"0"))
+        await until(lambda: any(each.has_failed for each in own._streams.values()))
+        queue.put(delimited(b"1"))
+        await ended.wait()
+        assert metrics.refusals.labels("timeout")._value.get() == 1
 
 
 SECOND_NS: Final = 10**9

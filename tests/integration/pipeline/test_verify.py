@@ -75,6 +75,7 @@ def test_messages_after_the_newest_commit_are_not_archived_yet(
     """Add a late message of an archived hour and the first message of another hour."""
     hours = hours_of(in_lake(archived))
     more(url, plain(90_001, TODAY - DAY), plain(90_002, TODAY - 9 * DAY))
+    monkeypatch.setattr(kinds, "time", SimpleNamespace(time_ns=lambda: max(in_lake(archived))[0]))
     result = verified(spark, archived, url=url)
     assert (result.sound, result.not_archived_yet) == (True, 2), result.lines()
     assert (result.messages, result.files) == (len(messages()), len(published(archived)))
@@ -82,11 +83,11 @@ def test_messages_after_the_newest_commit_are_not_archived_yet(
     text = " ".join(result.lines())
     assert "2 messages came after the archive's newest commit" in text
     assert "marked 0 hours as archived here" in text
-    assert not [note for note in result.notes if "clock of this machine" in note]
+    assert "clock of this machine" not in text
     later = len({ts // HOUR for ts, _ in stored_ids(url) if ts >= DAY + HOUR})
     monkeypatch.setattr(kinds, "time", SimpleNamespace(time_ns=lambda: DAY))
-    text = " ".join(verified(spark, archived, url=url).notes)
-    assert f"clock of this machine, which says 1970-01-02T00:00:00Z: {later}." in text
+    note = f"clock of this machine, which says 1970-01-02T00:00:00Z: {later}."
+    assert note in " ".join(verified(spark, archived, url=url).notes)
     monkeypatch.undo()
     rows(url, "update storenode.store set store_id = gen_random_uuid()")
     result = verified(spark, archived, url=url)

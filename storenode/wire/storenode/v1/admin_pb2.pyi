@@ -104,8 +104,8 @@ class NodeStatus(_message.Message):
     peer did not count, because another message has their hash.
     """
     revision: _builtins.int
-    """The revision of the node's health. It grows when readiness or the problems change, and begins again
-    with the node.
+    """The revision of the node's health. It grows when readiness or the problems change, and begins with
+    the time of the node's start, in Unix milliseconds.
     """
     unready: _builtins.str
     """Why the node is not ready, in a sentence without its period. Empty: it is."""

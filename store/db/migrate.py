@@ -4,10 +4,9 @@ Migrations are additive (``docs/upgrading.md``): nodes of the version before wor
 upgrade. The revision of a migration is the name of its file, so that revisions sort by age.
 
 Works over a synchronous connection of its own, since an upgrade happens before a node serves.
-URLs are libpq's, so several hosts and ``target_session_attrs`` are allowed. Besides the errors that
-are named below, everything here raises `psycopg.OperationalError` when the database cannot be
-reached. Alembic and SQLAlchemy, which take longer to import than all else that a node needs, are
-imported only when there is something to migrate.
+URLs are libpq's, with several hosts and ``target_session_attrs``. Besides the errors named below,
+everything here raises `psycopg.OperationalError` when the database cannot be reached. Alembic and
+SQLAlchemy, which take longer to import than all else of a node, are imported only to migrate.
 
 ``schema.txt`` describes the schema that the migrations leave: a line for each column, index, check,
 partition key, sequence and view. Partitions are not listed: Postgres's own catalog is the truth
@@ -82,14 +81,15 @@ def current(url: str) -> str | None:
         return _revision(connection)
 
 
-def require_served(url: str, *, may_be_empty: bool = False) -> None:
+def require_served(url: str, *, may_be_empty: bool = False, lock_timeout_s: int = 0) -> None:
     """Make sure that a database has the schema that this version works on, and its store's row.
 
     Raises:
         SchemaError: One is missing, the schema is too old or unknown, or the server not supported.
     """
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET lock_timeout = '2s'")
+        if lock_timeout_s:
+            connection.execute(f"SET lock_timeout = '{lock_timeout_s}s'")
         check_server(connection)
         if (found := _revision(connection)) != head():
             raise SchemaError(_mismatch(found))

@@ -117,16 +117,15 @@ class ExternalHost:
         backoff = Backoff(CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S)
         while True:
             try:
-                chosen = await self._choose(url)
-                await asyncio.to_thread(migrate.require_served, chosen)
+                self._used = await self._choose(url)
+                await asyncio.to_thread(migrate.require_served, self._used, lock_timeout_s=2)
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 if is_login_refused(error) or time.monotonic() + backoff.pause_s > deadline_s:
                     raise UnreachableError(_unreachable(url, error)) from error
                 _LOG.warning("database_not_reached", reason=reason, retry_in_s=backoff.pause_s)
             else:
-                self._used = chosen
-                return chosen
+                return self._used
             await asyncio.sleep(backoff.take())
 
     async def _choose(self, url: str) -> str:

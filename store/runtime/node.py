@@ -485,8 +485,7 @@ class NodeRuntime:
         ]
         if isinstance(self._host, ExternalHost) and self._host.guard is not None:
             look_at_hosts = partial(self._host.look, self.database, metrics, health)
-            every.append((2, "database hosts", look_at_hosts))
-            every.append((10, "newest commit", self._host.keep))
+            every += [(2, "database hosts", look_at_hosts), (10, "newest commit", self._host.keep)]
         if config.client_token_file is not None:
             every.append((2, "token file", self._tokens.follow))
         if not config.read_only:
@@ -573,8 +572,10 @@ async def _stop_listeners(listeners: Listeners, grace_s: float) -> None:
 async def _finish(work: Work) -> None:
     """Await a last write, and give it up when its time has passed."""
     writing = asyncio.ensure_future(work())
-    await asyncio.wait({writing}, timeout=LAST_WRITE_TIMEOUT_S)
-    await cancel({writing})
+    try:
+        await asyncio.wait({writing}, timeout=LAST_WRITE_TIMEOUT_S)
+    finally:
+        await cancel({writing})
     if not writing.cancelled():
         writing.result()
 

@@ -200,3 +200,8 @@ async def test_a_task_that_loses_its_cancellation_ends_all_the_same() -> None:
     before_s = clock()
     await _finish(work)
     assert clock() - before_s == LAST_WRITE_TIMEOUT_S + tasks.TASK_CANCEL_AGAIN_S
+    ending = asyncio.create_task(_finish(work))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait({ending})
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "none works while the database closes"

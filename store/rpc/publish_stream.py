@@ -14,7 +14,7 @@ from typing import Final
 
 from store.rpc.call import RpcCall
 from store.serving.answers import COPIES
-from store.serving.methods.publish import PublishBatch, admit, confirm, publish_response, store
+from store.serving.methods.publish import admit, respond
 
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 LEAST_REQUEST_BYTES: Final = STREAM_WINDOW_BYTES // 32
@@ -42,10 +42,12 @@ class _Stream:
         next_answer: tuple[asyncio.Task[bytes], int] | None = None
         try:
             while (next_answer := await self._answers.get()) is not None:
-                await self._send(await next_answer[0])
+                answer = await next_answer[0]
+                await self._call.sender.deliver(answer, self._call.send)
+                self._call.sender.add(-COPIES * len(answer))
                 self._unanswered_bytes -= next_answer[1]
                 self._answered.set()
-                next_answer = None  # which would be held while the next request is awaited
+                next_answer, answer = None, b""  # else held while the next request is awaited
             await reader
         finally:
             left = [self._answers.get_nowait() for _ in range(self._answers.qsize())]
@@ -56,10 +58,6 @@ class _Stream:
             # The error of a task has this frame in its traceback: as long as the frame has the
             # task, none of them is freed, nor the request.
             del reader, next_answer, left, tasks, task
-
-    async def _send(self, answer: bytes) -> None:
-        await self._call.sender.deliver(answer, self._call.send)
-        self._call.sender.add(-COPIES * len(answer))
 
     async def _read(self) -> None:
         call = self._call
@@ -83,22 +81,16 @@ class _Stream:
     async def _accept(self, request: bytes) -> asyncio.Task[bytes]:
         """Judge a request when there is memory for it, and begin to store it."""
         call, memory, size = self._call, self._call.node.requests, len(request)
-        if size + sum(each.size for each in memory.waiting) > memory.limit:
+        now_ns = call.node.now_ns()
+        if size + memory.waiting_units > memory.limit:
             raise memory.full(memory.limit, "this node")
         await memory.acquire(call.connection, size)
         try:
-            batch = await admit(call, request)
+            batch = await admit(call, request, now_ns)
         except BaseException:
             memory.release(call.connection, size)
             raise
-        answer = asyncio.create_task(self._respond(batch))
+        answer = asyncio.create_task(respond(call, batch))
         # Not by the task itself, which may be cancelled before it begins.
         answer.add_done_callback(lambda _: memory.release(call.connection, size))
-        return answer
-
-    async def _respond(self, batch: PublishBatch) -> bytes:
-        stored = await store(self._call, batch)
-        confirmations = await confirm(self._call, batch, stored)
-        answer = publish_response(batch.published, stored, confirmations)
-        self._call.sender.add(COPIES * len(answer) - batch.room_bytes)
         return answer

@@ -131,7 +131,7 @@ class AnswerSender(Endable):
         """
         # No call waits until the greater part of the budget is free.
         size_bytes = min(size_bytes, self._budget.limit // LARGEST_SHARE)
-        if self._budget.waiting or size_bytes > self._budget.free:
+        if size_bytes and (self._budget.waiting or size_bytes > self._budget.free):
             await self._budget.wait(self, size_bytes)
             self.taken_bytes += size_bytes
         else:

@@ -35,8 +35,8 @@ class FairQueue:
     """A number of units, such as bytes, that calls take and give back.
 
     An ``account`` is a connection, or a caller. ``asked``: the units that each has taken or waits
-    for. One request that is larger than the whole passes when nothing else is under way. ``units``
-    and ``advice`` are for the error of a call that is refused.
+    for, ``waiting_units`` what all wait for. One request that is larger than the whole passes when
+    nothing else is under way. ``units`` and ``advice`` are for the error of a call that is refused.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class FairQueue:
         self.advice = advice
         self.now_s = now_s
         self.waiting: list[WaitingCall] = []
+        self.waiting_units = self._waiting_calls = 0
         self.asked: defaultdict[str, int] = defaultdict(int)
         self._numbers = count()
         self._virtual_time = 0
@@ -93,14 +94,21 @@ class FairQueue:
         tag = self._virtual_time + weight
         call = WaitingCall(tag, next(self._numbers), weight, size, self.now_s(), turn)
         heapq.heappush(self.waiting, call)
+        self.waiting_units += size
+        self._waiting_calls += 1
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(account, size)
-            else:
-                self.release(account, size)
+                self.free -= size  # which was not given
+            self.release(account, size)
             raise
+        finally:
+            self.waiting_units -= size
+            self._waiting_calls -= 1
+            if len(self.waiting) > 2 * self._waiting_calls:
+                self.waiting = [each for each in self.waiting if not each.turn.done()]
+                heapq.heapify(self.waiting)
 
     def release(self, account: str, size: int) -> None:
         """Return units, and let in the calls that fit now."""
@@ -111,11 +119,6 @@ class FairQueue:
             del self.asked[account]
         if self.waiting:
             self._serve()
-
-    def _forget(self, account: str, size: int) -> None:
-        """Take back what a call asked for and did not get."""
-        self.free -= size
-        self.release(account, size)
 
     def _serve(self) -> None:
         """Let in the calls that fit, the lightest first."""

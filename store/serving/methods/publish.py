@@ -68,10 +68,9 @@ _ENDS: Final = {each: b"\x10" + varint(each) for each in _Result.Outcome.values(
 
 @dataclass(frozen=True, slots=True)
 class PublishBatch:
-    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
+    """A request whose messages are judged, which began at ``began_ns`` of the monotonic clock.
 
-    ``timeout_s``: how long to wait for confirmations, None for the node's time. ``room_bytes``:
-    what refusals have taken of the budget of unsent answers.
+    ``timeout_s`` of confirmations; None: the node's. ``room_bytes``: what refusals take of answers.
     """
 
     published: Admitted
@@ -84,22 +83,18 @@ class PublishBatch:
 
 async def publish(call: Call, request: bytes) -> bytes:
     """Serve ``Publish``."""
-    batch = await admit(call, request)
-    stored = await store(call, batch)
-    confirmations = await confirm(call, batch, stored) if batch.min_confirms else ()
-    return publish_response(batch.published, stored, confirmations)
+    return await respond(call, await admit(call, request, call.node.now_ns()))
 
 
-async def admit(call: Call, request: bytes) -> PublishBatch:
-    """Judge the messages of a request; others have a turn now and then.
+async def admit(call: Call, request: bytes, now_ns: int) -> PublishBatch:
+    """Judge the messages of a request by the time of its arrival; others have a turn now and then.
 
     Raises:
         CallError: it cannot be read or holds too many messages, the node only reads, or there is no
             room for its answer.
         QuotaExceededError: too many messages lately.
     """
-    node, size, began_ns = call.node, len(request), call.node.monotonic_ns()
-    most = MAX_BATCH_MESSAGES
+    node, size, most = call.node, len(request), MAX_BATCH_MESSAGES
     decoded, is_whole = decode_head(publish_raw_pb2.RawPublishRequest, request, most)
     if node.read_only:
         raise unready(READ_ONLY)
@@ -109,19 +104,19 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
             f"the request holds more than {most:,} messages, or far more other fields: send fewer"
             " in one"
         )
-    call.account.messages.take(count, began_ns)
+    call.account.messages.take(count, node.monotonic_ns())
     room_bytes = 0
     if count > UNCOUNTED_RESULTS or call.counted is not None:
         room_bytes = await call.sender.take(COPIES * RESULT_BYTES * count)
+    began_ns = node.monotonic_ns()
     source = Source.CLIENT
     if Right.BACKFILL in call.client.rights:
         source = _SOURCES.get(decoded.source, source)
 
     def is_retry(digest: bytes) -> bool:
-        received_ns = node.unstored.get(digest)
-        return received_ns is not None and began_ns - received_ns < RETRY_NS
+        return began_ns - node.unstored.get(digest, -RETRY_NS) < RETRY_NS
 
-    admission = Admission(node.policy(), node.now_ns(), source, call.client, is_retry)
+    admission = Admission(node.policy(), now_ns, source, call.client, is_retry)
     step = chunk_messages(count, size)
     for start in range(0, count, step):
         if start:
@@ -135,10 +130,22 @@ async def admit(call: Call, request: bytes) -> PublishBatch:
         call.sender.add(room_bytes - before)
     timeout_s = None
     if decoded.HasField("confirm_timeout"):
-        given = decoded.confirm_timeout
-        timeout_s = float(given.seconds) + given.nanos / NS_PER_S
+        timeout_s = decoded.confirm_timeout.ToNanoseconds() / NS_PER_S
     published, confirms = admission.admitted, decoded.min_confirms
     return PublishBatch(published, source, confirms, timeout_s, began_ns, room_bytes)
+
+
+async def respond(call: Call, batch: PublishBatch) -> bytes:
+    """Store a batch, and encode its answer when there is room for it, which it takes."""
+    stored, published = await store(call, batch), batch.published
+    confirmations = await confirm(call, batch, stored)
+    if call.counted is None:
+        return publish_response(published, stored, confirmations)
+    expected_bytes = COPIES * RESULT_BYTES * len(published.hashes)
+    room_bytes = batch.room_bytes + await call.counted.take(expected_bytes - batch.room_bytes)
+    answer = publish_response(published, stored, confirmations)
+    call.counted.add(COPIES * len(answer) - room_bytes)
+    return answer
 
 
 async def store(call: Call, batch: PublishBatch) -> StoreResult:
@@ -171,8 +178,7 @@ async def store(call: Call, batch: PublishBatch) -> StoreResult:
     published.refuse_conflicts(stored)
     counts = published.count(stored)
     metrics.count_intake(batch.source.value, counts.duplicate, counts.rejected)
-    if counts.ephemeral:
-        metrics.messages_ephemeral.inc(counts.ephemeral)
+    metrics.messages_ephemeral.inc(counts.ephemeral)
     elapsed_ns = call.node.monotonic_ns() - batch.began_ns
     metrics.publish_batch_seconds.observe(elapsed_ns / NS_PER_S)
     return stored
@@ -211,10 +217,9 @@ def publish_response(
     ``stored`` says of each record of the batch whether it was new, ``confirmations`` how many
     stores confirmed it, where that was asked for.
     """
-    columns = zip(published.verdicts, published.positions, strict=True)
     outcomes = [
         _STORED if verdict is _ACCEPTED and stored[position] else _OUTCOMES[verdict]
-        for verdict, position in columns
+        for verdict, position in zip(published.verdicts, published.positions, strict=True)
     ]
     remarks = {index: Confirmation(0, each.sentence) for index, each in published.refusals.items()}
     for index, position in enumerate(published.positions if confirmations else ()):

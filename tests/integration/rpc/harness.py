@@ -60,11 +60,12 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass
 class Rules:
-    """The settings that tests change while a node serves, and the node's monotonic clock."""
+    """The settings that tests change while a node serves, and the node's clocks."""
 
     access: Access = field(default_factory=Access)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
     monotonic_ns: Callable[[], int] = time.monotonic_ns
+    lead_ns: int = 0
     health: Health = field(default_factory=Health)
 
     def halt(self, reason: str | None) -> None:
@@ -215,7 +216,7 @@ def context_of(
         missing_parents=partial(count_missing_parents, database),
         policy=lambda: rules.policy,
         access=lambda: rules.access,
-        now_ns=time.time_ns,
+        now_ns=lambda: time.time_ns() + rules.lead_ns,
         monotonic_ns=rules.monotonic_ns,
         health=rules.health,
         state=state,

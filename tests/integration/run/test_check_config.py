@@ -66,23 +66,18 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 TLS = "--tls-cert {cert}"
+PAIR = f"{TLS} --tls-key {{key}}"
 BAD = {
     "a key of another certificate": (f"{TLS} --tls-key {{key2}}", "are not a certificate and"),
     "no certificate": ("--tls-cert {rubbish} --tls-key {key}", "is not a PEM file"),
     "half a certificate": ("--tls-cert {cut} --tls-key {key}", "are not a certificate and its key"),
     "a certificate without a name": ("--tls-cert {ip} --tls-key {ip_key}", "has no DNS name"),
     "no file": (f"{TLS} --tls-key nowhere.pem", "nowhere.pem cannot be read"),
-    "an authority that is rubbish": (
-        f"{TLS} --tls-key {{key}} --tls-ca {{rubbish}}",
-        "is not a PEM file",
-    ),
-    "an authority that is damaged": (
-        f"{TLS} --tls-key {{key}} --tls-ca {{damaged}}",
-        "holds no certificate of an authority that can be read",
-    ),
+    "an authority that is rubbish": (f"{PAIR} --tls-ca {{rubbish}}", "is not a PEM file"),
+    "an authority that is damaged": (f"{PAIR} --tls-ca {{damaged}}", "no certificate of an auth"),
     "an authority, and a damaged one": (
-        f"{TLS} --tls-key {{key}} --client-ca {{half}}",
-        "holds no certificate of an authority that can be read",
+        f"{PAIR} --client-ca {{half}}",
+        "no certificate of an auth",
     ),
     "tokens with an unknown right": ("--client-token-file {tokens}", "cannot be used: "),
     "a managed setting": ("--postgres-setting port=1", "is managed by the node"),

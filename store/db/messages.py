@@ -303,6 +303,9 @@ _BEFORE_ALL: Final[SyncId] = (0, b"")
 _AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
 
 _FEWEST_PER_TOPIC: Final = 16
+_FEW_TOPICS: Final = 200
+"""Topics up to which a page reads `_FEWEST_PER_TOPIC` rows of each at least; of more, fewer."""
+
 _PRESENCE_BYTES: Final = len(presence(bytes(HASH_BYTES)))
 
 
@@ -354,7 +357,7 @@ async def read_page(
         source = SQL.messages.page_of_topic if len(topics) == 1 else SQL.messages.page_of_topics
         # About ``limit`` rows of all topics together if they are even.
         share = limit // len(topics)
-        fewest = max(2, 200 * _FEWEST_PER_TOPIC // max(200, len(topics)))
+        fewest = max(2, _FEWEST_PER_TOPIC * _FEW_TOPICS // max(_FEW_TOPICS, len(topics)))
         each = min(limit, share + share // 2 + fewest)
     statement = build(
         source,

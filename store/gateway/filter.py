@@ -8,7 +8,7 @@ does not take what is pushed. js-waku pings, and subscribes again when a ping is
 from __future__ import annotations
 
 import time
-from functools import cached_property
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -57,10 +57,11 @@ class FilterSubscriber(SendQueue):
 
     expires_ns = 0
 
-    @cached_property
-    def criteria(self) -> set[Criterion]:
-        """The pairs of topics that it subscribes to."""
-        return set()
+    def __init__(
+        self, connection: WakuConnection, metrics: GatewayMetrics, on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(connection, FILTER_PUSH, limits.MAX_QUEUED_PUSHES, metrics, on_end)
+        self.criteria: set[Criterion] = set()
 
 
 class Filter:
@@ -168,8 +169,7 @@ class Filter:
             raise StatusError(503, "too many content topics")
         if subscriber is None:
             subscriber = added = FilterSubscriber(
-                *(connection, FILTER_PUSH, limits.MAX_QUEUED_PUSHES, self._metrics),
-                lambda: self._remove(added),
+                connection, self._metrics, lambda: self._remove(added)
             )
             self._subscribers[connection] = subscriber
             self._feed.acquire()

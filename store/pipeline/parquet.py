@@ -46,7 +46,7 @@ CHANGED_FILE: Final = "file is not the one that the manifest names"
 
 CONTENT: Final = ("ts", "hash", CONTENT_DIGEST)
 _DIGESTED: Final = ("ts", "pubsub_topic", "payload", "content_topic", "meta")
-_SALT: Final = secrets.randbits(62)  # nobody can choose messages whose sums are the same
+_SALT: Final = secrets.randbits(62)  # publishers who knew it could choose equal sums
 
 _DIGESTS: Final = pa.schema([PATH, ("size_bytes", pa.int64()), ("digest", pa.string())])
 

@@ -171,7 +171,8 @@ def _write(report: SessionReport) -> None:
         "seconds": round(report.seconds, 3),
     }
     for name in ("refused_by_policy", "undelivered", "unsolicited", "conflicts", "error"):
-        fields |= {name: value} if (value := getattr(report, name)) else {}
+        if value := getattr(report, name):
+            fields[name] = value
     if report.notes:
         fields["notes"] = "; ".join(report.notes)
     broken = report.ending not in _DONE or report.undelivered or report.unsolicited

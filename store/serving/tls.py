@@ -201,7 +201,7 @@ def _load_pair(files: TlsFiles, chain: bytes) -> tuple[ssl.SSLContext, list[str]
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(files.cert, files.key, password="")  # asks nobody for one
+        context.load_cert_chain(files.cert, files.key, password="")  # else OpenSSL asks
         certificate = x509.load_pem_x509_certificates(chain)[0]
         names = dns_names(chain)
     except (ValueError, OSError) as error:  # SSLError, or a file that went away meanwhile

@@ -174,7 +174,14 @@ unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s:
 -- words_of_bits --
 -- The messages of a range of time by minutes. One XOR of 256 bits is quicker than four of 64, and
 -- words, whose first byte is the lowest, are made of it once per minute.
-cast(cast(substring(bits from 57 for 8) || substring(bits from 49 for 8) || substring(bits from 41 for 8) || substring(bits from 33 for 8) || substring(bits from 25 for 8) || substring(bits from 17 for 8) || substring(bits from 9 for 8) || substring(bits from 1 for 8) as bit(64)) as bigint) as x0, cast(cast(substring(bits from 121 for 8) || substring(bits from 113 for 8) || substring(bits from 105 for 8) || substring(bits from 97 for 8) || substring(bits from 89 for 8) || substring(bits from 81 for 8) || substring(bits from 73 for 8) || substring(bits from 65 for 8) as bit(64)) as bigint) as x1, cast(cast(substring(bits from 185 for 8) || substring(bits from 177 for 8) || substring(bits from 169 for 8) || substring(bits from 161 for 8) || substring(bits from 153 for 8) || substring(bits from 145 for 8) || substring(bits from 137 for 8) || substring(bits from 129 for 8) as bit(64)) as bigint) as x2, cast(cast(substring(bits from 249 for 8) || substring(bits from 241 for 8) || substring(bits from 233 for 8) || substring(bits from 225 for 8) || substring(bits from 217 for 8) || substring(bits from 209 for 8) || substring(bits from 201 for 8) || substring(bits from 193 for 8) as bit(64)) as bigint) as x3
+cast(cast(substring(bits from 57 for 8) || substring(bits from 49 for 8) || substring(bits from 41 for 8) || substring(bits from 33 for 8)
+    || substring(bits from 25 for 8) || substring(bits from 17 for 8) || substring(bits from 9 for 8) || substring(bits from 1 for 8) as bit(64)) as bigint) as x0,
+cast(cast(substring(bits from 121 for 8) || substring(bits from 113 for 8) || substring(bits from 105 for 8) || substring(bits from 97 for 8)
+    || substring(bits from 89 for 8) || substring(bits from 81 for 8) || substring(bits from 73 for 8) || substring(bits from 65 for 8) as bit(64)) as bigint) as x1,
+cast(cast(substring(bits from 185 for 8) || substring(bits from 177 for 8) || substring(bits from 169 for 8) || substring(bits from 161 for 8)
+    || substring(bits from 153 for 8) || substring(bits from 145 for 8) || substring(bits from 137 for 8) || substring(bits from 129 for 8) as bit(64)) as bigint) as x2,
+cast(cast(substring(bits from 249 for 8) || substring(bits from 241 for 8) || substring(bits from 233 for 8) || substring(bits from 225 for 8)
+    || substring(bits from 217 for 8) || substring(bits from 209 for 8) || substring(bits from 201 for 8) || substring(bits from 193 for 8) as bit(64)) as bigint) as x3
 
 -- sum_minutes --
 -- Buckets of minutes of the messages of a range of time.

@@ -39,6 +39,7 @@ from store.gateway.sync_session import (
 )
 from store.gateway.wire import parse, require
 from store.observe.logging import get_logger
+from store.serving.tasks import keep_doing
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.internal.v1.message_raw_pb2 import RawMessage
 from storenode.wire.storenode.internal.v1.waku_protocols_pb2 import QueriedPage, TransferredMessage
@@ -120,7 +121,7 @@ class NwakuSync:
 
     def join(self, connection: WakuConnection) -> None:
         """Begin sessions with a peer until its connection ends."""
-        connection.start(self._repeat(connection))
+        connection.start(keep_doing("sync sessions", partial(self._repeat, connection)))
 
     async def serve(self, stream: Stream) -> None:
         """Serve a session that a peer begins."""
@@ -128,9 +129,7 @@ class NwakuSync:
         allowance = self._allowance_of(connection)
         is_early = time.monotonic() - allowance.begun_s < limits.MIN_SYNC_PAUSE_S
         if allowance.in_session or is_early:
-            raise RefusalError(
-                "request_rate", "the peer begins sessions of reconciliation too often"
-            )
+            raise RefusalError("request_rate", "the peer begins sessions too often")
         session = await self._run(connection, "responder", allowance, partial(self._answer, stream))
         if session is not None:
             connection.start(self._transfer(connection, session))

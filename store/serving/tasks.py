@@ -38,13 +38,12 @@ class BackgroundTasks:
 
     def start(self, name: str, work: Work) -> None:
         """Start `work`, which does not end by itself, until `stop` is called."""
-        self._tasks.append(asyncio.create_task(_keep_doing(name, work), name=name))
+        self._tasks.append(asyncio.create_task(keep_doing(name, work), name=name))
 
     def start_every(self, interval_s: float, name: str, work: Callable[[], object]) -> None:
         """Start `work` now, and again after each interval, until `stop` is called.
 
-        Intervals end at multiples of them, so that an idle node wakes for many works at the same
-        time.
+        Intervals end at multiples of them: an idle node wakes once for many works.
         """
         clock = asyncio.get_running_loop().time
 
@@ -76,7 +75,8 @@ async def cancel(tasks: Iterable[asyncio.Future[None]]) -> None:
         _, left = await asyncio.wait(left, timeout=TASK_CANCEL_AGAIN_S)
 
 
-async def _keep_doing(name: str, work: Work) -> None:
+async def keep_doing(name: str, work: Work) -> None:
+    """Run work that does not end by itself; log its failure, and run it again after a pause."""
     backoff = Backoff(TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S)
     clock = asyncio.get_running_loop().time
     while True:

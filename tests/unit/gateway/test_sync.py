@@ -30,6 +30,7 @@ from store.gateway.relay import RELAY
 from store.gateway.server import keep_connected
 from store.gateway.sync import RECONCILIATION, TRANSFER, NwakuSync, SyncRules, parse_transfer
 from store.gateway.wire import delimited, encode_status
+from store.serving import tasks
 from storenode.message.hashing import message_hash
 from storenode.message.varint import varint
 from storenode.wire.storenode.internal.v1 import waku_protocols_pb2 as wire
@@ -492,13 +493,15 @@ async def test_a_nanosecond_with_too_many_ids_is_passed_over(
         assert {each for _, each in peer.received} == {each[3] for each in later}
 
 
+@pytest.mark.parametrize("answer", [b"rubbish", None])
 async def test_an_answer_of_the_node_that_cannot_be_read_ends_one_session_only(
-    monkeypatch: pytest.MonkeyPatch,
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(tasks, "TASK_RETRY_FIRST_S", 0)
     node, peer, message = FakeNode([]), Peer(), made(b"ours", 1_000)
     node.messages[message[0]] = message
-    query, answers = node.query, [b"rubbish"]
+    query, answers = node.query, [cast("bytes", answer)]  # none at all: a fault of ours
 
     async def once(request: bytes, places: asyncio.Semaphore) -> bytes:
         return answers.pop() if answers else await query(request, places)

@@ -406,8 +406,7 @@ async def show(
     return [presence(row[1]) for row in rows[: max(1, shape.max_bytes // _PRESENCE_BYTES)]]
 
 
-DEFAULT_SCAN_PAGE: Final = 4_000
-MAX_SCAN_PAGE: Final = 10_000
+MAX_SCAN_PAGE: Final = 4_000  # to join and encode those of one page holds the event loop
 _QUERY_TAG: Final = b"\xa2\x01"
 """Field 20, ``StoreQueryResponse.messages``, in place of the tag of a frame."""
 
@@ -492,7 +491,7 @@ class DatabaseReader:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""
         topics = await self._database.read_page(lambda it: resolve(it, request.filter))
         most = DEFAULT_PAGE_BYTES
-        size = min(request.limit or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
+        size = min(request.limit or MAX_SCAN_PAGE, MAX_SCAN_PAGE)
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[MessagePage] | None = None
 

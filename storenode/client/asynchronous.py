@@ -49,7 +49,7 @@ DEFAULT_RETRY: Final = Retry()
 """Nodes that are away are called again for about a quarter of a minute, once one has answered."""
 
 MAX_QUERY_PAGE: Final = 1_000
-MAX_SCAN_PAGE: Final = 10_000
+MAX_SCAN_PAGE: Final = 4_000
 """Messages of one page, which the contract allows."""
 
 MAX_COLLECTED_BYTES: Final = 256 * 1024 * 1024

@@ -54,9 +54,6 @@ MAX_SHARED_PAGE_BYTES: Final = 64 * 1024
 """Pages of ``Follow`` that are kept as they were sent, since others are sent the same, and their
 largest size."""
 
-MAX_SCAN_PAGE_MESSAGES: Final = 10_000
-"""``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
-
 MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 """``StoreQueryRequest.request_id``, which is sent back as it came."""
 
@@ -187,7 +184,7 @@ async def scan(call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
     if start_ns >= end_ns:
         return
     at = None if after is None else (after.timestamp, after.hash)
-    most, with_data = min(asked.page_size, MAX_SCAN_PAGE_MESSAGES), asked.include_data
+    most, with_data = asked.page_size, asked.include_data
     wanted = PageRequest(
         topics, None, start_ns, end_ns, at, forward=True, limit=most, include_data=with_data
     )

@@ -447,9 +447,8 @@ async def test_thousands_of_messages_in_one_nanosecond(node: Node) -> None:
 async def test_the_size_of_scan_pages_is_bounded(
     shared: Node, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_module, "DEFAULT_SCAN_PAGE", 100)
     monkeypatch.setattr(messages_module, "MAX_SCAN_PAGE", 250)
-    for page_size, largest in ((0, 100), (10**9, 250)):
+    for page_size, largest in ((0, 250), (100, 100), (10**9, 250)):
         pages = shared.reader.scan(scan_request(page_size=page_size), WideOutlet())
         sizes = [len(page.timestamps) async for page in pages]
         assert (sum(sizes), set(sizes[:-1])) == (len(world), {largest})

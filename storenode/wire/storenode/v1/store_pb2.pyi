@@ -247,7 +247,7 @@ class ScanRequest(_message.Message):
     cursor: _builtins.bytes
     """Continue after the page with this cursor. Empty: start at the first match."""
     page_size: _builtins.int
-    """Messages per page, at most 10,000. 0: the node chooses. A page is also cut by its size."""
+    """Messages per page, at most 4,000. 0: the node chooses. A page is also cut by its size."""
     coverage: _builtins.bool
     """True: the last page, which has no messages, says how complete the answer is."""
     include_timestamps: _builtins.bool

@@ -29,9 +29,7 @@ class ByteBudget:
     def take(self, size_bytes: int) -> None:
         """Count bytes, which `give` must follow; raise RefusalError if there are too many."""
         if self.used_bytes + size_bytes > self._limit_bytes:
-            raise RefusalError(
-                "busy", "the gateway holds too many bytes: try again in a few seconds"
-            )
+            raise RefusalError("busy", "the gateway holds too many bytes: try again later")
         if self._whole is not None:
             self._whole.take(size_bytes)
         self.used_bytes += size_bytes

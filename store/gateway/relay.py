@@ -158,7 +158,10 @@ class Relay:
             self._leave(key, before)
             before.stop()
         peer = self._peers[key] = SendQueue(
-            *(connection, RELAY, limits.MAX_QUEUED_RPCS, self._metrics),
+            connection,
+            RELAY,
+            limits.MAX_QUEUED_RPCS,
+            self._metrics,
             lambda: self._leave(key, peer),
             greeting=delimited(encode_subscriptions(self._pubsub_topics)),
         )

@@ -231,9 +231,7 @@ class LightPush:
             sentence = "the pubsub topic is missing, or is not one of this gateway's shards"
             raise StatusError(_OTHER_TOPIC, sentence)
         if len(message) + len(topic) > limits.MAX_RELAYED_BYTES:
-            sentence = (
-                f"the message and its topic have more than {limits.MAX_RELAYED_BYTES:,} bytes"
-            )
+            sentence = f"message and topic have more than {limits.MAX_RELAYED_BYTES:,} bytes"
             raise StatusError(_TOO_LARGE, sentence)
         client.ask(time.monotonic_ns())
         try:

@@ -24,7 +24,6 @@ from store.serving.tls import dns_names
 MAX_PEER_FIELD_CHARS: Final = 253
 """Node ID (a DNS name), store ID and version in a peer's metadata."""
 
-
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 RETRY_AFTER_MS: Final = "1000"

@@ -46,7 +46,6 @@ MIN_PING_INTERVAL_MS: Final = 10_000
 
 _NOT_FOUND: Final = "this listener does not serve such a method: see its reflection service"
 
-
 Services = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
 """The handlers of methods, by the full name of their service."""
 

@@ -229,7 +229,8 @@ class AsyncClient(_Connected):
         size_bytes = 0
         for start in range(0, len(wanted), MAX_QUERY_PAGE):
             part = wanted[start : start + MAX_QUERY_PAGE]
-            request = query_request(message_hashes=part, forward=True, limit=len(part))
+            request = query_request(include_data=True, message_hashes=part)
+            request.pagination_forward, request.pagination_limit = True, len(part)
             async with aclosing(self._calls.query_pages(request)) as pages:
                 async for page in pages:
                     size_bytes = _collected_bytes(size_bytes, page)
@@ -268,13 +269,14 @@ class AsyncClient(_Connected):
         _check_paging(limit, cursor)
         time_start, time_end = check_range(start, end)
         request = query_request(
+            include_data=True,
             pubsub_topic=pubsub_topic,
             content_topics=listed(content_topics),
             time_start=time_start,
             time_end=time_end,
-            forward=not newest_first,
-            cursor=cursor,
-            limit=limit,
+            pagination_forward=not newest_first,
+            pagination_cursor=cursor,
+            pagination_limit=limit,
             coverage=coverage,
         )
         page = await self._calls.query(request, timeout_s=timeout_s)
@@ -325,11 +327,12 @@ class AsyncClient(_Connected):
         def pages(after: bytes) -> AsyncGenerator[Page]:
             if newest_first:
                 request = query_request(
+                    include_data=True,
                     pubsub_topic=pubsub_topic,
                     content_topics=topics,
                     time_start=time_start,
                     time_end=time_end,
-                    limit=min(limit or MAX_QUERY_PAGE, MAX_QUERY_PAGE),
+                    pagination_limit=min(limit or MAX_QUERY_PAGE, MAX_QUERY_PAGE),
                 )
                 found = _newest_first(self._calls.query_pages(request))
             else:

@@ -115,9 +115,7 @@ class _Blocking(Generic[_A]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End all calls and connections."""
-        run_blocking(self._asynchronous.aclose)
+    close = blocking(AsyncClient.aclose)
 
     def __repr__(self) -> str:
         return repr(self._asynchronous).removeprefix("Async")

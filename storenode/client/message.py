@@ -112,14 +112,17 @@ class Message:
     def decode(cls, item: WakuMessageKeyValue | WakuMessageAndTopic) -> Message:
         """Convert a message that a node has sent from the schema's own class."""
         message = item.message
+        proof = message.rate_limit_proof if message.HasField("rate_limit_proof") else None
         # Not by the constructor, which refuses what others may have published.
-        decoded = object.__new__(cls)
-        object.__setattr__(decoded, "pubsub_topic", item.pubsub_topic)
-        for name in ("payload", "content_topic", "timestamp", "ephemeral"):
-            object.__setattr__(decoded, name, getattr(message, name))
-        for name in ("meta", "version", "rate_limit_proof"):
-            value = getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
-            object.__setattr__(decoded, name, value)
+        decoded, put = object.__new__(cls), object.__setattr__
+        put(decoded, "payload", message.payload)
+        put(decoded, "content_topic", message.content_topic)
+        put(decoded, "pubsub_topic", item.pubsub_topic)
+        put(decoded, "timestamp", message.timestamp)
+        put(decoded, "meta", message.meta if message.HasField("meta") else None)
+        put(decoded, "version", message.version if message.HasField("version") else None)
+        put(decoded, "ephemeral", message.ephemeral)
+        put(decoded, "rate_limit_proof", proof)
         return decoded
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -111,16 +111,5 @@ def outcome_name(result: store_pb2.PublishResult) -> str:
     return str(int(result.outcome))
 
 
-@refusing
-def query_request(
-    *,
-    forward: bool = False,
-    cursor: bytes | None = None,
-    limit: int | None = None,
-    **fields: Any,  # noqa: ANN401 - of the schema
-) -> StoreQueryRequest:
-    """Build a request (13/WAKU2-STORE); the node judges the combination of fields."""
-    fields.setdefault("include_data", True)
-    return StoreQueryRequest(
-        pagination_forward=forward, pagination_cursor=cursor, pagination_limit=limit, **fields
-    )
+query_request = refusing(StoreQueryRequest)
+"""Builds a request (13/WAKU2-STORE); the node judges the combination of fields."""

@@ -15,6 +15,9 @@ from storenode.common.errors import ArgumentError
 MAX_POSITION_BYTES: Final = 4_096
 """The size of a position; a larger file holds something else."""
 
+LOCK_TIMEOUT_S: Final = 30.0
+"""The longest wait for other writers of a SQLite file."""
+
 
 @runtime_checkable
 class Position(Protocol):
@@ -127,7 +130,7 @@ class SqlitePosition:
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self._path, timeout=30.0)) as file, file:
+            with closing(sqlite3.connect(self._path, timeout=LOCK_TIMEOUT_S)) as file, file:
                 file.execute(
                     "create table if not exists storenode_positions"
                     " (name text primary key, cursor blob not null)"

@@ -233,11 +233,8 @@ class Attempts:
         if is_last or not is_repeatable:
             raise errors[-1]
         self._errors = []
-        _log.warning(
-            "no node served the call, trying again in %.1f s: %s",
-            pause_s,
-            printable(errors[-1].sentence),
-        )
+        sentence = printable(errors[-1].sentence)
+        _log.warning("no node served the call, trying again in %.1f s: %s", pause_s, sentence)
         await asyncio.sleep(pause_s)
         if attempts is None:
             self._deadline_s = self._next_deadline_s()

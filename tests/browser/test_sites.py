@@ -25,7 +25,6 @@ BODY = (
     ' "timestamp": "1"}]}'
 )
 
-
 OPTIONS = ("--http-listen", "127.0.0.1:0", "--max-clock-drift", "off", "--retention", "off")
 node = shared_node("sites", *OPTIONS, scope="module")
 """A node without tokens, with a page."""

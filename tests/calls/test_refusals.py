@@ -57,7 +57,6 @@ NOT_IN_A_URL: Final = tuple(each for each in TRANSPORTS if each is not Json)
 AT_ONCE: Final = tuple(each for each in TRANSPORTS if each is not Command)
 """Transports that send what is asked for as one request, and do not repeat it."""
 
-
 Row = tuple[str, str, Message | bytes, str, str, Sequence[type[Transport]]]
 """A name, the method, its request, how it ends, and over which transports."""
 

@@ -66,7 +66,6 @@ FOREIGN_VARIABLES: Final = {
 }
 """Variables of libpq, which are meant for other servers."""
 
-
 Served = tuple[EmbeddedPostgres, Path]
 """A running server and its data directory."""
 

@@ -28,7 +28,6 @@ from tests.support.bus import Bus
 
 COUNT: Final = 5
 
-
 Contract = Callable[[Link, int, bytes], Coroutine[Any, Any, None]]
 """A contract of a link, at a time, with a cursor that is none of its feed's."""
 

@@ -31,7 +31,6 @@ FLOOD: Final = 400
 
 Script = Callable[[FrameStream], Awaitable[None]]
 
-
 Call = Callable[[Script], AbstractAsyncContextManager[FrameStream]]
 """Makes a call that the callee serves by a script."""
 

@@ -39,7 +39,6 @@ EXEMPT: dict[str, str | None] = {
     "pyproject.toml": '[tool.ruff.lint.extend-per-file-ignores]\n"store/**" = ["D401"]\n'
 }
 
-
 OTHER = 'class RowCounter:\n    """A counter."""\n'
 STYLE, SIZE = check_style.main, check_size.main
 Case = tuple[Callable[..., int], Mapping[str, str | None], str]

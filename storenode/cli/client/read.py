@@ -45,11 +45,12 @@ _stream: Final = partial(option, section="Stream")
 )
 @_page(
     "--forward/--backward",
+    "pagination_forward",
     default=False,
     help="Start with the oldest match, or with the newest.  [default: backward]",
 )
-@_page("--cursor", type=HASH, help="Continue after this message hash.")
-@_page("--limit", type=COUNT, help="Messages per page; 100 by default, at most 1,000.")
+@_page("--cursor", "pagination_cursor", type=HASH, help="Continue after this message hash.")
+@_page("--limit", "pagination_limit", type=COUNT, help="Messages per page: 100, at most 1,000.")
 @_page("--all", "every_page", is_flag=True, help="Fetch all pages, not only one.")
 @_page("--no-data", is_flag=True, help="Print only hashes, to see which messages the node stores.")
 @_page("--cursors", is_flag=True, help="Print the cursor of the next page, if there is one.")
@@ -61,7 +62,7 @@ async def query(
     every_page: bool,
     no_data: bool,
     cursors: bool,
-    **asked: Any,  # noqa: ANN401 - the arguments of `query_request`
+    **asked: Any,  # noqa: ANN401 - the other fields of the request
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
 
@@ -150,11 +151,7 @@ async def scan(
 
     After a short outage of the node it reconnects and continues.
     """
-    pages = session.client.scan(
-        include_data=not no_data,
-        cursor=cursor or b"",
-        **asked,
-    )
+    pages = session.client.scan(include_data=not no_data, cursor=cursor or b"", **asked)
     printer = _PagePrinter(session.out, limit, cursors)
     async with aclosing(pages):
         async for page in pages:

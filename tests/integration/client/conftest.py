@@ -15,7 +15,6 @@ from tests.support.node import NodeProcess, shared_node
 
 _numbers = itertools.count()
 
-
 TOKENS = {"reader": ["read", "follow"]}
 
 

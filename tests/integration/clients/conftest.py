@@ -13,7 +13,6 @@ AVAILABLE = [each for each in LANGUAGES if each.available]
 # Without any toolchain there is no case to run: the page is still compared with the examples.
 collect_ignore = [] if AVAILABLE else ["test_programs.py"]
 
-
 node = shared_node("clients", "--http-listen", "127.0.0.1:0")
 
 

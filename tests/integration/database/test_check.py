@@ -117,7 +117,6 @@ NO_COARSE = "drop table storenode.hashes_20261120"
 DEFAULT = "create table storenode.rest partition of storenode.messages default"
 COLUMN = "alter table storenode.messages add column colour text"
 
-
 M, H, S = "messages", "hashes", "sds"
 Found = dict[tuple[str, str], int | None]
 TOGETHER: tuple[dict[str, Found], ...] = (

@@ -84,7 +84,6 @@ TIMEOUT_S = 100.0
 
 _numbers = itertools.count()
 
-
 node = shared_node("examples", scope="module")
 
 

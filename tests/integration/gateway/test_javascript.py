@@ -121,7 +121,6 @@ def test_js_libp2p_reads_pages_identifies_and_pings_over_tcp_with_yamux(
 
 # Clients that have only a storenode
 
-
 own_node = shared_node("light", "--max-clock-drift", "off", "--retention", "90d", scope="module")
 
 

@@ -19,7 +19,6 @@ HTTP = (
 
 _numbers = itertools.count()
 
-
 node = shared_node("http", *HTTP, "--max-clock-drift", "off", "--retention", "off")
 """A node without tokens that takes messages of any time."""
 

@@ -10,7 +10,6 @@ from tests.support.node import shared_node
 
 _numbers = itertools.count()
 
-
 node = shared_node("participants", "--max-clock-drift", "off")
 """A node for clocks of any kind."""
 

@@ -46,7 +46,6 @@ QUICK_START = {
 QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
 """The same for a job that is a process."""
 
-
 _TIMEOUT_S = 900
 """Jobs of Spark take minutes on a busy machine, and the first test begins with its start."""
 

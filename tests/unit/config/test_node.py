@@ -261,7 +261,6 @@ def test_lists_are_split_at_commas_and_white_space() -> None:
 
 S = 1_000_000_000
 
-
 DURATIONS = {
     "0": 0,
     "90s": 90 * S,

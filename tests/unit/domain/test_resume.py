@@ -29,7 +29,6 @@ SLACK = 20 * NS_PER_S
 MIDDLE = NOW - GAP // 2
 PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3))
 
-
 Step = int | ScannedPage | Exception
 """The time that an empty page reaches, a page, or the error that ends a scan."""
 

@@ -94,7 +94,6 @@ SERVED: Final = {
     "an address as target": b"GET http://a/ HTTP/1.1\r\nhost: a\r\n\r\n",
 }
 
-
 LARGE: Final = bytes(16 * 1024 * 1024)
 WHERE: Final = ListenerAddress("--http-listen", "127.0.0.1", 0)
 

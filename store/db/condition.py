@@ -25,7 +25,7 @@ from typing import Final, LiteralString
 from psycopg import errors, sql
 
 from store.db.buckets import is_pending
-from store.db.connection import Connection, fetch_rows
+from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.partitions import read_catalog
 from store.db.primary import host_of
 from store.db.statements import COARSE_TABLES, FINE_TABLE, SCHEMA, SQL
@@ -177,53 +177,25 @@ async def analyze_stale(connection: Connection) -> list[str]:
 SETTLED_NS: Final = 24 * 3_600 * NS_PER_S
 """The time after its end in which a partition is left alone, since messages may arrive late."""
 
-MIN_BYTES: Final = 1 << 20
-"""Smaller indexes are not worth it."""
-
-WASTE: Final = 1.16
-"""An index that takes this many times the room of its rows is rebuilt. What Postgres builds by its
-default, with a tenth of each page free, takes 1.15 times as much."""
-
 LOCK_TIMEOUT_MS: Final = 10_000
 """The time to wait for older transactions, each time that all of them have to end."""
-
-ENTRY_BYTES: Final = {
-    "messages_topic_idx": 44,
-    "messages_pkey": 60,
-    "hashes_key_idx": 20,
-    "sds_channel_idx": 44,
-    "sds_pkey": 76,
-}
-"""The size of an index entry with its line pointer, aligned, by index (PostgreSQL manual, "Database
-Page Layout")."""
-
-CORRUPTING: Final = range(140_000, 140_004)
-"""Releases whose concurrent builds may lose entries (PostgreSQL 14.4, release notes)."""
 
 
 async def find_bloated(
     connection: Connection, now_ns: int, tried: Collection[str] = ()
-) -> tuple[str, int] | None:
-    """Return name and size of the index that wastes the most; None: none is worth a rebuild.
+) -> str | None:
+    """Return the name of the index that wastes the most; None: none is worth a rebuild.
 
     ``tried`` are left out.
     """
-    if connection.info.server_version in CORRUPTING:
-        return None
     catalog = await read_catalog(connection)
-    over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
-    rows = await fetch_rows(connection, SQL.partitions.read_indexes, (MIN_BYTES,))
-    bloated = [
-        (size - count * ENTRY_BYTES[root], name, size)
-        for root, name, table, count, size in rows
-        if root in ENTRY_BYTES and table in over and size >= WASTE * count * ENTRY_BYTES[root]
-    ]
-    _, *worst = max((each for each in bloated if each[1] not in tried), default=(0,))
-    return (worst[0], worst[1]) if worst else None
+    over = [each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS]
+    row = await fetch_row(connection, SQL.partitions.find_bloated, ([*tried], over))
+    return None if row is None else str(row[0])
 
 
-async def rebuild(connection: Connection, name: str) -> int | None:
-    """Rebuild an index, and return its size then in bytes; None: it is in use for too long.
+async def rebuild(connection: Connection, name: str) -> bool:
+    """Rebuild an index; False: it is in use for too long.
 
     What another rebuild has left goes first. ``connection`` is in autocommit mode and has no lock
     timeout of its own.
@@ -244,10 +216,8 @@ async def rebuild(connection: Connection, name: str) -> int | None:
             await connection.execute(text, prepare=False)
     except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
         # A transaction that lasts, so that another index is next; or retention was quicker.
-        return None
-    given = (f"{SCHEMA}.{name}",)
-    ((size,),) = await fetch_rows(connection, SQL.partitions.read_index_size, given)
-    return int(size or 0)
+        return False
+    return True
 
 
 # Messages over time

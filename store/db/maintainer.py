@@ -6,8 +6,8 @@
     any      --connection lost-->    reconnecting, with backoff --> waiting
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
-goes away. A node whose clock runs ahead of the database's lets it go: it would take what is new for
-old, and drop it. Both clocks may be wrong, above all when they are one, so retention does not
+goes away. A node whose clock runs ahead of the database's goes by that: it would take what is new
+for old, and drop it. Both clocks may be wrong, above all when they are one, so retention does not
 follow a leap of the clock before it has lasted (`store.domain.retention`).
 """
 
@@ -59,8 +59,8 @@ class Maintainer:
     clock that is never set, by which leaps of the other are noticed. ``last_online_ns``: when the
     store was last online before this start (0: never). ``commits`` is set when there may be new
     ones. Events: ``maintenance_taken``, ``partition_dropped``, ``retention_problem``,
-    ``partitions_analyzed``, ``index_rebuilt``, ``clock_ahead``, ``clock_doubted``,
-    ``retention_waits``, ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
+    ``partitions_analyzed``, ``index_rebuilt``, ``clock_doubted``, ``retention_waits``,
+    ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class Maintainer:
         self._doubted = False
         self._is_waiting = False
         self._in_charge = False
-        self._is_leading = False
         self._failing: set[str] = set()
         self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal, self._rebuild)
         self.rounds = 0
@@ -109,8 +108,8 @@ class Maintainer:
 
     @property
     def is_clock_wrong(self) -> bool:
-        """True while a clock keeps this node from its maintenance, or retention from its time."""
-        return self._is_leading or (self._in_charge and self._doubted and not self._is_waiting)
+        """True while retention does not follow the clock, which may be wrong."""
+        return self._in_charge and self._doubted and not self._is_waiting
 
     async def run(self) -> None:
         """Run until cancelled; errors of the database are events, and end nothing."""
@@ -129,24 +128,15 @@ class Maintainer:
             await asyncio.sleep(backoff.take())
 
     async def _serve(self, connection: Connection) -> None:
-        while True:
-            if await self._is_ahead(connection):
-                if self._in_charge:
-                    await self._yield_charge()
-                    await connection.execute(SQL.partitions.unlock, (MAINTENANCE,))
-                # Folding goes by no clock, and perhaps there is no other node.
-                await self._fold_meanwhile(connection)
-                continue
+        while not self._in_charge:
+            lock = await fetch_row(connection, SQL.partitions.try_lock, (MAINTENANCE,))
+            self._in_charge = lock == (True,)
             if not self._in_charge:
-                lock = await fetch_row(connection, SQL.partitions.try_lock, (MAINTENANCE,))
-                self._in_charge = lock == (True,)
-                if self._in_charge:
-                    self._on_event("maintenance_taken")
-            if self._in_charge:
-                await self.round(connection)
-                await self._fold_meanwhile(connection)
-            else:
                 await asyncio.sleep(self._interval_s)
+        self._on_event("maintenance_taken")
+        while True:
+            await self.round(connection)
+            await self._fold_meanwhile(connection)
 
     async def _fold_meanwhile(self, connection: Connection) -> None:
         """Fold what comes, until the next round is due."""
@@ -166,19 +156,6 @@ class Maintainer:
                     async with asyncio.timeout_at(next_round - FOLD_INTERVAL_S):
                         await self._commits.wait()
             await asyncio.sleep(min(next_round - clock(), FOLD_INTERVAL_S))
-
-    async def _is_ahead(self, connection: Connection) -> bool:
-        theirs_ns = await database_ns(connection)
-        lead_ns = self._now_ns() - theirs_ns
-        self._is_leading = lead_ns > self._max_lead_ns
-        if not self._is_leading:
-            return False
-        self._on_event(
-            "clock_ahead",
-            problem=f"this node's clock is {lead_ns // NS_PER_S} s ahead of the database's:"
-            " it does no maintenance until one of them is corrected",
-        )
-        return True
 
     async def round(self, connection: Connection) -> None:
         """Run all maintenance once; what fails keeps nothing else from being done.
@@ -208,6 +185,9 @@ class Maintainer:
 
     async def _time(self, connection: Connection) -> int:
         clock_ns, steady_ns = self._now_ns(), self._steady_ns()
+        database_clock_ns = await database_ns(connection)
+        if clock_ns > database_clock_ns + self._max_lead_ns:
+            clock_ns = database_clock_ns
         starts = self._clock is None
         if self._clock is None:
             self._clock = RetentionClock(await newest_commit_ns(connection), steady_ns)
@@ -258,19 +238,16 @@ class Maintainer:
             return
         found = await find_bloated(connection, now_ns, self._rebuilt)
         if found is not None:
-            self._rebuilt.add(found[0])
-            self._rebuilding = asyncio.create_task(self._rebuild_beside(*found))
+            self._rebuilt.add(found)
+            self._rebuilding = asyncio.create_task(self._rebuild_beside(found))
 
-    async def _rebuild_beside(self, index: str, before_bytes: int) -> None:
+    async def _rebuild_beside(self, index: str) -> None:
         try:
             async with await self._connect() as connection:
-                after_bytes = await rebuild(connection, index)
+                if await rebuild(connection, index):
+                    self._on_event("index_rebuilt", index=index)
         except psycopg.Error as error:
             self._on_event("maintenance_failed", task="rebuild", error=sentence(error))
-            return
-        if after_bytes is not None:
-            sizes = {"before_bytes": before_bytes, "after_bytes": after_bytes}
-            self._on_event("index_rebuilt", index=index, **sizes)
 
     async def _yield_charge(self) -> None:
         """End what only the node in charge may do."""

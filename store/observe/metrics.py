@@ -37,7 +37,7 @@ ROUTINE_EVENTS: Final = (
 MAINTENANCE_EVENTS: Final = (
     *ROUTINE_EVENTS,
     *("maintenance_failed", "maintenance_disconnected", "retention_problem"),
-    *("clock_ahead", "clock_doubted"),
+    "clock_doubted",
 )
 """Values of the label `event` of what maintenance does; those of routine are no warnings."""
 

@@ -23,7 +23,7 @@ _LOG = get_logger("store.runtime.policy")
 _Content: TypeAlias = bytes | str
 
 MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
-"""A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
+"""A clock that is further ahead of the database's is not used to drop: what is new looks old."""
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:

@@ -1,12 +1,9 @@
-"""The size and the condition of a database, and what is done about statistics and indexes.
+"""The size and the condition of a database, and what is done about indexes.
 
 How many messages there are over time is read from buckets, which costs a few milliseconds however
 much is stored.
 
-Reading the condition takes milliseconds, however much is stored. Statistics for the planner are
-kept up with bulk loads here: autovacuum comes by seldom and has a bounded number of workers;
-until then a partition that has just been filled looks empty, and a plan made for an empty table can
-take a second instead of a tenth.
+Reading the condition takes milliseconds, however much is stored.
 
 Indexes of partitions that are over are rebuilt where their pages are half empty. Messages of many
 topics come in turn, so pages of an index by topic split in the middle, and stay so when a partition
@@ -152,24 +149,6 @@ async def read_sizes(connection: Connection) -> Sizes:
     ((_, database_bytes),) = await fetch_rows(connection, SQL.partitions.read_server)
     total = sum(part.size_bytes for part in parts)
     return Sizes(messages, total, parts, max(database_bytes - total, 0))
-
-
-MIN_PAGES: Final = 32
-"""The number of pages below which no plan is a bad one."""
-
-
-async def analyze_stale(connection: Connection) -> list[str]:
-    """Analyze the partitions that are twice as large as their statistics say; returns their names.
-
-    ``connection`` must not be in a transaction. A partition that another session has locked is left
-    out. Raises `psycopg.Error`.
-    """
-    rows = await fetch_rows(connection, SQL.partitions.read_stale, (MIN_PAGES,))
-    names = [name for (name,) in rows]
-    for name in names:
-        statement = sql.SQL("ANALYZE (SKIP_LOCKED) {}").format(sql.Identifier(SCHEMA, name))
-        await connection.execute(statement, prepare=False)
-    return names
 
 
 # Indexes

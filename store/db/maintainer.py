@@ -1,4 +1,4 @@
-"""The maintenance of a database: partitions, retention, statistics, sums; by one node at a time.
+"""The maintenance of a database: partitions, retention, sums, indexes; by one node at a time.
 
     waiting  --lock obtained-->      in charge: a round at once and every interval,
                                      and between rounds summaries are folded, and beside them
@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 
 from store.db.buckets import fold, is_pending, seal
-from store.db.condition import analyze_stale, find_bloated, rebuild
+from store.db.condition import find_bloated, rebuild
 from store.db.connection import Connection, fetch_row, fetch_rows
 from store.db.errors import sentence
 from store.db.feed import newest
@@ -59,8 +59,8 @@ class Maintainer:
     clock that is never set, by which leaps of the other are noticed. ``last_online_ns``: when the
     store was last online before this start (0: never). ``commits`` is set when there may be new
     ones. Events: ``maintenance_taken``, ``partition_dropped``, ``retention_problem``,
-    ``partitions_analyzed``, ``index_rebuilt``, ``clock_doubted``, ``retention_waits``,
-    ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
+    ``index_rebuilt``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
+    ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Maintainer:
         self._is_waiting = False
         self._in_charge = False
         self._failing: set[str] = set()
-        self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal, self._rebuild)
+        self._tasks = (self._prune, self._ensure_ahead, self._seal, self._rebuild)
         self.rounds = 0
 
     @property
@@ -223,11 +223,6 @@ class Maintainer:
     async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
         fine = (await read_catalog(connection, with_sizes=True)).of(FINE_TABLE)
         await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy(), now_ns))
-
-    async def _analyze(self, connection: Connection, _now_ns: int) -> None:
-        names = await analyze_stale(connection)
-        if names:
-            self._on_event("partitions_analyzed", partitions=names)
 
     async def _seal(self, connection: Connection, now_ns: int) -> None:
         await seal(connection, now_ns)

@@ -26,25 +26,13 @@ from store.domain.retention import Partition
 CREATE_LOCK_TIMEOUT_MS: Final = 2_000
 """The time that the creation of partitions waits for a lock before it gives up."""
 
-
-_LIKE: Final = (
-    "LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES INCLUDING STORAGE"
+# Rows are only ever added, so that a few percent more are much.
+_CREATE: Final[LiteralString] = (
+    "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES"
+    " INCLUDING STORAGE) WITH (autovacuum_analyze_scale_factor = 0.05,"
+    " autovacuum_vacuum_insert_scale_factor = 0.1)"
 )
-
-# Rows are only ever added. Hashes and keys are nearly unique; values that are never compared need
-# no statistics, and gathering them from payloads would cost the most.
-_SETTINGS: Final[LiteralString] = (
-    "autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1"
-)
-_UNIQUE: Final[LiteralString] = (
-    "ALTER COLUMN {0} SET STATISTICS 10, ALTER COLUMN {0} SET (n_distinct = -1)"
-)
-_UNCOMPARED: Final[LiteralString] = "ALTER COLUMN {} SET STATISTICS 0"
-_UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("key",), "sds": ("key", "hash")}
-_UNCOMPARED_COLUMNS: Final = {
-    "messages": ("content_digest", "head", "payload", "tail"),
-    "sds": ("channel", "message_id", "sender", "parent_keys", "parent_ids", "parent_hints"),
-}
+_ATTACH: Final[LiteralString] = "ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}"
 
 
 @dataclass(frozen=True)
@@ -201,24 +189,10 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
 
 async def _create(connection: Connection, table: str, bounds: Bounds) -> None:
     """Make one partition; an empty table is attached without a scan that matters."""
-    name = partition_name(table, bounds)
-    parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
-    like, settings = sql.SQL(_LIKE).format(parent), sql.SQL(_SETTINGS)
-    create = sql.SQL("CREATE TABLE {} ({}) WITH ({})").format(partition, like, settings)
-    await connection.execute(create, prepare=False)
-    tuned = dict.fromkeys(_UNIQUE_COLUMNS.get(table, ()), _UNIQUE)
-    tuned |= dict.fromkeys(_UNCOMPARED_COLUMNS.get(table, ()), _UNCOMPARED)
-    for column, setting in tuned.items():
-        await _alter(connection, name, setting, sql.Identifier(column))
-    values = sql.SQL(bounds.clause)
-    await _alter(connection, table, "ATTACH PARTITION {} FOR VALUES {}", partition, values)
-
-
-async def _alter(
-    connection: Connection, table: str, action: LiteralString, *names: sql.Composable
-) -> None:
-    statement = sql.SQL("ALTER TABLE {} {}").format(
-        sql.Identifier(SCHEMA, table), sql.SQL(action).format(*names)
-    )
-    # A plan of a statement that is never repeated is not worth keeping.
-    await connection.execute(statement, prepare=False)
+    parent = sql.Identifier(SCHEMA, table)
+    partition = sql.Identifier(SCHEMA, partition_name(table, bounds))
+    create = sql.SQL(_CREATE).format(partition, parent)
+    attach = sql.SQL(_ATTACH).format(parent, partition, sql.SQL(bounds.clause))
+    for statement in (create, attach):
+        # A plan of a statement that is never repeated is not worth keeping.
+        await connection.execute(statement, prepare=False)

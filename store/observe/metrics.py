@@ -31,7 +31,7 @@ SOURCES: Final = ("client", "relay", "nwaku", "transfer", "gossip", "resume", "r
 """Values of the label `source`."""
 
 ROUTINE_EVENTS: Final = (
-    *("maintenance_taken", "partition_dropped", "partitions_analyzed", "index_rebuilt"),
+    *("maintenance_taken", "partition_dropped", "index_rebuilt"),
     *("retention_waits", "clock_believed"),
 )
 MAINTENANCE_EVENTS: Final = (

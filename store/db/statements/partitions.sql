@@ -88,21 +88,6 @@ with leaf as (
 select name, index, sum(bytes)::bigint from part group by name, index having sum(bytes) > 0
 order by sum(sum(bytes)) over (partition by name) desc, name, index <> '', sum(bytes) desc
 
--- read_stale --
--- Partitions whose statistics are out of date.
-with partition as (
-    select c.oid, c.relname::text as name, c.relpages, c.reltuples,
-           pg_relation_size(c.oid) / current_setting('block_size')::int as pages
-    from pg_inherits i
-    join pg_class p on p.oid = i.inhparent
-    join pg_class c on c.oid = i.inhrelid
-    where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and c.relkind = 'r'
-)
-select name from partition left join pg_stat_all_tables seen on seen.relid = oid
-where pages >= %s
-  and (reltuples < 0 or pages > 2 * relpages or seen.n_mod_since_analyze > reltuples / 2)
-order by name
-
 -- read_server --
 -- True for a standby, and the size of the database.
 select pg_is_in_recovery(), pg_database_size(current_database())::bigint

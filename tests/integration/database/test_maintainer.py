@@ -12,9 +12,9 @@ import pytest
 
 from store.db import maintainer as maintainer_module
 from store.db import partitions
-from store.db.condition import analyze_stale, read_condition
+from store.db.condition import read_condition
 from store.db.maintainer import Maintainer
-from store.db.partitions import Catalog, ensure_ahead, read_catalog
+from store.db.partitions import ensure_ahead
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import (
@@ -23,8 +23,6 @@ from tests.integration.database.rows import (
     TODAY,
     Connection,
     counted,
-    counter_of,
-    insert,
     names,
     opened,
     values,
@@ -213,44 +211,6 @@ async def test_what_fails_keeps_nothing_else_from_being_done(
         assert events.seen[0][1]["task"] == "ensure_ahead"
         await node.round(own)
         assert "messages_20261120" in await names(own, "messages")
-
-
-async def test_partitions_are_analyzed_after_they_have_grown(database_url: str) -> None:
-    async with await opened(database_url) as connection:
-        catalog = await prepared(connection)
-        assert await analyze_stale(connection) == []
-        await fill(connection, 0, 3_000)
-        assert "messages_20261120" in await analyze_stale(connection)
-        estimate = await values(
-            connection, "select reltuples::int from pg_class where relname = 'messages_20261120'"
-        )
-        assert estimate == [3_000]
-        await fill(connection, 3_000, 3_100)
-        assert "messages_20261120" not in await analyze_stale(connection)
-        await fill(connection, 3_100, 9_000)
-        assert "messages_20261120" in await analyze_stale(connection)
-        assert await read_catalog(connection) == catalog
-
-
-async def prepared(connection: Connection) -> Catalog:
-    await partitions.ensure_ahead(connection, NOW, DAY_NS)
-    for name in await names(connection, "messages"):
-        # Autovacuum would be a second one who analyzes.
-        await connection.execute(f"alter table storenode.{name} set (autovacuum_enabled = off)")
-    await insert(connection, [NOW])
-    await counted(connection, "n_tup_ins", "messages_", 1)
-    return await read_catalog(connection)
-
-
-async def fill(connection: Connection, first: int, end: int) -> None:
-    before = await counter_of(connection, "n_tup_ins", "messages_")
-    cursor = await connection.execute(
-        "insert into storenode.messages select %s::bigint + n, 1, gen_random_uuid(),"
-        " sha256(n::text::bytea), '', '', sha256(n::text::bytea), sha256(n::text::bytea)"
-        " from generate_series(%s::int + 1, %s::int - 1) n",
-        (NOW, first, end),
-    )
-    await counted(connection, "n_tup_ins", "messages_", before + cursor.rowcount)
 
 
 async def test_partitions_ahead_are_seen_to_run_out(connection: Connection) -> None:

@@ -113,11 +113,10 @@ class NodeClient:
         *,
         min_confirms: int = 0,
         confirm_timeout_s: float | None = None,
-        timeout_s: float | None = None,
     ) -> Sequence[store_pb2.PublishResult]:
         """Store one batch; the results come in its order, and STORED is durable."""
         request = new_request(messages, min_confirms, confirm_timeout_s)
-        return await self.publish_request(request, timeout_s=timeout_s)
+        return await self.publish_request(request)
 
     async def publish_request(
         self, request: store_pb2.PublishRequest, *, timeout_s: float | None = None
@@ -156,17 +155,10 @@ class NodeClient:
                 yield request, response
 
     async def publish_all(
-        self,
-        messages: Iterable[WakuMessageAndTopic],
-        *,
-        min_confirms: int = 0,
-        confirm_timeout_s: float | None = None,
+        self, messages: Iterable[WakuMessageAndTopic]
     ) -> AsyncGenerator[tuple[WakuMessageAndTopic, store_pb2.PublishResult], None]:
         """Store any number of messages by `publish_stream`; yields each with its result."""
-        requests = publish_requests(
-            messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
-        )
-        async with aclosing(self.publish_stream(requests)) as answers:
+        async with aclosing(self.publish_stream(publish_requests(messages))) as answers:
             async for request, response in answers:
                 for pair in zip(request.messages, response.results, strict=True):
                     yield pair

@@ -116,11 +116,5 @@ def _node(
     address: str, token: str | None, tls: TlsIdentity | None, max_response_bytes: int
 ) -> Node:
     channel, metadata = open_channel(address, token, tls, max_response_bytes=max_response_bytes)
-    return Node(
-        address,
-        channel,
-        metadata,
-        tls,
-        store_pb2_grpc.StoreStub(channel),
-        admin_pb2_grpc.AdminStub(channel),
-    )
+    store, admin = store_pb2_grpc.StoreStub(channel), admin_pb2_grpc.AdminStub(channel)
+    return Node(address, channel, metadata, tls, store, admin)

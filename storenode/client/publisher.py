@@ -19,7 +19,8 @@ from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 DEFAULT_MAX_PENDING: Final = 10_000
-"""Messages that are sent and not acknowledged before `AsyncPublisher.send` waits."""
+MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
+"""Messages, and their bytes, that are unacknowledged when `AsyncPublisher.send` waits."""
 
 _CLOSED: Final = "The publisher is closed: make a new one."
 
@@ -29,15 +30,16 @@ class _Item(NamedTuple):
 
     message: Message
     encoded: WakuMessageAndTopic
+    size_bytes: int
     answer: asyncio.Future[Published]
 
 
 class AsyncPublisher:
     """Publishes messages in batches; made by `AsyncClient.publisher`, used as a context manager.
 
-    `send` waits while ``max_pending`` messages are unacknowledged. Leaving the block waits until
-    everything is acknowledged. When the node is away, unacknowledged messages are sent again, which
-    may turn STORED into DUPLICATE.
+    `send` waits while ``max_pending`` messages or 64 MiB are unacknowledged. Leaving the block
+    waits until everything is acknowledged. When the node is away, unacknowledged messages are sent
+    again, which may turn STORED into DUPLICATE.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class AsyncPublisher:
         )
         self._strict = strict
         self._room = asyncio.Semaphore(max_pending)
+        self._pending_bytes = 0
         self._waiting: deque[_Item] = deque()
         self._sent: deque[list[_Item]] = deque()
         self._pending: set[asyncio.Future[Published]] = set()
@@ -100,13 +103,20 @@ class AsyncPublisher:
             ClientClosedError: The block was left already.
         """
         encoded = encode_message(message)
+        size_bytes = encoded.ByteSize()
         await self._room.acquire()  # in order: each place that is free wakes one sender
-        if self._task is None or self._closing or self._task.done():
+        try:
+            while self._pending and self._pending_bytes + size_bytes > MAX_PENDING_BYTES:
+                await self._change()
+            if self._task is None or self._closing or self._task.done():
+                raise self._failure or ClientClosedError(_CLOSED)
+        except BaseException:
             self._room.release()
-            raise self._failure or ClientClosedError(_CLOSED)
+            raise
         answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
-        self._waiting.append(_Item(message, encoded, answer))
+        self._pending_bytes += size_bytes
+        self._waiting.append(_Item(message, encoded, size_bytes, answer))
         self._changed.set()
         return answer
 
@@ -154,6 +164,7 @@ class AsyncPublisher:
     def _settle(self, item: _Item, result: Published) -> None:
         self.acknowledged += 1
         self._pending.discard(item.answer)
+        self._pending_bytes -= item.size_bytes
         self._room.release()
         if not item.answer.done():
             item.answer.set_result(result)

@@ -46,6 +46,7 @@ class AsyncMessageStream(AsyncIterator[Message]):
         self._next = cursor
         self.waiting: deque[Message] = deque()
         """Messages of the last page that were not handed out one by one."""
+        self._turn = asyncio.Lock()
         self._coming: asyncio.Task[Page | None] | None = None
         self._saving: asyncio.Future[None] | None = None
         self.cursor = cursor
@@ -75,24 +76,25 @@ class AsyncMessageStream(AsyncIterator[Message]):
     async def next_page(self) -> Page | None:
         """Return the next page, None at the end; `cursor` then stands after the page before.
 
-        A call that is cancelled, such as by a time limit, leaves the page to the next call. A
+        Calls take turns; one that is cancelled, as by a time limit, leaves its page to the next. A
         stream that was closed, or has failed, before its end raises `ClientClosedError`.
         """
-        if self._coming is None:
-            self._coming = asyncio.ensure_future(self._turn_page())
-            # A stream can be dropped, and its client closed, before the page comes or fails.
-            self._coming.add_done_callback(lambda page: page.cancelled() or page.exception())
-        coming = self._coming
-        await asyncio.wait({coming})
-        if self._coming is coming:
-            self._coming = None
-        page = None if coming.cancelled() else coming.result()
-        if page is not None:
-            self._next = page.cursor or self._next
-            self.live, self.coverage = page.live, page.coverage
-        elif not self._has_ended:
-            raise ClientClosedError("The stream was closed before its end: open a new one.")
-        return page
+        async with self._turn:
+            if self._coming is None:
+                self._coming = asyncio.ensure_future(self._turn_page())
+                # A stream can be dropped, and its client closed, before the page comes or fails.
+                self._coming.add_done_callback(lambda page: page.cancelled() or page.exception())
+            coming = self._coming
+            await asyncio.wait({coming})
+            if self._coming is coming:
+                self._coming = None
+            page = None if coming.cancelled() else coming.result()
+            if page is not None:
+                self._next = page.cursor or self._next
+                self.live, self.coverage = page.live, page.coverage
+            elif not self._has_ended:
+                raise ClientClosedError("The stream was closed before its end: open a new one.")
+            return page
 
     async def ack(self) -> None:
         """Keep the position after the pages whose messages have all been handed out.

@@ -319,10 +319,7 @@ async def test_what_a_client_may_not_read_is_not_there(
     with pytest.raises(RefusedError, match=kind.code_of("NOT_FOUND")):
         await app.call("Query", StoreQueryRequest(pagination_cursor=hidden))
     await app.call("Query", StoreQueryRequest(pagination_cursor=seen))
-    for method, asked in (
-        ("Scan", ScanRequest()),
-        ("Follow", FollowRequest(from_beginning=True)),
-    ):
+    for method, asked in (("Scan", ScanRequest()), ("Follow", FollowRequest(from_beginning=True))):
         found = hashes_of(await app.call(method, asked))
         assert (seen in found, hidden in found) == (True, False), method
     entries = [

@@ -72,11 +72,7 @@ def test_every_folder_with_code_is_in_one_of_the_distributions() -> None:
 
 def test_the_distributions_install_few_names() -> None:
     assert {name.partition(".")[0] for name in packages_of(LIBRARY)} == {"storenode"}
-    assert {name.partition(".")[0] for name in packages_of(NODE)} == {
-        "chaos",
-        "reconcile",
-        "store",
-    }
+    assert {name.partition(".")[0] for name in packages_of(NODE)} == {"chaos", "reconcile", "store"}
 
 
 def test_both_distributions_have_one_version_and_name_each_other_by_it() -> None:

@@ -276,11 +276,7 @@ sys.exit(3)
 
 @pytest.mark.parametrize(
     ("how", "ending", "code"),
-    [
-        ("ends", None, 3),
-        ("waits", signal.SIGINT, 130),
-        ("waits", signal.SIGTERM, 143),
-    ],
+    [("ends", None, 3), ("waits", signal.SIGINT, 130), ("waits", signal.SIGTERM, 143)],
 )
 def test_nothing_outlives_the_run(how: str, ending: int | None, code: int) -> None:
     run = subprocess.Popen(

@@ -140,10 +140,7 @@ TOGETHER: tuple[dict[str, Found], ...] = (
         OTHER_LAMPORT: {(WRONG_SDS_ROW, S): SDS_COUNT},
         DEFAULT: {("default partition", M): 1},
     },
-    {
-        NO_HASH: {(NO_HASH_ROW, H): 1},
-        OTHER_SENDER: {(WRONG_SDS_ROW, S): SDS_COUNT},
-    },
+    {NO_HASH: {(NO_HASH_ROW, H): 1}, OTHER_SENDER: {(WRONG_SDS_ROW, S): SDS_COUNT}},
     {
         OTHER_CHANNEL_KEY: {(WRONG_SDS_ROW, S): SDS_COUNT},
         NO_COMMITS: {("batch without a commit", "commits"): None, (WRONG_SUMMARY, "buckets"): None},

@@ -119,11 +119,7 @@ async def test_time_without_the_database_or_the_clock_is_not_called_online(first
         await database.close()
     assert sorted(
         ((each.start_ns - NOW_NS) // 10**9, (each.end_ns - NOW_NS) // 10**9) for each in found
-    ) == [
-        (0, 5),
-        (25, 35),
-        (3635, 3645),
-    ]
+    ) == [(0, 5), (25, 35), (3635, 3645)]
 
 
 START_NS, END_NS = 1_000, NOW_NS

@@ -355,6 +355,23 @@ async def test_senders_get_room_in_order(nodes: Nodes) -> None:
         assert len(waits) <= 300, "each sender waits once"
 
 
+async def test_senders_wait_for_room_in_bytes(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes = 2 * MESSAGE.encode().ByteSize()
+    monkeypatch.setattr("storenode.client.publisher.MAX_PENDING_BYTES", limit_bytes)
+    pending = list[int]()
+
+    async def send() -> None:
+        await some.send(MESSAGE)
+        pending.append(len(some._pending))
+
+    client = AsyncClient(await nodes.serve(live))
+    async with client, client.publisher() as some:
+        await asyncio.gather(*(send() for _ in range(20)))
+    assert max(pending) == 2
+
+
 async def test_an_answer_that_is_collected_is_bounded(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -692,6 +709,16 @@ async def test_a_call_that_is_cancelled_leaves_its_page_to_the_next_one() -> Non
     for after in (ending, anext(stream, None)):
         with pytest.raises(ClientClosedError, match="The stream was closed"):
             await after
+
+
+async def test_tasks_that_share_a_stream_get_each_page_once() -> None:
+    async def pages(_cursor: bytes) -> AsyncGenerator[Page]:
+        for number in range(1, 4):
+            yield Page(messages(number)[-1:], None)
+
+    stream = AsyncMessageStream(pages, b"")
+    found = await asyncio.gather(*(stream.next_page() for _ in range(5)))
+    assert [page and page.messages[0] for page in found] == [*messages(3), None, None]
 
 
 @settings(max_examples=40)

@@ -192,10 +192,7 @@ ONLY_NOW = "01020003" + "8094ebdc03" + "00" + "80a8d6b907" + "01" + "0f" + "00" 
 
 @pytest.mark.parametrize(
     ("window", "expected"),
-    [
-        (EVERYTHING, FIRST),
-        (((10**9, bytes(32)), (3 * 10**9, bytes(32))), ONLY_NOW),
-    ],
+    [(EVERYTHING, FIRST), (((10**9, bytes(32)), (3 * 10**9, bytes(32))), ONLY_NOW)],
 )
 def test_the_first_payload_byte_for_byte(window: tuple[SyncId, SyncId], expected: str) -> None:
     stored = [(10**9 + 1, b"\x0f" + bytes(31)), (3 * 10**9, bytes(31) + b"\xf0")]

@@ -203,10 +203,7 @@ async def test_bodies_are_judged_and_counted_once_each() -> None:
 
     assert isinstance(bodies, Bodies)
     assert bodies.batch.hashes == [hash_of(message) for message in good]
-    assert list(bodies.refused) == [
-        (hash_of(bad), "too_new"),
-        (hash_of(nameless), "missing_topic"),
-    ]
+    assert list(bodies.refused) == [(hash_of(bad), "too_new"), (hash_of(nameless), "missing_topic")]
     assert bodies.size_bytes == len(encoded)
 
 

@@ -328,14 +328,7 @@ def set_to(**fields: object) -> Lie:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("count", "differences"),
-    [
-        (0, (0, 0)),
-        (0, (400, 300)),
-        (1, (1, 0)),
-        (30, (0, 1)),
-        (1_000, (0, 0)),
-        (1_000, (400, 300)),
-    ],
+    [(0, (0, 0)), (0, (400, 300)), (1, (1, 0)), (30, (0, 1)), (1_000, (0, 0)), (1_000, (400, 300))],
 )
 async def test_both_sides_find_exactly_the_differences_and_conclude_by_sums(
     mode: str, count: int, differences: tuple[int, int]

@@ -272,6 +272,6 @@ def _made(installation: Installation) -> Path:
     """Return a data directory with a cluster that was never started."""
     data = DataDir(Path(tempfile.mkdtemp(prefix="storenode-made-")))
     atexit.register(shutil.rmtree, data.path, ignore_errors=True)
-    account = account_for(data.cluster)
-    make_cluster(data, account, binaries.reachable(installation, Launch(account)))
+    launch = Launch(account_for(data.cluster))
+    make_cluster(data, launch, binaries.reachable(installation, launch))
     return data.path

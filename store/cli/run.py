@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import uvloop
@@ -62,13 +62,7 @@ def configured(kind: type[_Config], options: dict[str, Any]) -> _Config:
     return config
 
 
-class CheckCommand(RunCommand):
-    """A command that has the options of `storenode run`, from the same table of a file too."""
-
-    table: ClassVar[str] = "run"
-
-
-@click.command("check-config", cls=CheckCommand)
+@click.command("check-config", cls=RunCommand)
 @options_of(NodeConfig)
 def check_config(**options: Any) -> int:  # noqa: ANN401 - the options, by name
     """Try all that the next start of a node would try, and start nothing.

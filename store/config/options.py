@@ -84,9 +84,10 @@ SHOW_ALL: Final = "storenode.help_all"
 
 
 class RunCommand(LayeredCommand):
-    """A command with many options: ``--help`` shows the usual ones, ``--help-all`` all."""
+    """A command with the options of a node: ``--help`` shows the usual ones, ``--help-all`` all."""
 
     removed = REMOVED
+    table = "run"
 
     def __init__(self, name: str | None, **more: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(name, **more)

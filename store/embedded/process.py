@@ -4,10 +4,12 @@ import os
 import platform
 import pwd
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +33,9 @@ LOG_READ_BYTES: Final = 64 * 1024
 TOOL_TIMEOUT_S: Final = 120.0
 """The longest run of initdb or of a single-user session."""
 
+POLL_INTERVAL_S: Final = 0.02
+"""The interval of looks at a server that starts, a process that is not a child, a wish to stop."""
+
 _AS_ACCOUNT: Final = """\
 import os, sys
 uid, gid, *command = sys.argv[1:]
@@ -53,11 +58,15 @@ class ProgramFailedError(Exception):
 
 
 class Launch(NamedTuple):
-    """A way to start a program: its account, its working directory, and further variables."""
+    """A way to start a program: its account, its working directory, and further variables.
+
+    One that runs to its end is killed, with those that it has started, once ``stopped`` is set.
+    """
 
     account: pwd.struct_passwd | None = None
     directory: Path | None = None
     environment: Mapping[str, str] = MappingProxyType({})
+    stopped: threading.Event = threading.Event()
 
     @property
     def path(self) -> str:
@@ -99,18 +108,23 @@ class Launch(NamedTuple):
         """Run a program to its end and return what it printed.
 
         Raises:
-            ProgramFailedError: It failed, or took longer than `timeout_s`.
+            ProgramFailedError: It failed, was stopped, or took longer than `timeout_s`.
         """
         try:
             child = self.popen(command, stdin=subprocess.PIPE)
         except OSError as error:
             raise ProgramFailedError(f"cannot run {command[0]}: {error}") from error
-        try:
-            output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-            raise ProgramFailedError(f"{command[0]} did not end within {timeout_s:g} s") from None
+        output, unsent, end_s = None, stdin.encode(), time.monotonic() + timeout_s
+        while output is None:
+            try:
+                output, _ = child.communicate(unsent, timeout=min(timeout_s, POLL_INTERVAL_S))
+            except subprocess.TimeoutExpired:
+                unsent = b""
+                if self.stopped.is_set() or time.monotonic() >= end_s:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.communicate()
+                    late = f"{command[0]} did not end within {timeout_s:g} s"
+                    raise ProgramFailedError(late) from None
         text = output.decode(errors="replace")
         if child.returncode != 0:
             raise ProgramFailedError(complaint(text))

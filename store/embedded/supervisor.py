@@ -35,6 +35,7 @@ from store.embedded.datadir import (
     reset_password,
 )
 from store.embedded.process import (
+    POLL_INTERVAL_S,
     EmbeddedPostgresError,
     Launch,
     OutputPump,
@@ -56,7 +57,6 @@ again."""
 DEFAULTS: Final[Mapping[str, str]] = {
     "shared_buffers": f"{_CACHE_MIB}MB",
     "max_connections": "60",
-    "wal_level": "replica",
     "fsync": "on",
     "synchronous_commit": "on",
     "max_wal_size": "2GB",
@@ -64,7 +64,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    "log_min_messages": "warning",
     "log_checkpoints": "off",
     # An idle server wakes as seldom. What need not wait for the disk is written as late, too.
     "autovacuum_naptime": "3min",
@@ -110,9 +109,6 @@ def refuse_managed(extra: Mapping[str, str]) -> None:
                 " of the extra settings, or run a Postgres of your own with --database-url."
             )
 
-
-POLL_INTERVAL_S: Final = 0.02
-"""The interval of looks at a server that starts, or at a process that is not a child."""
 
 OUTPUT_DRAIN_S: Final = 5.0
 """The longest wait for the last process of a dead server, which ends its output."""
@@ -315,16 +311,18 @@ class EmbeddedPostgres:
             try:
                 self._data.prepare()
                 self._data.lock()
+                try:
+                    launch = self._prepared()
+                except (OSError, ProgramFailedError) as error:
+                    raise self._explained(_text_of(error), "") from error
                 self._keeper = threading.Thread(
-                    target=self._keep, args=(self._prepared(),), name="postgres-keeper", daemon=True
+                    target=self._keep, args=(launch,), name="postgres-keeper", daemon=True
                 )
                 self._keeper.start()
                 self._ready.result()
-            except BaseException as error:
+            except BaseException:
                 self._end_keeper()
                 self._data.unlock()
-                if isinstance(error, (OSError, ProgramFailedError)):
-                    raise self._explained(_text_of(error), "") from error
                 raise
             return self.url
 
@@ -382,23 +380,19 @@ class EmbeddedPostgres:
                 SHARED_NAME,
                 NAME,
             )
-        installation = binaries.reachable(chosen, Launch(account))
+        launch = Launch(account, stopped=self._stopping)
+        installation = binaries.reachable(chosen, launch)
         self.version = installation.version
         remove_leftovers(data)
         if major is None:
             begun = time.monotonic()
-            make_cluster(data, account, installation)
+            make_cluster(data, launch, installation)
             seconds = round(time.monotonic() - begun, 3)
             self._emit("initialised", version=installation.version, seconds=seconds)
         else:
             clear_predecessor(data, self._emit)
-        extra = self._settings
-        # Without LZ4 it would be pglz, at ten times the cost, and pages of hashes do not shrink.
-        lz4 = "wal_compression=lz4"
-        if "wal_compression" not in extra and binaries.accepts(installation, data.cluster, lz4):
-            extra = {**extra, "wal_compression": "lz4"}
-        self._password = data.read_password() or reset_password(data, account, installation)
-        return partial(ServerProcess, data, account, installation, extra)
+        self._password = data.read_password() or reset_password(data, launch, installation)
+        return partial(ServerProcess, data, account, installation, self._settings)
 
     def _keep(self, launch: _Launcher) -> None:
         """Run one server after the other until the keeper must stop or the first does not start."""
@@ -422,11 +416,7 @@ class EmbeddedPostgres:
         finally:
             self.port = None
             if not self._ready.done():
-                stopped = (
-                    f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
-                    " start it again if it is wanted."
-                )
-                self._ready.set_exception(EmbeddedPostgresError(stopped))
+                self._ready.set_exception(self._explained("", ""))
 
     def _run_server(self, launch: _Launcher) -> tuple[int | None, str]:
         """Run a server from its launch to its exit; return its process ID, and why it ended."""
@@ -481,7 +471,9 @@ class EmbeddedPostgres:
     def _explained(self, reason: str, more: str) -> EmbeddedPostgresError:
         path = self._data.path
         what = f"The embedded Postgres in {path} does not start ({reason}): mend that{more}"
-        if is_full_disk(reason):
+        if self._stopping.is_set():
+            what = f"The embedded Postgres in {path} was stopped while it started: see by whom"
+        elif is_full_disk(reason):
             what = f"The disk that holds {path} is full ({reason}): free some space"
         return EmbeddedPostgresError(f"{what}, then start again.")
 

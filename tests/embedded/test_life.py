@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -314,16 +314,28 @@ def test_a_server_that_never_gets_ready_is_given_up(
         assert values(again.url) == [1]
 
 
-def test_stop_breaks_a_start_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["initdb", "initialised"])
+def test_stop_breaks_a_start_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     def stop_at_once(name: str, _fields: object) -> None:
-        if name == "initialised":
+        if name == moment:
             # The same thread may do this, which makes the moment certain.
             server.stop()
 
+    def begin(launch: Launch, command: Sequence[str], **options: int) -> subprocess.Popen[bytes]:
+        child = popen(launch, command, **options)
+        stop_at_once(Path(command[0]).name, None)
+        return child
+
+    popen = Launch.popen
     server = EmbeddedPostgres(tmp_path / "data", on_event=stop_at_once)
-    with pytest.raises(EmbeddedPostgresError, match="was stopped while it was starting"):
-        server.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "popen", begin)
+        with pytest.raises(EmbeddedPostgresError, match="was stopped while it started"):
+            server.start()
     assert server.pid is None
+    assert (tmp_path / "data" / "postgres").exists() == (moment == "initialised")
     with server:
         insert(server.url, 1)
 

@@ -23,7 +23,6 @@ from uuid import UUID
 
 from store.config.node import NodeConfig
 from store.db.coverage import DatabaseOnlineTimes, DatabaseStatements
-from store.db.errors import SchemaError
 from store.db.feed import DatabaseFeed, follow_cursors
 from store.db.gossip import GossipReads, UnreadRows
 from store.db.maintainer import Maintainer
@@ -42,10 +41,9 @@ from store.domain.ports import (
     NotServingError,
     PeerAddress,
     Source,
-    StoreUnavailableError,
 )
 from store.domain.unread import Confirmations
-from store.embedded.process import EmbeddedPostgresError, is_full_disk
+from store.embedded.process import is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import DriverDatabase
@@ -61,28 +59,21 @@ from store.rpc.gossip import GossipTransport
 from store.rpc.peer_calls import PeerConnector
 from store.runtime.database import ExternalHost, note_host
 from store.runtime.embedded_host import EmbeddedHost
-from store.runtime.errors import (
-    NodeFailedError,
-    UnreachableError,
-    WrongConfigurationError,
-    as_sentence,
-    unserved,
-)
 from store.runtime.health import NodeHealth, Obstacle
 from store.runtime.listeners import Listeners, bind_listeners, listener_addresses, tls_files
 from store.runtime.monitor import DatabaseMonitor, Outage, WriteCanary
 from store.runtime.node_files import kept_node_id
 from store.runtime.peer_states import PeerStates
 from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, client_limits
-from store.runtime.preflight import file_checks
+from store.runtime.preflight import file_checks, translate_errors
 from store.runtime.resources import DiskSpace, map_large_blocks, trim_memory
 from store.runtime.status import READ_TIMEOUT_S, NodeStatus
-from store.serving.addresses import BindError, ListenerAddress, bind_error, require_free
+from store.serving.addresses import ListenerAddress, bind_error, require_free
 from store.serving.answers import UnsentBudget
 from store.serving.context import NodeIdentity
 from store.serving.sockets import ConnectionLimiter
 from store.serving.tasks import BackgroundTasks, Drain, Work, cancel
-from store.serving.tls import TlsError, first_dns_name
+from store.serving.tls import first_dns_name
 from store.sync import fetch
 from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
@@ -162,11 +153,9 @@ class NodeRuntime:
         """Start, serve until `stop` is called, drain, and close everything.
 
         Raises:
-            WrongConfigurationError: An option, or a file that it names, cannot be used.
-            UnreachableError: The database could not be reached.
             NodeFailedError: The node could not start.
         """
-        try:
+        with translate_errors():
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(self._host.stop)
                 starting = self._starting = asyncio.create_task(self._start(stack))
@@ -179,14 +168,6 @@ class NodeRuntime:
                 else:
                     await self._ending.wait()
                     await self._end_calls(listeners)
-        except TlsError as error:
-            raise WrongConfigurationError(str(error)) from error
-        except (BindError, EmbeddedPostgresError) as error:
-            raise NodeFailedError(str(error)) from error
-        except SchemaError as error:
-            raise NodeFailedError(as_sentence(error)) from error
-        except StoreUnavailableError as error:
-            raise UnreachableError(as_sentence(unserved(error))) from error
         _LOG.info("ended")
 
     def stop(self) -> None:

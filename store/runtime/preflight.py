@@ -25,7 +25,13 @@ from store.embedded.datadir import DataDir
 from store.embedded.process import EmbeddedPostgresError
 from store.embedded.supervisor import refuse_managed, running_url
 from store.runtime.database import ExternalHost
-from store.runtime.errors import NodeFailedError, as_sentence, unserved
+from store.runtime.errors import (
+    NodeFailedError,
+    UnreachableError,
+    WrongConfigurationError,
+    as_sentence,
+    unserved,
+)
 from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, kept_node_id
 from store.runtime.policy import TokenFile, client_limits, retention_brake
@@ -35,7 +41,20 @@ from store.serving.tls import TlsError, first_dns_name, read_authorities
 LOCK_TIMEOUT_MS: Final = 2_000
 """The time to wait for another session's lock where retention is settled, and taken back."""
 
-_FAULTS: Final = (BindError, EmbeddedPostgresError, NodeFailedError, TlsError)
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise `NodeFailedError` in place of the errors of a node's parts."""
+    try:
+        yield
+    except TlsError as error:
+        raise WrongConfigurationError(str(error)) from error
+    except (BindError, EmbeddedPostgresError) as error:
+        raise NodeFailedError(str(error)) from error
+    except SchemaError as error:
+        raise NodeFailedError(as_sentence(error)) from error
+    except StoreUnavailableError as error:
+        raise UnreachableError(as_sentence(unserved(error))) from error
 
 
 async def check_start(config: NodeConfig) -> list[str]:
@@ -58,15 +77,17 @@ async def check_start(config: NodeConfig) -> list[str]:
     with _reported(problems):
         _check_directory(config, data)
     if not problems or is_running:
-        problems += await _problems_of_database(config, data)
+        with _reported(problems):
+            problems += await _problems_of_database(config, data)
     return list(dict.fromkeys(problems))
 
 
 @contextmanager
 def _reported(problems: list[str]) -> Iterator[None]:
     try:
-        yield
-    except _FAULTS as error:
+        with translate_errors():
+            yield
+    except NodeFailedError as error:
         problems.append(str(error))
 
 
@@ -96,10 +117,6 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
             # A node would upgrade the schema of its own database.
             await asyncio.to_thread(migrate.current, url)
         return [] if url is None or config.read_only else await _retention_problems(config, url)
-    except _FAULTS as error:
-        return [str(error)]
-    except (SchemaError, StoreUnavailableError) as error:
-        return [as_sentence(error)]
     except psycopg.Error as error:
         failure = find_failure(error)
         return [as_sentence(unserved(failure.sentence if failure else sentence(error)))]

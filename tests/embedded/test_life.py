@@ -315,13 +315,10 @@ def test_a_server_that_never_gets_ready_is_given_up(
 
 
 @pytest.mark.parametrize("moment", ["initdb", "initialised"])
-def test_stop_breaks_a_start_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_stop_ends_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     def stop_at_once(name: str, _fields: object) -> None:
         if name == moment:
-            # The same thread may do this, which makes the moment certain.
-            server.stop()
+            server.stop()  # in the same thread, which makes the moment certain
 
     def begin(launch: Launch, command: Sequence[str], **options: int) -> subprocess.Popen[bytes]:
         child = popen(launch, command, **options)

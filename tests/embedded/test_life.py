@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -496,31 +496,26 @@ def test_a_cluster_of_an_older_version_keeps_its_programs() -> None:
     assert binaries.choose(16).major == 16 < binaries.choose(None).major
 
 
-@pytest.fixture
-def no_wheel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Take the package with the programs away, and leaves one directory to search."""
-
-    def take_away(path: str) -> None:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-        monkeypatch.setattr(binaries, "SYSTEM_PATTERNS", ())
-        monkeypatch.setenv("PATH", path)
-
-    return take_away
+def search_alone(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Take the package with the programs away, and leave one directory to search."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(binaries, "SYSTEM_PATTERNS", ())
+    monkeypatch.setenv("PATH", str(path))
 
 
 def test_without_programs_it_says_what_to_install(
-    tmp_path: Path, no_wheel: Callable[[str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_wheel(str(tmp_path))
+    search_alone(monkeypatch, tmp_path)
     said = _refusal(tmp_path / "data")
     assert "pip install 'storenode[embedded]'" in said
     assert "--database-url" in said
     assert not (tmp_path / "data" / "postgres").exists()
 
 
-def test_programs_on_the_path_are_the_second_choice(no_wheel: Callable[[str], None]) -> None:
+def test_programs_on_the_path_are_the_second_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = binaries.choose(None)
-    no_wheel(str(wheel.bin_dir))
+    search_alone(monkeypatch, wheel.bin_dir)
     found = binaries.choose(None)
     assert (found.bin_dir, wheel.movable, found.movable) == (wheel.bin_dir, True, False)
 

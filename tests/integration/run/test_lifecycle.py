@@ -40,11 +40,8 @@ NOT_SERVING = HealthCheckResponse.NOT_SERVING
 
 
 def test_a_fresh_directory_gives_a_serving_node_that_ends_in_order(tmp_path: Path) -> None:
-    node = NodeProcess(tmp_path / "data").start()
-    try:
-        assert list(node.ready) == [
-            *("event", "listen", "peer", "admin", "metrics", "database", "node_id")
-        ]
+    with running_node(tmp_path / "data") as node:
+        assert " ".join(node.ready) == "event listen peer admin metrics database node_id"
         assert node.ready["event"] == "ready"
         assert node.ready["database"] == "embedded"
         assert node.peer == node.listen
@@ -55,8 +52,6 @@ def test_a_fresh_directory_gives_a_serving_node_that_ends_in_order(tmp_path: Pat
         assert any("postgres" in child.name() for child in children)
         node.signal(signal.SIGTERM)
         rest, _ = node.process.communicate(timeout=TIMEOUT_S)
-    finally:
-        node.close()
     assert node.process.returncode == 0
     assert rest == b"", "standard output holds the ready line alone"
     assert psutil.wait_procs(children, timeout=TIMEOUT_S)[1] == []

@@ -233,7 +233,7 @@ class SessionReport:
         self.own_count = result.own_count
         self.missing_here, self.missing_there = len(result.to_receive), len(result.to_send)
         self.unanswered, self.outstanding = self.missing_there, self.missing_here
-        self.equality = Equality.XOR
+        self.equality = Equality.XOR if result.rounds else Equality.UNKNOWN
         if self.keyed_from_ns is not None:
             whole = self.keyed_from_ns <= result.window[0][0]
             self.equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
@@ -300,7 +300,8 @@ class SyncObserver(Protocol):
 def _notes(report: SessionReport) -> Iterator[str]:
     horizon = report.horizon
     if horizon is not None and (report.asked_from or horizon) < horizon:
-        yield f"not compared: what is older than {_time(horizon[0])}, the horizon of this node"
+        what = "what is" if report.round_trips else "the whole window, and no peer was asked: it is"
+        yield f"not compared: {what} older than {_time(horizon[0])}, the horizon of this node"
     if report.left_over:
         yield "a session reports no more differences than these: the next one finds the rest"
     if report.refused:
@@ -341,8 +342,7 @@ def _notes(report: SessionReport) -> Iterator[str]:
             "fingerprint is forged"
         )
     if report.compact_failed:
-        failed = shown(report.compact_failed)
-        yield f"the compact mode was given up for a base session: {failed}"
+        yield f"the compact mode was given up for a base session: {shown(report.compact_failed)}"
 
 
 def _counts(by_label: Mapping[str, int]) -> str:

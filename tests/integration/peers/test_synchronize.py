@@ -118,8 +118,8 @@ async def test_nothing_below_a_horizon_is_compared(first: PeerNode, second: Peer
     assert mirror.in_sync
     assert await first.hashes() == {hash_of(new)}
     below = await first.synchronize(second, Window(0, horizon_ns))
-    assert below.in_sync
-    assert below.round_trips == 0
+    assert (below.in_sync, below.round_trips, below.equality) == (True, 0, Equality.UNKNOWN)
+    assert "the whole window, and no peer was asked" in below.notes[0]
 
 
 async def test_other_shards_are_refused_visibly_on_both_sides(

@@ -89,8 +89,6 @@ async def _serve(config: NodeConfig) -> None:
     # What is imported stays to the end: the collector need not look at it, now or later.
     gc.disable()
     embedded = EmbeddedHost(config) if config.database_url is None else None
-    if embedded is not None:
-        embedded.begin()
     from store.runtime.node import NodeRuntime  # noqa: PLC0415
 
     gc.freeze()

@@ -238,13 +238,6 @@ def reachable(installation: Installation, launch: Launch) -> Installation:
     )
 
 
-def accepts(installation: Installation, cluster: Path, setting: str) -> bool:
-    """Return True if these programs accept a setting, such as "wal_compression=lz4"."""
-    # Only with -C as its first argument does Postgres answer root too.
-    question = [installation.program("postgres"), "-C", setting.partition("=")[0]]
-    return _output_of([*question, "-D", str(cluster), "-c", setting]) is not None
-
-
 def _why_not_executable(installation: Installation, launch: Launch) -> str | None:
     try:
         launch.run([installation.program("postgres"), "--version"])
@@ -273,18 +266,13 @@ def _installations() -> Iterator[Installation]:
         found: list[Installation] = []
         for bin_dir in dict.fromkeys(find_bin_dirs()):
             if (bin_dir / "initdb").is_file():
-                printed = _output_of([str(bin_dir / "postgres"), "--version"]) or ""
+                printed = ""
+                with contextlib.suppress(ProgramFailedError):
+                    printed = Launch().run([str(bin_dir / "postgres"), "--version"])
                 match = re.search(r"\(PostgreSQL\) (\d+[\w.]*)", printed)
                 found += [Installation(bin_dir, match[1], movable)] if match else []
         found.sort(key=lambda each: each.major, reverse=True)
         yield from (each for each in found if each.major >= OLDEST_MAJOR)
-
-
-def _output_of(command: list[str]) -> str | None:
-    try:
-        return Launch().run(command)
-    except ProgramFailedError:
-        return None
 
 
 def _copied_below(base: Path, source: Installation) -> Installation | None:

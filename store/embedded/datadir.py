@@ -8,7 +8,6 @@
 <data_dir>/storenode.lock      held as long as a supervisor uses the directory
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -18,14 +17,16 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from store.embedded.binaries import Installation, accepts, named_user
+from store.embedded.binaries import Installation, named_user
 from store.embedded.process import (
     ON_LINUX,
     EmbeddedPostgresError,
     Launch,
+    ProgramFailedError,
     command_line,
     give_to_owner_of,
     sync_directory,
@@ -131,7 +132,7 @@ class DataDir:
                 return True
         return False
 
-    @contextlib.contextmanager
+    @contextmanager
     def _lock_errors(self) -> Iterator[None]:
         try:
             yield
@@ -177,7 +178,7 @@ class DataDir:
 
     def read_password(self) -> str | None:
         """Return the saved password; None if there is none that can be read."""
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             return str(json.loads(self._access_file.read_text())["password"])
         return None
 
@@ -219,7 +220,7 @@ class DataDir:
 
 
 def _is_granted(lock_fd: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
+    with suppress(BlockingIOError):
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
@@ -285,29 +286,33 @@ def make_cluster(data: DataDir, launch: Launch, programs: Installation) -> None:
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
     cluster = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
+    # The role for checkpoints is new in Postgres 15, one call that writes a thousand files in 17.
+    granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
+    at_once = ["--sync-method=syncfs"] if ON_LINUX and programs.major >= 17 else []
     try:
         if (account := launch.account) is not None:
             os.chown(cluster, account.pw_uid, account.pw_gid)
         with named_user(account) as variables:
             inside = launch._replace(directory=cluster, environment=variables)
-            command = [programs.program("initdb"), f"--pgdata={inside.path}"]
-            command += [f"--username={_SUPERUSER}", "--encoding=UTF8", "--locale=C"]
-            inside.run([*command, "--data-checksums", "--auth=reject"])
-        # The role for checkpoints is new in Postgres 15.
-        granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
-        _run_sql(
-            cluster,
-            launch,
-            programs,
-            f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
-            f"GRANT {granted} TO {ROLE};\n"
-            f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n",
-        )
-        (cluster / "pg_hba.conf").write_text(_HBA)
-        # Without LZ4 it would be pglz, at ten times the cost, and pages of hashes do not shrink.
-        if accepts(programs, cluster, lz4 := "wal_compression=lz4"):
-            with (cluster / "postgresql.conf").open("a") as settings:
+            initdb = [programs.program("initdb"), f"--pgdata={inside.path}"]
+            command = [*initdb, f"--username={_SUPERUSER}", "--encoding=UTF8", "--locale=C"]
+            inside.run([*command, "--data-checksums", "--auth=reject", "--no-sync"])
+            _run_sql(
+                inside,
+                programs,
+                f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}';\n"
+                f"GRANT {granted} TO {ROLE};\n"
+                f"CREATE DATABASE {DATABASE} OWNER {ROLE};\n",
+                "fsync=off",
+            )
+            (cluster / "pg_hba.conf").write_text(_HBA)
+            # Without LZ4 it would be pglz, at ten times the cost; pages of hashes do not shrink.
+            question = [programs.program("postgres"), "-C", "wal_compression", "-D", inside.path]
+            lz4 = "wal_compression=lz4"
+            with suppress(ProgramFailedError), (cluster / "postgresql.conf").open("a") as settings:
+                inside.run([*question, "-c", lz4])
                 settings.write(f"{lz4}\n")
+            inside.run([*initdb, "--sync-only", *at_once])
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
         cluster.rename(data.cluster)
@@ -323,7 +328,9 @@ def reset_password(data: DataDir, launch: Launch, programs: Installation) -> str
         ProgramFailedError: The cluster does not start in single-user mode.
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
-    _run_sql(data.cluster, launch, programs, f"ALTER ROLE {ROLE} PASSWORD '{password}';\n")
+    with named_user(launch.account) as variables:
+        inside = launch._replace(directory=data.cluster, environment=variables)
+        _run_sql(inside, programs, f"ALTER ROLE {ROLE} PASSWORD '{password}';\n")
     data.write_password(password)
     return password
 
@@ -336,11 +343,13 @@ def remove_leftovers(data: DataDir) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_sql(cluster: Path, launch: Launch, programs: Installation, sql: str) -> None:
+def _run_sql(inside: Launch, programs: Installation, sql: str, *settings: str) -> None:
     # A statement that fails must neither be passed over nor be logged with its password.
-    settings = "exit_on_error=on log_min_error_statement=panic password_encryption=scram-sha-256"
-    with named_user(launch.account) as variables:
-        inside = launch._replace(directory=cluster, environment=variables)
-        command = [programs.program("postgres"), "--single", "-D", inside.path]
-        command += [part for each in settings.split() for part in ("-c", each)]
-        inside.run([*command, "postgres"], stdin=sql)
+    usual = (
+        "exit_on_error=on",
+        "log_min_error_statement=panic",
+        "password_encryption=scram-sha-256",
+    )
+    command = [programs.program("postgres"), "--single", "-D", inside.path]
+    command += [part for each in (*usual, *settings) for part in ("-c", each)]
+    inside.run([*command, "postgres"], stdin=sql)

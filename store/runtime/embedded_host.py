@@ -6,11 +6,9 @@ The module imports little: what a start takes most of its time for comes after i
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 
 from store.config.node import NodeConfig
-from store.embedded.datadir import DataDir
 from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
 from store.runtime.errors import NodeFailedError
@@ -19,7 +17,7 @@ _LOG = get_logger("store.runtime.database")
 
 
 class EmbeddedHost:
-    """A Postgres in the data directory; its schema is brought up to date at the start.
+    """A Postgres in the data directory, begun at once; `start` brings its schema up to date.
 
     ``on_event`` is called in the loop of the node with an event of the server and its reason:
     `exited`, `restarted`, ...
@@ -32,13 +30,7 @@ class EmbeddedHost:
         self.on_event: Callable[[str, str], None] = lambda _name, _reason: None
         self._loop = asyncio.get_running_loop()
         self._server = EmbeddedPostgres(config.data_dir, dict(config.postgres_setting), self._note)
-        self._cluster = DataDir(config.data_dir).cluster
-        self._starting: asyncio.Future[str] | None = None
-
-    def begin(self) -> None:
-        """Begin to start the server if there is a cluster; else `start` makes one, after checks."""
-        if os.access(self._cluster, os.F_OK):
-            self._starting = self._start_server()
+        self._starting = self._loop.run_in_executor(None, self._server.start)
 
     async def start(self) -> str:
         """Start the server and upgrade the schema.
@@ -52,7 +44,7 @@ class EmbeddedHost:
         from store.db import migrate  # noqa: PLC0415
         from store.db.errors import sentence  # noqa: PLC0415
 
-        url = await (self._starting or self._start_server())
+        url = await self._starting
         try:
             await asyncio.to_thread(migrate.upgrade, url)
         except psycopg.Error as error:
@@ -69,13 +61,9 @@ class EmbeddedHost:
     async def stop(self) -> None:
         """Shut the server down, and break a start off."""
         await asyncio.to_thread(self._server.stop)
-        if self._starting is not None:
-            await asyncio.gather(self._starting, return_exceptions=True)
-            # Its thread may have begun only after the first one.
-            await asyncio.to_thread(self._server.stop)
-
-    def _start_server(self) -> asyncio.Future[str]:
-        return self._loop.run_in_executor(None, self._server.start)
+        await asyncio.gather(self._starting, return_exceptions=True)
+        # Its thread may have begun only after the first one.
+        await asyncio.to_thread(self._server.stop)
 
     def _note(self, name: str, fields: Mapping[str, object]) -> None:
         write = _LOG.warning if name == "exited" else _LOG.info

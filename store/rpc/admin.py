@@ -51,9 +51,7 @@ async def fetch_messages(call: RpcCall, request: bytes) -> bytes:
     asked = decode(admin_pb2.FetchMessagesRequest, request, 4 * MAX_SDS_ENTRIES)
     exchange = _exchange(call.node)
     lookup = sds_lookup(
-        asked.channel_id,
-        history_entries("entries", asked.entries, MAX_SDS_ENTRIES),
-        TopicFilter(),
+        asked.channel_id, history_entries("entries", asked.entries, MAX_SDS_ENTRIES), TopicFilter()
     )
     done = await exchange.fetch(asked.peer, lookup)
     return admin_pb2.FetchReport(

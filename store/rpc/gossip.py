@@ -106,10 +106,8 @@ async def serve_gossip(call: RpcCall) -> None:
     """Exchange messages live with the peer that calls, until one side ends it."""
     caller = await call.begin_peer()
     if call.node.gossip is None:
-        raise CallError(
-            Code.FAILED_PRECONDITION,
-            "this node exchanges nothing live: start it with --gossip on",
-        )
+        sentence = "this node exchanges nothing live: start it with --gossip on"
+        raise CallError(Code.FAILED_PRECONDITION, sentence)
     driver, transport = call.node.gossip
     theirs, own = call.fields.get(CLUSTER), call.node.identity.cluster
     if theirs is not None and own is not None and theirs != str(own):

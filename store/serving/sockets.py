@@ -33,7 +33,6 @@ _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _BYTES_RECEIVED: Final = struct.Struct("=128xQ")
 """``tcpi_bytes_received`` of Linux's ``struct tcp_info``, which is extended at its end only."""
 
-
 Connection = tuple[int, str]
 """The port of a listener, and a name: a caller may connect to two of them from one port."""
 
@@ -130,10 +129,14 @@ def accepted_sockets() -> list[AcceptedSocket]:
 
 
 def hang_up(names: Iterable[str]) -> None:
-    """Close connections by the names that gRPC gives them."""
-    wanted = {unquote(name) for name in names}
-    for each in accepted_sockets() if wanted else ():
-        if each.name in wanted:
+    """Close connections by the names that gRPC gives them, in a thread: there may be thousands."""
+    if wanted := frozenset(map(unquote, names)):
+        asyncio.get_running_loop().run_in_executor(None, _shut_down, wanted)
+
+
+def _shut_down(names: Collection[str]) -> None:
+    for each in accepted_sockets():
+        if each.name in names:
             each.shut_down()
 
 

@@ -122,10 +122,7 @@ async def cursor_at_head(node: NodeProcess) -> bytes:
 
 
 async def test_back_to_a_point_in_time(
-    backups: Backups,
-    servers: tuple[ClusterServer, ClusterServer],
-    database_url: str,
-    fleet: Fleet,
+    backups: Backups, servers: tuple[ClusterServer, ClusterServer], database_url: str, fleet: Fleet
 ) -> None:
     lost, restored = servers
     everything = set[bytes]()

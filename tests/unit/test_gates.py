@@ -99,10 +99,7 @@ UNUSABLE: list[Case] = [
     ("code", "case"), [*((1, each) for each in FOUND), *((2, each) for each in UNUSABLE)]
 )
 def test_a_check_finds_what_breaks_a_rule_and_says_why_it_cannot_run(
-    repository: Path,
-    capsys: pytest.CaptureFixture[str],
-    code: int,
-    case: Case,
+    repository: Path, capsys: pytest.CaptureFixture[str], code: int, case: Case
 ) -> None:
     main, planted, message = case
     plant(repository, planted)

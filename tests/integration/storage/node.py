@@ -132,9 +132,7 @@ async def running(
     stored: list[tuple[RecordBatch, Source, int]] = []
     lost: list[tuple[Place, Place]] = []
     feed = DatabaseFeed(
-        database,
-        on_lost=lambda reached, left: lost.append((reached, left)),
-        on_commits=on_commits,
+        database, on_lost=lambda reached, left: lost.append((reached, left)), on_commits=on_commits
     )
     writer = DatabaseWriter(
         database,

@@ -367,9 +367,7 @@ async def test_hints_of_any_size_are_read_and_given_back(
     channel = Channel()
     real = channel.say(b"real", at=1)
     channel.say(
-        b"head",
-        [(b"long", b"l" * 60_000), (b"real", real), (b"empty", b""), (b"none", None)],
-        at=2,
+        b"head", [(b"long", b"l" * 60_000), (b"real", real), (b"empty", b""), (b"none", None)], at=2
     )
     await channel.store(node)
     walked = await walk_from(reader, [(b"head", None)])

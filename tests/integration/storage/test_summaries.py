@@ -243,11 +243,7 @@ async def killed(
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_they_are_true_whatever_happens(
-    node: Node,
-    other_node: Node,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
+    node: Node, other_node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Publish, restore, fold, seal, drop and rebuild, some of it cut short."""
     monkeypatch.setattr(buckets_module, "MAX_FOLD_COMMITS", 2)

@@ -499,8 +499,7 @@ async def test_an_answer_of_the_node_that_cannot_be_read_ends_one_session_only(
 ) -> None:
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0)
     monkeypatch.setattr(tasks, "TASK_RETRY_FIRST_S", 0)
-    node, peer, message = FakeNode([]), Peer(), made(b"ours", 1_000)
-    node.messages[message[0]] = message
+    node, peer = FakeNode([made(b"ours", 1_000)]), Peer()
     query, answers = node.query, [cast("bytes", answer)]  # none at all: a fault of ours
 
     async def once(request: bytes, places: asyncio.Semaphore) -> bytes:

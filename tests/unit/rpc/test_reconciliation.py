@@ -190,12 +190,7 @@ async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # no
 
 
 def _verifying(
-    side: Side,
-    role: Role,
-    stream: _Stream,
-    window: tuple[SyncId, SyncId],
-    *,
-    has_view: bool = True,
+    side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId], *, has_view: bool = True
 ) -> Reconciliation:
     is_initiator = role is Role.INITIATOR
     nonce = int.from_bytes(side.nonce or bytes([is_initiator]) * 16, "big")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from threading import get_ident
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from store.domain.access import CallDeniedError
-from store.serving import answers
+from store.serving import answers, sockets
 from store.serving.answers import (
     CONTENDED_S,
     COPIES,
@@ -25,6 +26,7 @@ from store.serving.answers import (
 )
 from store.serving.call import Call
 from store.serving.failure import CallError, Code
+from store.serving.sockets import AcceptedSocket
 from tests.support.polling import settle
 
 MIB = 1024 * 1024
@@ -234,6 +236,21 @@ async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: 
     assert world.hung_up == []
     await world.pass_s(LINGER_S + 0.1)
     assert world.hung_up == ["1"]
+
+
+async def test_connections_are_looked_for_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = list[int]()
+
+    def look() -> Sequence[AcceptedSocket]:
+        threads.append(get_ident())
+        return ()
+
+    monkeypatch.setattr(sockets, "accepted_sockets", look)
+    sockets.hang_up(["ipv4:127.0.0.1:1"])
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert [each == get_ident() for each in threads] == [False]
 
 
 async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: World) -> None:

@@ -451,7 +451,7 @@ def retention_command(
     """Show what limits of retention would drop, and agree to them.
 
     A node whose limits are lower than the agreed ones and would drop more than a tenth of the
-    store, or a week, continues with the agreed ones until --apply confirms its own.
+    store, or a week, does not start before --apply confirms them.
 
     After --lower-horizon a peer that still holds what was dropped sends it with the next
     reconciliation of the whole history: see `storenode sync --from 0`.
@@ -477,7 +477,7 @@ def retention_command(
     (due, due_text), (to_confirm, _) = _excess(found.due), _excess(found.excess)
     pruned, lines = (None, []) if report is None else _pruned(report, dry_run=False)
     if to_confirm:
-        lines.insert(0, "A node with these limits holds that until --apply confirms it.")
+        lines.insert(0, "A node with these limits does not start before --apply confirms it.")
     target.print(
         {
             "agreed": agreed,

@@ -174,8 +174,8 @@ class NodeConfig:
     )
     retention_confirm: bool = messages(
         "Drop at this start what --retention and --retention-size do not keep, however much it is."
-        " Without it, a lower limit that would drop more than a tenth of the store, or a week, is"
-        " held.",
+        " Without it, a node does not start with a lower limit that would drop more than a tenth of"
+        " the store, or a week.",
         is_flag=True,
     )
     maintenance_interval: int = messages(

@@ -1,4 +1,4 @@
-"""Retention: dropping whole partitions, in short transactions, or not at all; and its brake.
+"""Retention: dropping whole partitions, in short transactions, or not at all; and its limits.
 
 `store.domain.retention` decides which partitions go. One transaction per partition of messages
 drops that, what follows from it in the other tables, its summaries and unread events, and raises
@@ -9,19 +9,16 @@ A job of the pipeline notes in ``storenode.archived`` what an hour was when the 
 that. The note is valid as long as it agrees with the hour's bucket, so a message that arrives late
 makes it invalid.
 
-A dropped partition does not come back, and ``--retention 30m`` for ``30d`` is a slip of one letter:
-lower limits drop much only after a confirmation. So the database holds the limits that its store
-has agreed to. A node whose options keep as much, or more, replaces them at its start. One whose
-options keep less continues with the agreed limits where its own would drop much at once
-(`store.domain.retention.find_excess`), until an operator confirms them. What falls due day by day
-under agreed limits is never held. A node that starts and finds more than a week due under agreed
-limits holds it as well: a backup of last month may have been restored to save what is in it.
+A dropped partition does not come back, and ``--retention 30m`` for ``30d`` is a slip of one letter.
+So the database holds the limits that its store has agreed to. A node replaces them by its own when
+it starts; it does not start where its own would drop much that the agreed ones keep
+(`store.domain.retention.find_excess`), unless an operator confirms them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -43,7 +40,6 @@ from store.db.statements import (
 )
 from store.domain.partitioning import HOUR_NS, UNBOUNDED_HIGH, UNBOUNDED_LOW
 from store.domain.retention import (
-    MAX_EXCESS_NS,
     Drop,
     DropReason,
     Excess,
@@ -240,7 +236,7 @@ async def _require_archived(
             )
 
 
-# The brake
+# The limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +264,8 @@ async def read_agreed(connection: Connection) -> RetentionPolicy | None:
 
 async def agree(connection: Connection, policy: RetentionPolicy) -> None:
     """Let the store agree to limits; raises `psycopg.Error`."""
-    async with connection.transaction():
-        await connection.execute(SQL.stores.commit_locally)
-        await connection.execute(SQL.stores.agree, (policy.age_ns or 0, policy.size_bytes or 0))
+    given = {"age": policy.age_ns or 0, "size": policy.size_bytes or 0}
+    await connection.execute(SQL.stores.agree, given)
 
 
 async def reopen(connection: Connection, horizon_ns: int) -> None:
@@ -286,53 +281,3 @@ async def review(connection: Connection, policy: RetentionPolicy, now_ns: int) -
     expected = None if agreed is None else _plan(catalog, agreed, now_ns)
     due = Excess.of(plan.messages(), fine)
     return RetentionReview(agreed, due, find_excess(plan, expected, fine), catalog.horizon_ns)
-
-
-class RetentionBrake:
-    """The limits of retention that a node applies.
-
-    Attributes:
-        policy: These limits: those of the node's options, or the agreed ones while these are held.
-        excess: The partitions that the options would drop, and that wait for a confirmation;
-            None: there are none.
-    """
-
-    def __init__(self, wanted: RetentionPolicy, *, confirmed: bool = False) -> None:
-        """Make a brake, which must be settled before anything is dropped.
-
-        Args:
-            wanted: The limits of the node's options.
-            confirmed: An operator has confirmed them.
-        """
-        self._wanted = wanted
-        self._confirmed = confirmed
-        self._is_settled = self._is_backlog = False
-        self.policy = wanted
-        self.excess: Excess | None = None
-
-    async def settle(self, connection: Connection, now_ns: int) -> None:
-        """Decide which limits apply: at the start, and again every few seconds.
-
-        Raises:
-            psycopg.Error: The database refused; the decision stays what it was.
-        """
-        starts, wanted = not self._is_settled, self._wanted
-        agreed = await read_agreed(connection)
-        is_agreed = agreed is not None and wanted.keeps(agreed) and agreed.keeps(wanted)
-        excess, is_backlog = None, False
-        if not self._confirmed and (starts or not is_agreed or self._is_backlog):
-            found = await review(connection, wanted, now_ns)
-            # While a node runs, much may be due because a lock has held it; an archive vouches.
-            is_long = found.due is not None and found.due.span_ns > MAX_EXCESS_NS
-            may_wait = is_agreed and (starts or self._is_backlog)
-            is_backlog = may_wait and is_long and not wanted.requires_archive
-            excess = found.due if is_backlog else found.excess
-        is_longer = agreed is not None and wanted.keeps(agreed)
-        # Another node may have agreed to less meanwhile: only a start replaces that.
-        if excess is None and not is_agreed and (starts or not is_longer):
-            await agree(connection, wanted)
-        keeps_all = excess is not None and (is_backlog or agreed is None)
-        applied = RetentionPolicy() if keeps_all else wanted if excess is None else agreed
-        assert applied is not None
-        self.policy = replace(applied, requires_archive=wanted.requires_archive)
-        self.excess, self._is_backlog, self._is_settled = excess, is_backlog, True

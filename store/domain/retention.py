@@ -4,9 +4,9 @@
 - By age it goes when it ends at or before ``now - age``; by size, oldest first, as long as all
   tables together are larger than the limit.
 - Dropping one raises the horizon to its upper bound: nothing older is admitted afterwards.
-- Limits that are lower than the ones that the store has agreed to are held where they would drop
-  more than `MAX_EXCESS_SHARE` of the messages, or `MAX_EXCESS_NS` of time, at once: they may be
-  a slip, such as 30m for 30d.
+- Limits that would drop more than `MAX_EXCESS_SHARE` of the messages, or `MAX_EXCESS_NS` of time,
+  beyond the ones that the store has agreed to, must be confirmed: they may be a slip, such as 30m
+  for 30d.
 - A coarse partition goes when the one after it ends at or before the horizon and before every
   message that is still held: one coarse partition later than the messages, so that cursors of
   pruned messages continue working for a while.
@@ -58,14 +58,6 @@ class RetentionPolicy:
     age_ns: int | None = None
     size_bytes: int | None = None
     requires_archive: bool = False
-
-    def keeps(self, other: "RetentionPolicy") -> bool:
-        """Return True if the limits keep all that those of another policy keep."""
-
-        def is_longer(own: int | None, others: int | None) -> bool:
-            return own is None or (others is not None and own >= others)
-
-        return is_longer(self.age_ns, other.age_ns) and is_longer(self.size_bytes, other.size_bytes)
 
     def __post_init__(self) -> None:
         if self.age_ns is not None and self.age_ns <= 0:
@@ -199,10 +191,8 @@ def find_excess(
     excess = Excess.of(tuple(each for each in plan.messages() if each not in expected), fine)
     if excess is None:
         return None
-    # The day that a node finds due at its first start may be a large part of a small store.
-    is_a_day = agreed is None and excess.span_ns <= DAY_NS
     is_small = excess.share <= MAX_EXCESS_SHARE and excess.span_ns <= MAX_EXCESS_NS
-    return None if is_small or is_a_day else excess
+    return None if is_small else excess
 
 
 def effective_age_ns(fine: Iterable[Partition], policy: RetentionPolicy, now_ns: int) -> int | None:

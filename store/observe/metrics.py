@@ -281,9 +281,6 @@ class Metrics:
     retention_blocked: Gauge = _gauge(
         "1 while an hour is older than the retention and kept, since it is not archived."
     )
-    retention_overdue_days: Gauge = _gauge(
-        "Days of messages that lower limits of retention would drop, until that is confirmed."
-    )
     unarchived_hours: Gauge = _gauge(
         "Hours that are over, have messages, and are not marked as archived."
     )

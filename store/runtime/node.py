@@ -64,7 +64,13 @@ from store.runtime.listeners import Listeners, bind_listeners, listener_addresse
 from store.runtime.monitor import DatabaseMonitor, Outage, WriteCanary
 from store.runtime.node_files import kept_node_id
 from store.runtime.peer_states import PeerStates
-from store.runtime.policy import MAX_CLOCK_LEAD_NS, PolicySource, TokenFile, client_limits
+from store.runtime.policy import (
+    MAX_CLOCK_LEAD_NS,
+    PolicySource,
+    TokenFile,
+    agree_on_retention,
+    client_limits,
+)
 from store.runtime.preflight import file_checks, translate_errors
 from store.runtime.resources import DiskSpace, map_large_blocks, trim_memory
 from store.runtime.status import READ_TIMEOUT_S, NodeStatus
@@ -244,7 +250,8 @@ class NodeRuntime:
             on_time=None if config.database_url is None else self.clocks.note,
         )
         if not config.read_only:
-            await self.policy.settle_retention(database, metrics)
+            given = config, time.time_ns()
+            await database.read(agree_on_retention, *given, pool=database.write_pool)
         max_confirms = config.max_confirms if config.gossip else 0
         self._own, commits = OwnCommits(), asyncio.Event()
         # Also without gossip: other nodes on the database ask their peers to confirm.
@@ -291,7 +298,7 @@ class NodeRuntime:
         self._online = DatabaseOnlineTimes(database)
         self.maintainer = Maintainer(
             database.connect,
-            lambda: self.policy.brake.policy,
+            lambda: self.policy.retention,
             now_ns=time.time_ns,
             on_event=partial(_note_maintenance, metrics),
             interval_s=config.maintenance_interval / NS_PER_S,
@@ -457,7 +464,7 @@ class NodeRuntime:
         # Seconds between two rounds of each work: requests read in between what the last one found.
         every: list[tuple[int, str, Callable[[], object]]] = [
             (5, "connections", limiter.enforce),
-            (30, "telemetry", self._status.follow),
+            (30, "telemetry", self._status.read_summary),
             (60, "condition", partial(condition.get, READ_TIMEOUT_S)),
             (10, "disk space", self._disk.look),
             (10, "problems", health.look),

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from store.config.node import NodeConfig
-from store.db.pool import Database
-from store.db.retention import RetentionBrake
+from store.db.connection import Connection
+from store.db.retention import agree, review
 from store.domain.access import Access, TokenFileError, parse_token_file
 from store.domain.quota import ClientLimits
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
-from store.observe.metrics import Metrics
 from store.runtime.errors import WrongConfigurationError, as_sentence
 from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
@@ -36,10 +35,30 @@ def client_limits(config: NodeConfig) -> ClientLimits:
     )
 
 
-def retention_brake(config: NodeConfig) -> RetentionBrake:
-    """Return the brake of the limits of retention, not yet settled."""
-    limits = config.retention, config.retention_size, config.retention_requires_archive
-    return RetentionBrake(RetentionPolicy(*limits), confirmed=config.retention_confirm)
+def retention_policy(config: NodeConfig) -> RetentionPolicy:
+    """Return the limits of retention."""
+    return RetentionPolicy(
+        config.retention, config.retention_size, config.retention_requires_archive
+    )
+
+
+async def agree_on_retention(connection: Connection, config: NodeConfig, now_ns: int) -> None:
+    """Let the store agree to the limits of a node.
+
+    Raises:
+        WrongConfigurationError: An operator must confirm them.
+        psycopg.Error: The database refused.
+    """
+    policy = retention_policy(config)
+    excess = (await review(connection, policy, now_ns)).excess
+    if excess is not None and not config.retention_confirm:
+        raise WrongConfigurationError(
+            f"--retention or --retention-size would drop {excess.days:,.0f} days,"
+            f" {excess.share:.0%} of the messages, that the store has agreed to keep: correct it,"
+            " or confirm it by --retention-confirm at one start, or `storenode db retention"
+            " --apply`."
+        )
+    await agree(connection, policy)
 
 
 class PolicySource:
@@ -50,7 +69,7 @@ class PolicySource:
     """
 
     def __init__(self, config: NodeConfig, now_ns: Callable[[], int]) -> None:
-        self.brake = retention_brake(config)
+        self.retention = retention_policy(config)
         self._config = config
         self._now_ns = now_ns
         self._dropped_ns = 0
@@ -62,45 +81,22 @@ class PolicySource:
     @property
     def retention_ns(self) -> int | None:
         """The age at which messages are dropped; None: none are, by age."""
-        return self.brake.policy.age_ns
+        return self.retention.age_ns
 
     def shortfall_ns(self) -> int:
         """Return for how long before the horizon messages are missing that retention keeps.
 
         0 with a limit on size, which drops what the limit on age would keep.
         """
-        if self.brake.policy.size_bytes is not None:
+        if self.retention.size_bytes is not None:
             return 0
         age_ns = self.retention_ns
         return max(0, self._dropped_ns - (0 if age_ns is None else self._now_ns() - age_ns))
 
-    async def settle_retention(self, database: Database, metrics: Metrics) -> None:
-        """Settle the brake, show what it holds, and log where that has changed.
-
-        Raises:
-            StoreUnavailableError: The database does not serve.
-        """
-        before = self.brake.excess
-        await database.read(self.brake.settle, self._now_ns())
-        excess = self.brake.excess
-        metrics.retention_overdue_days.set(0 if excess is None else excess.days)
-        if excess is not None and before is None:
-            _LOG.error(
-                "retention_held",
-                days=round(excess.days, 1),
-                partitions=len(excess.partitions),
-                bytes=excess.size_bytes,
-                share=round(excess.share, 3),
-                reason="--retention or --retention-size would drop more than the store has agreed"
-                " to: correct the option, or confirm it by `storenode db retention --apply`",
-            )
-        elif excess is None and before is not None:
-            _LOG.info("retention_released")
-
     def current(self) -> Policy:
         """Return the policy as it is now."""
         config = self._config
-        horizon_ns, age_ns = self._dropped_ns, self.brake.policy.age_ns
+        horizon_ns, age_ns = self._dropped_ns, self.retention.age_ns
         if age_ns is not None:
             horizon_ns = max(horizon_ns, self._now_ns() - age_ns)
         return Policy(

@@ -34,7 +34,7 @@ from store.runtime.errors import (
 )
 from store.runtime.listeners import listener_addresses
 from store.runtime.node_files import NODE_ID_FILE, kept_node_id
-from store.runtime.policy import TokenFile, client_limits, retention_brake
+from store.runtime.policy import TokenFile, agree_on_retention, client_limits
 from store.serving.addresses import BindError, require_free
 from store.serving.tls import TlsError, first_dns_name, read_authorities
 
@@ -58,7 +58,7 @@ def translate_errors() -> Iterator[None]:
 
 
 async def check_start(config: NodeConfig) -> list[str]:
-    """Return a sentence for each reason for which a node would not start, or retention be held."""
+    """Return a sentence for each reason for which a node would not start."""
     problems = [*config.problems()]
     for check in file_checks(config, TokenFile(config.client_token_file, client_limits(config))):
         with _reported(problems):
@@ -78,7 +78,7 @@ async def check_start(config: NodeConfig) -> list[str]:
         _check_directory(config, data)
     if not problems or is_running:
         with _reported(problems):
-            problems += await _problems_of_database(config, data)
+            await _check_database(config, data)
     return list(dict.fromkeys(problems))
 
 
@@ -108,7 +108,7 @@ def _check_directory(config: NodeConfig, data: DataDir) -> None:
         choose(data.cluster_major())
 
 
-async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
+async def _check_database(config: NodeConfig, data: DataDir) -> None:
     url: str | None
     try:
         if config.database_url is not None:
@@ -116,26 +116,18 @@ async def _problems_of_database(config: NodeConfig, data: DataDir) -> list[str]:
         elif (url := running_url(data.path)) is not None:
             # A node would upgrade the schema of its own database.
             await asyncio.to_thread(migrate.current, url)
-        return [] if url is None or config.read_only else await _retention_problems(config, url)
+        if url is not None and not config.read_only:
+            await _agree_on_retention(config, url)
     except psycopg.Error as error:
         failure = find_failure(error)
-        return [as_sentence(unserved(failure.sentence if failure else sentence(error)))]
+        raise StoreUnavailableError(failure.sentence if failure else sentence(error)) from error
 
 
-async def _retention_problems(config: NodeConfig, url: str) -> list[str]:
-    """Settle retention as a node does at its start, and take it back."""
-    brake = retention_brake(config)
+async def _agree_on_retention(config: NodeConfig, url: str) -> None:
+    """Try what a node does about retention at its start, and take it back."""
     async with (
         await psycopg.AsyncConnection.connect(url) as connection,
         connection.transaction(force_rollback=True),
     ):
         await set_lock_timeout(connection, LOCK_TIMEOUT_MS)
-        await brake.settle(connection, time.time_ns())
-    if (excess := brake.excess) is None:
-        return []
-    size = f"{excess.days:,.0f} days, {excess.share:.0%} of the messages"
-    problem = (
-        f"--retention or --retention-size would drop {size}, that the store has agreed to keep:"
-        " correct it, or confirm it by `storenode db retention --apply`; a node would hold it."
-    )
-    return [problem]
+        await agree_on_retention(connection, config, time.time_ns())

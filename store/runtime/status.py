@@ -30,7 +30,7 @@ from store.db.condition import (
 )
 from store.domain.coverage import Coverage, aligned
 from store.domain.partitioning import DAY_NS, HOUR_NS
-from store.domain.ports import NotServingError, StoreSummary, StoreUnavailableError
+from store.domain.ports import NotServingError, StoreSummary
 from store.domain.unread import UnreadSummary
 from store.observe.logging import FLOOD_GATE, get_logger
 from store.observe.metrics import read_totals, samples, total
@@ -149,13 +149,6 @@ class NodeStatus:
         """Read what the database holds, if it serves."""
         with contextlib.suppress(NotServingError):
             await self._read_summary()
-
-    async def follow(self) -> None:
-        """Read the horizon of the store, and if retention is held."""
-        await self.read_summary()
-        with contextlib.suppress(StoreUnavailableError):
-            if not self._node.config.read_only:
-                await self._node.policy.settle_retention(self._node.database, self._metrics)
 
     async def _read_summary(self) -> None:
         node, metrics = self._node, self._metrics

@@ -26,13 +26,7 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
         *("database-unreachable", "publish-errors"),
     ),
     maintenance: (
-        *(
-            "retention-held",
-            "retention-failing",
-            "maintenance-failing",
-            "partitions-missing",
-            "dead-tuples",
-        ),
+        *("retention-failing", "maintenance-failing", "partitions-missing", "dead-tuples"),
         *("clock-wrong", "clock-differs"),
     ),
     peers: (

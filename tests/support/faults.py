@@ -153,7 +153,6 @@ maintenance fails: maintenance_failing/fold 1 | 0 = maintenance-failing
 maintenance fails for three minutes: maintenance_failing/fold 1 | 0 = 3 min
 five connections of maintenance are lost: maintenance_events/maintenance_disconnected +5 =
 retention cannot drop partitions: maintenance_failing/retention 1 | 0 = retention-failing 40 min
-a lower retention is held: retention_overdue_days 29 | 0 = retention-held
 retention waits for the archive: retention_blocked 1 | 0 = retention-blocked-by-archive
 nothing is archived any more: oldest_unarchived 60 | now+0d = archive-behind 1620 min
 sessions with a peer fail: peer_failures/a:1 3 | 0 = peer-unreachable

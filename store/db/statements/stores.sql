@@ -54,17 +54,16 @@ select count(*) from storenode.unread
 -- The limits of retention that the store has agreed to.
 select retention_ns, retention_bytes from storenode.store
 
--- commit_locally --
--- A standby need not have it: limits that a failover loses are agreed, or held, once more.
-set local synchronous_commit = local
-
 -- lower_horizon --
 -- Lower the horizon.
 update storenode.store set horizon_ns = least(horizon_ns, %s)
 
 -- agree --
--- Set the limits of retention that the store has agreed to.
-update storenode.store set retention_ns = %s, retention_bytes = %s
+-- Set the limits of retention that the store has agreed to. A standby need not have them: what a
+-- failover loses is agreed to, or asked for, once more.
+update storenode.store set retention_ns = %(age)s, retention_bytes = %(size)s
+from (select set_config('synchronous_commit', 'local', true)) as committing
+where (retention_ns, retention_bytes) is distinct from (%(age)s::bigint, %(size)s::bigint)
 
 -- read_online --
 -- When a node was last online, in nanoseconds.

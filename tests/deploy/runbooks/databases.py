@@ -146,28 +146,14 @@ def maintenance(world: World) -> None:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(
             world.directory / "data",
-            *("--maintenance-interval", "50ms", "--retention", "2d"),
+            *("--maintenance-interval", "50ms", "--retention", "2d", "--retention-confirm"),
             database_url=url,
         ) as node:
             with world.incident("retention-failing", node, values={"30d": "2d"}) as failing:
-                _lower_retention(world, node)
                 _forgotten_session(failing, node, forgotten)
             _table_in_the_way(world, node)
             _dead_rows(world, node)
             _wrong_clock(world, node)
-
-
-def _lower_retention(world: World, node: NodeProcess) -> None:
-    # The only day with messages would go; a session still locks it when an operator agrees.
-    left = {"storenode sync": "The node has no peer."}
-    with world.incident(
-        "retention-held", node, values={"30d": "2d"}, left=left, before_min=0
-    ) as incident:
-        incident.fires()
-        assert "would drop  1 days" in incident.do("storenode db retention --retention").out
-        incident.do("storenode db retention --lower-horizon")
-        eventually(lambda: not metric(node, "storenode_retention_overdue_days"))
-        incident.do("storenode db retention --apply", codes=(1,))
 
 
 def _forgotten_session(failing: Incident, node: NodeProcess, forgotten: psycopg.Connection) -> None:

@@ -231,7 +231,7 @@ def test_limits_of_retention_are_shown_and_agreed_to(
     assert shown["due"] == shown["to_confirm"] != None  # noqa: E711 - a chain of comparisons
     people = storenode(*target, "--retention", "2d").out
     assert "agreed      nothing yet\n" in people
-    assert "A node with these limits holds that until --apply confirms it." in people
+    assert "A node with these limits does not start before --apply confirms it." in people
     applied = storenode(*target, "--retention", "2d", "--apply", "--json").objects[0]
     assert applied["agreed"] == shown["limits"]
     assert len(applied["pruned"]["dropped"]) > 0

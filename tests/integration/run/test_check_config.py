@@ -132,6 +132,24 @@ def test_a_good_configuration_is_good_before_and_beside_the_node(
     assert "newer" in lines[0]
 
 
+def test_limits_that_the_store_has_not_agreed_to_are_refused_by_both(
+    check: Check, tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update storenode.store set retention_ns = 0, retention_bytes = 0")
+        connection.execute(
+            "create table storenode.messages_1970m01 partition of storenode.messages"
+            " for values from (0) to (2678400000000000)"
+        )
+    options = ("--database-url", database_url, "--data-dir", str(tmp_path / "data"))
+    code, (line,) = check(*options, "--retention", "30m")
+    ended = run_to_end(tmp_path / "data", "--retention", "30m", database_url=database_url)
+    assert (code, ended.code) == (1, 2)
+    for sentence in (line, ended.sentence):
+        assert "would drop 31 days, 100% of the messages, that the store has agreed" in sentence
+    assert check(*options, "--retention", "30m", "--retention-confirm")[0] == 0
+
+
 READ_ONLY = "alter role storenode in database {} set default_transaction_read_only = on"
 
 

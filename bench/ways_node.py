@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -51,10 +52,10 @@ class Recorder:
                 if made.__module__.partition(".")[0] in _PROJECT:
                     self._dataclasses.add(made)
 
-    def count(self, name: str) -> None:
-        """Count an event while recording is switched on."""
+    def count(self, *names: str) -> None:
+        """Count events while recording is switched on."""
         if self._codes is not None:
-            self._counts[name] += 1
+            self._counts.update(names)
 
     def serve(self, path: str) -> None:
         """Serve the one connection to a socket until it ends."""
@@ -70,10 +71,8 @@ class Recorder:
                 connection.recv(1)
                 self._codes = None
                 found = [(code.co_filename, code.co_qualname) for code in list(codes)]
-                answer = {
-                    "steps": found,
-                    "counts": dict(self._counts) | {"dataclasses": len(self._dataclasses)},
-                }
+                counts = dict(self._counts) | {"dataclasses": len(self._dataclasses)}
+                answer = {"steps": found, "counts": counts}
                 connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -82,6 +81,8 @@ def record_statements(recorder: Recorder) -> None:
     for cursor in (psycopg.Cursor, psycopg.AsyncCursor):
         for name in ("execute", "executemany", "copy", "stream"):
             _wrap(cursor, name, lambda cursor, query: _count_statement(recorder, cursor, query))
+    statement = vars(import_module("store.db.insert"))["_Statement"]
+    _wrap(statement, "fetch", lambda *_: recorder.count("statements", "commits"))
     for connection in (psycopg.Connection, psycopg.AsyncConnection):
         connect = vars(connection)["connect"].__func__
         counting = _counting(connect, lambda *_: recorder.count("connections"))
@@ -117,7 +118,6 @@ def _counting(function: Callable[..., Any], note: Callable[..., None]) -> Callab
 def main() -> None:
     """Run the command under the recorder."""
     path, *arguments = sys.argv[1:]
-    # In the place of this directory, whose names are not the project's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     sys.argv = ["storenode", *arguments]
     recorder = Recorder()

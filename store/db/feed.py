@@ -338,15 +338,8 @@ class DatabaseFeed:
                 return
 
     def _dispatch_own(self, part: CommitPart) -> None:
-        batch, topics = part.new, part.listed_topics
-        commit = CommitRow(
-            place=part.place,
-            batch=part.batch_id,
-            messages=len(batch),
-            min_ts=min(batch.timestamps),
-            max_ts=max(batch.timestamps),
-            topics=None if topics is None else tuple(topics),
-        )
+        batch, span = part.new, (min(part.new.timestamps), max(part.new.timestamps))
+        commit = CommitRow(part.place, part.batch_id, len(batch), *span, part.listed_topics)
         self._on_commits([commit])
         rows: list[Row] = []
         if len(self._hub):

@@ -61,7 +61,7 @@ Wanted = tuple[bytes, int, int, bytes]
 """Hash, timestamp, how many stores must confirm, and the content digest."""
 
 
-def _track_parameters(rows: Sequence[Wanted]) -> dict[str, object]:
+def _track_parameters(rows: Sequence[Wanted]) -> dict[str, bytes]:
     return {
         "u_hash": fixed_bytes([row[0] for row in rows], HASH_BYTES),
         "u_ts": bigints([row[1] for row in rows]),
@@ -137,7 +137,7 @@ class UnreadRows:
         return found
 
     @contextmanager
-    def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, object] | None]:
+    def tracked(self, parts: Sequence[CommitPart]) -> Iterator[dict[str, bytes] | None]:
         """Count what becomes unread with a transaction, unless the block fails.
 
         Yields:

@@ -21,15 +21,21 @@ Format"), in the order of each table's primary key.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import struct
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
+from operator import itemgetter
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
+from psycopg import errors as pg
+from psycopg import pq
+from psycopg.generators import execute
 
 from store.db import arrays
 from store.db.buckets import pack
@@ -62,6 +68,7 @@ MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """The time after which the server ends the transaction of a node that is silent between taking its
 place and COMMIT, which blocks all other commits. The node's next attempt stores the batch."""
 
+_PARAMETER: Final = re.compile(r"%\((\w+)\)b")
 
 _IF_STORED: Final = " join stored using (ts, hash)"
 _DESCRIBED: Final = f", described as ({SQL.sds.insert_sds.format(stored=_IF_STORED)} returning 1)"
@@ -105,13 +112,48 @@ class CommitPart:
         return self.position, self.token % TOKEN_SPAN
 
     @property
-    def listed_topics(self) -> Sequence[bytes] | None:
+    def listed_topics(self) -> tuple[bytes, ...] | None:
         """The topics of the new messages; None where there are more than `MAX_LISTED_TOPICS`."""
-        return [*self.new.topics] if len(self.new.topics) <= MAX_LISTED_TOPICS else None
+        return tuple(self.new.topics) if len(self.new.topics) <= MAX_LISTED_TOPICS else None
 
 
 class AlreadyStoredError(Exception):
     """A batch of which every message is stored already."""
+
+
+class _Statement:
+    """A statement that is executed without a cursor, which costs as much as three of these.
+
+    Its parameters, ``%(name)b``, are bytes in Postgres's binary format, and so are its results.
+    """
+
+    def __init__(self, name: str, statement: str) -> None:
+        names = list(dict.fromkeys(_PARAMETER.findall(statement)))
+        self._name, self._values = name.encode(), itemgetter(*names)
+        text = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+        self._text, self._formats = text.encode(), [pq.Format.BINARY] * len(names)
+        self._prepared = WeakSet[Connection]()
+
+    async def fetch(self, connection: Connection, given: Mapping[str, bytes]) -> pq.abc.PGresult:
+        """Execute the statement; no transaction may be open."""
+        pgconn = connection.pgconn
+        if connection not in self._prepared:
+            pgconn.send_prepare(self._name, self._text)
+            await _result(connection)
+            self._prepared.add(connection)
+        pgconn.send_query_prepared(self._name, self._values(given), self._formats, pq.Format.BINARY)
+        try:
+            return await _result(connection)
+        except pg.InvalidSqlStatementName:  # psycopg drops all statements after a rollback
+            self._prepared.discard(connection)
+            return await self.fetch(connection, given)
+
+
+async def _result(connection: Connection) -> pq.abc.PGresult:
+    result: pq.abc.PGresult = (await connection.wait(execute(connection.pgconn)))[0]
+    if result.status == pq.ExecStatus.FATAL_ERROR:
+        raise pg.error_from_result(result)
+    return result
 
 
 def join(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -124,7 +166,7 @@ def join(batches: Sequence[RecordBatch]) -> RecordBatch:
     return joined
 
 
-def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
+def _sds_parameters(batch: RecordBatch) -> dict[str, bytes]:
     rows = batch.sds
     parents = [_parents(row) for row in rows]
     channel_keys = {channel: channel_key(channel) for channel in {row.channel_id for row in rows}}
@@ -217,7 +259,7 @@ async def insert_at_once(
     connection: Connection,
     parts: Sequence[CommitPart],
     notice: str,
-    unread: dict[str, object] | None,
+    unread: dict[str, bytes] | None,
 ) -> None:
     """Insert parts, all of which are new, and commit; the caller has no transaction open.
 
@@ -228,25 +270,27 @@ async def insert_at_once(
         AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
-    parameters = await _lay_out([part.new for part in parts]) | (unread or {})
-    parameters["notice"] = notice
+    parameters = await _lay_out(parts) | (unread or {}) | {"notice": notice.encode()}
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
-    if not await _insert_commits(connection, statement, parts, parameters):
+    result = await statement.fetch(connection, parameters)
+    if not result.ntuples:
         raise AlreadyStoredError
+    rows = [[result.get_value(n, at) or b"" for at in range(3)] for n in range(result.ntuples)]
+    _note_positions(parts, [map(partial(int.from_bytes, signed=True), row) for row in rows])
 
 
 @cache
-def _at_once(*, with_sds: bool, with_unread: bool) -> str:
-    parts = {
-        "described": _DESCRIBED if with_sds else "",
-        "tracked": _TRACKED if with_unread else "",
-    }
-    names = ["located", *(name for name, part in parts.items() if part)]
-    written = "".join(f", (select count(*) from {name}) as {name}_rows" for name in names)
-    return (
+def _at_once(*, with_sds: bool, with_unread: bool) -> _Statement:
+    parts = {"described": _DESCRIBED} if with_sds else {}
+    parts |= {"tracked": _TRACKED} if with_unread else {}
+    written = "".join(
+        f", (select count(*) from {name}) as {name}_rows" for name in ("located", *parts)
+    )
+    return _Statement(
+        "_".join(["insert", *parts]),
         SQL.messages.insert_messages
         + "".join(parts.values())
-        + SQL.commits.insert_at_once.format(written=written)
+        + SQL.commits.insert_at_once.format(written=written),
     )
 
 
@@ -262,10 +306,10 @@ async def find_committed(connection: Connection, part: CommitPart) -> None:
     part.new = batch.select([n for n, each in enumerate(batch.hashes) if (each,) in stored])
 
 
-async def _lay_out(batches: Sequence[RecordBatch]) -> dict[str, object]:
-    batch = join(batches)
-    sizes = [len(each) for each in batches]
-    given: dict[str, object] = {
+async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, bytes]:
+    batch = join([part.new for part in parts])
+    sizes = [len(part.new) for part in parts]
+    given = _commits(parts) | {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
         "topic": arrays.uuids(batch.topic_keys),
@@ -274,12 +318,12 @@ async def _lay_out(batches: Sequence[RecordBatch]) -> dict[str, object]:
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
-        "parts": len(sizes),
+        "parts": arrays.BinaryArray(len(sizes).to_bytes(8)),
     }
     return given | await lay_out_sds(batch) if batch.sds else given
 
 
-async def lay_out_sds(batch: RecordBatch) -> dict[str, object]:
+async def lay_out_sds(batch: RecordBatch) -> dict[str, bytes]:
     """Return the parameters of the rows of ``sds`` of a batch."""
     if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
         return await asyncio.to_thread(_sds_parameters, batch)
@@ -302,41 +346,38 @@ async def assign_commit_position(
     """
     new = [part for part in parts if part.new.hashes]
     parameters: dict[str, object] = {
+        **_commits(new),
         "notice": notice,
         "batch": arrays.bigints([part.batch_id for part in new]),
         "idle": f"{MAX_IDLE_IN_PLACE_MS}ms",
     }
-    await _insert_commits(connection, SQL.commits.insert_commits, new, parameters)
+    _note_positions(new, await fetch_rows(connection, SQL.commits.insert_commits, parameters))
 
 
-async def _insert_commits(
-    connection: Connection,
-    statement: str,
-    parts: Sequence[CommitPart],
-    parameters: dict[str, object],
-) -> bool:
-    """Insert the commits of parts, and note their positions; False: the statement inserted none."""
+def _commits(parts: Sequence[CommitPart]) -> dict[str, bytes]:
+    """Return the parameters of the commits of parts."""
     new = [part.new for part in parts]
     topics = [part.listed_topics for part in parts]
-    parameters |= {
-        "commit_order": COMMIT_ORDER,
+    return {
+        "commit_order": arrays.BinaryArray(COMMIT_ORDER.to_bytes(8)),
         "token": arrays.bigints([part.token for part in parts]),
         "given": arrays.bigints([len(each) for each in new]),
         "min_ts": arrays.bigints([min(each.timestamps) for each in new]),
         "max_ts": arrays.bigints([max(each.timestamps) for each in new]),
-        "topics": [
-            None if keys is None else _array_literal(map(bytes.hex, keys)) for keys in topics
-        ],
+        "topics": arrays.texts(
+            ["" if keys is None else _array_literal(map(bytes.hex, keys)) for keys in topics]
+        ),
         "source": arrays.texts([part.source.value for part in parts]),
         "summary": arrays.varied_bytes([pack(each.timestamps, each.hashes) for each in new]),
         "claims": arrays.varied_bytes([_claims(each) for each in new]),
     }
-    cursor = await connection.execute(statement, parameters, binary=True)
-    rows = await cursor.fetchall()
+
+
+def _note_positions(parts: Sequence[CommitPart], rows: Iterable[Iterable[int]]) -> None:
+    """Note where the commits of parts are: rows of position, batch and token."""
     found = {token: (position, batch_id) for position, batch_id, token in rows}
-    for part in parts if found else ():
+    for part in parts:
         part.position, part.batch_id = found[part.token]
-    return bool(found)
 
 
 # Rows for COPY

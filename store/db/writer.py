@@ -23,8 +23,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,6 +40,7 @@ from store.db.insert import (
     AlreadyStoredError,
     CommitPart,
     KnownTopics,
+    Share,
     assign_commit_position,
     copy,
     find_committed,
@@ -95,47 +95,39 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Group:
-    """The batches of one transaction and their callers, and its parts, one for each source."""
+    """The batches of one transaction and their callers, and its parts, one for each source.
+
+    ``uncertain``: an earlier attempt may have committed. ``careful``: one failed, perhaps because
+    messages are stored already. ``stored``: how many were found to be; -1: none was looked for.
+    """
 
     members: list[_Waiting]
     parts: list[CommitPart] = field(init=False)
     uncertain: bool = False
-    """An earlier attempt may have committed."""
     careful: bool = False
-    """An earlier attempt failed, perhaps because some of the messages are stored already."""
     stored: int = -1
-    """The number of messages that were found stored already; -1: none was looked for."""
 
     def __post_init__(self) -> None:
-        sources = {member.source for member in self.members}
-        self.parts = []
-        for source in sorted(sources):
-            shares = [
-                (each.batch, each.min_confirms) for each in self.members if each.source is source
-            ]
-            self.parts.append(CommitPart(_distinct([each for each, _ in shares]), source, shares))
-
-    @property
-    def hashes(self) -> list[bytes]:
-        """The hashes of all messages, in the order of the parts."""
-        return [digest for part in self.parts for digest in part.batch.hashes]
+        shares: dict[Source, list[Share]] = {}
+        for each in self.members:
+            shares.setdefault(each.source, []).append((each.batch, each.min_confirms))
+        self.parts = [
+            CommitPart(_distinct([batch for batch, _ in shares[source]]), source, shares[source])
+            for source in sorted(shares)
+        ]
 
     def answer(self) -> None:
         """Set the outcomes of the callers; a message is new to the first who has it."""
-        for part in self.parts:
-            new = set(part.new.hashes)
-            for member in self.members:
-                if member.source is not part.source:
-                    continue
-                hashes = member.batch.hashes
-                places = enumerate(hashes) if part.conflicts else ()
-                conflicts = {
-                    at: part.conflicts[each] for at, each in places if each in part.conflicts
-                }
-                result = StoreResult([digest in new for digest in hashes], conflicts)
-                new.difference_update(hashes)
-                if not member.answer.done():
-                    member.answer.set_result(result)
+        parts = {part.source: (set(part.new.hashes), part.conflicts) for part in self.parts}
+        for member in self.members:
+            new, conflicting = parts[member.source]
+            hashes = member.batch.hashes
+            places = enumerate(hashes) if conflicting else ()
+            conflicts = {at: conflicting[each] for at, each in places if each in conflicting}
+            result = StoreResult([digest in new for digest in hashes], conflicts)
+            new.difference_update(hashes)
+            if not member.answer.done():
+                member.answer.set_result(result)
 
 
 def _distinct(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -164,19 +156,13 @@ class DatabaseWriter:
         on_stored: Callable[[RecordBatch, Source, int], None] = lambda _batch, _source, _new: None,
         on_conflict: Callable[[Source, Conflict], None] = _warn_of_conflict,
     ) -> None:
-        """Write to a database.
+        """Write to a database, whose ``partitions`` are made where they are missing.
 
-        Args:
-            database: The connections.
-            partitions: The partitions, which are made where they are missing.
-            own: Receives each commit, before anybody learns that it is durable.
-            unread: Adds unread events; without it only those that publishers ask for.
-            feed: Receives each commit likewise, which it need not read then.
-            is_disk_full: Returns True while the database's disk takes no more.
-            on_stored: Receives the durable messages of each source, whole, and how many of them
-                were new, also if their callers have gone away.
-            on_conflict: Receives each message that is not stored because another one has its hash;
-                by default they are logged.
+        ``own`` and ``feed`` receive each commit before anybody learns that it is durable. Without
+        ``unread`` there are only the unread events that publishers ask for. ``is_disk_full``
+        returns True while the database's disk takes no more. ``on_stored`` receives the durable
+        messages of each source, whole, and how many of them were new, also if their callers have
+        gone away; ``on_conflict`` each message that is not stored because another has its hash.
         """
         self._database = database
         self._is_disk_full = is_disk_full
@@ -200,10 +186,7 @@ class DatabaseWriter:
         """The time of the last commit by the loop's clock; at first, the start."""
 
     async def start(self) -> None:
-        """Begin to write, by at most one connection less than the write pool has.
-
-        That one is for what must not wait for messages: when the node was online, and the unread.
-        """
+        """Begin to write; one connection is left for work that must not wait for messages."""
         self.committed_s = asyncio.get_running_loop().time()
         self._stopped = False
 
@@ -233,7 +216,8 @@ class DatabaseWriter:
         """
         if not batch.hashes:
             return StoreResult()
-        self._require_writable()
+        if self._database.write_failure is not None:
+            raise StoreUnavailableError(self._database.write_failure.sentence)
         self._require_open()
         size = batch.frame_bytes
         if self._queue and (
@@ -318,7 +302,8 @@ class DatabaseWriter:
         loop = asyncio.get_running_loop()
         try:
             while self._queue:
-                await self._gather()
+                if self._gathering is None and not self._is_gathered():
+                    await self._gather()
                 group = self._take()
                 if group is None:
                     continue
@@ -342,14 +327,11 @@ class DatabaseWriter:
 
     async def _gather(self) -> None:
         """Wait for callers that publish at the same time, if there are any."""
-        if self._is_gathered() or self._gathering is not None:
-            return
         self._gathering = asyncio.Event()
         try:
-            async with asyncio.timeout_at(next(iter(self._queue)).arrived_s + WINDOW_S):
-                await self._gathering.wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next(iter(self._queue)).arrived_s + WINDOW_S):
+                    await self._gathering.wait()
         finally:
             self._gathering = None
 
@@ -391,15 +373,11 @@ class DatabaseWriter:
                 self.committed_s = asyncio.get_running_loop().time()
             for part in group.parts:
                 self._on_stored(part.batch, part.source, len(part.new))
-                self._report_conflicts(part)
+                pairs = zip(part.batch.hashes, part.batch.content_digests, strict=True)
+                received = dict(pairs) if part.conflicts else {}
+                for digest, stored in part.conflicts.items():
+                    self._on_conflict(part.source, Conflict(digest, stored, received[digest]))
             group.answer()
-
-    def _report_conflicts(self, part: CommitPart) -> None:
-        if not part.conflicts:
-            return
-        for digest, received in zip(part.batch.hashes, part.batch.content_digests, strict=True):
-            if digest in part.conflicts:
-                self._on_conflict(part.source, Conflict(digest, part.conflicts[digest], received))
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""
@@ -421,12 +399,6 @@ class DatabaseWriter:
         for member in group.members:
             if not member.answer.done():
                 member.answer.set_exception(error)
-
-    def _require_writable(self) -> None:
-        """Raise `StoreUnavailableError` if the database is known to take no writes."""
-        failure = self._database.write_failure
-        if failure is not None:
-            raise StoreUnavailableError(failure.sentence)
 
     async def _write_until_known(self, group: _Group) -> None:
         patience = RetryPatience(self._database.settings.write_patience_s)
@@ -451,7 +423,8 @@ class DatabaseWriter:
                 await self._refresh_partitions(error)
                 group.stored = -1
             except psycopg.Error as error:
-                self._require_writable()
+                if self._database.write_failure is not None:
+                    raise StoreUnavailableError(self._database.write_failure.sentence) from error
                 if not is_transient(error) or not await patience.wait():
                     raise
                 # What it wrote may be under way: then the next COPY waits for it, and fails.
@@ -465,39 +438,31 @@ class DatabaseWriter:
         raise error
 
     async def _attempt(self, connection: Connection, group: _Group) -> None:
-        hashes = group.hashes
         for part in group.parts:
             await self._partitions.ensure(connection, part.batch.timestamps)
+            part.new, part.position = part.batch, 0
         # A new connection may lead to a server that has lost the newest names.
         era = self._partitions.generation, self._database.connections_made
         batches = [part.batch for part in group.parts]
         await self._topics.ensure(connection, batches, self._partitions, era)
+        hashes = [digest for batch in batches for digest in batch.hashes]
         may_be_new = not group.careful and len(set(hashes)) == len(hashes)
         if may_be_new and len(hashes) > 1 and self._careful_groups:
             self._careful_groups -= 1
             may_be_new = False
         notice = "" if self._feed is None else self._feed.notice
-        with self._handing_over(connection, group), waiting_for_standby(connection):
-            for part in group.parts:
-                part.new = part.batch
-            if may_be_new and len(hashes) < FEWEST_COPIED:
-                with self._unread.tracked(group.parts) as unread:
-                    await insert_at_once(connection, group.parts, notice, unread)
-                return
-            async with connection.transaction():
-                if not may_be_new:
-                    group.stored = await find_new(connection, group.parts)
-                if group.stored < len(hashes):
-                    await copy(connection, group.parts)
-                await self._finish(connection, group, notice)
-
-    @contextmanager
-    def _handing_over(self, connection: Connection, group: _Group) -> Iterator[None]:
-        """Pass on the commits of this block, if it does not fail."""
-        for part in group.parts:
-            part.position = 0
         try:
-            yield
+            with waiting_for_standby(connection):
+                if may_be_new and len(hashes) < FEWEST_COPIED:
+                    with self._unread.tracked(group.parts) as unread:
+                        await insert_at_once(connection, group.parts, notice, unread)
+                else:
+                    async with connection.transaction():
+                        if not may_be_new:
+                            group.stored = await find_new(connection, group.parts)
+                        if group.stored < len(hashes):
+                            await copy(connection, group.parts)
+                        await self._finish(connection, group, notice)
         except (AlreadyStoredError, psycopg.IntegrityError):
             raise  # and nothing was committed
         except BaseException:

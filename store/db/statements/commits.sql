@@ -42,9 +42,9 @@ select position, summary from storenode.commits where position > %b::bigint
 order by position limit %b::bigint
 
 -- given --
--- The parameters of commits, apart from their batches.
-unnest(%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
-       %(topics)s::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[])
+-- The parameters of commits, apart from their batches; `topics` are array literals, or empty.
+%(token)b::bigint[], %(given)b::bigint[], %(min_ts)b::bigint[], %(max_ts)b::bigint[],
+       %(topics)b::text[], %(source)b::text[], %(summary)b::bytea[], %(claims)b::bytea[]
 
 -- columns --
 -- The columns of a commit that is inserted.
@@ -59,8 +59,8 @@ with placed as materialized (
 )
 insert into storenode.commits (<commits.columns>)
 select nextval('storenode.position_seq'), c.batch, c.token, c.given, c.min_ts, c.max_ts,
-       c.topics::uuid[], c.source, c.summary, c.claims
-from placed, rows from (unnest(%(batch)b::bigint[]), <commits.given>)
+       nullif(c.topics, '')::uuid[], c.source, c.summary, c.claims
+from placed, unnest(%(batch)b::bigint[], <commits.given>)
      as c(batch, token, given, min_ts, max_ts, topics, source, summary, claims)
 returning position, batch, token
 
@@ -70,21 +70,19 @@ select position, batch from storenode.commits where token = %b::bigint
   and position > (select last_value - 1000000 from storenode.position_seq) limit 1
 
 -- insert_at_once --
-, counted as (
-    select batch, count(*) as added from stored group by batch
-), placed as materialized (
+, placed as materialized (
     select pg_advisory_xact_lock(%(commit_order)b::bigint),
-           pg_notify('storenode_feed', %(notice)s)
+           pg_notify('storenode_feed', %(notice)b::text)
     from (select count(*) as added from stored) as total{written}
     where added > 0
 )
 insert into storenode.commits (<commits.columns>)
-select nextval('storenode.position_seq'), n.batch, c.token, c.given, c.min_ts, c.max_ts,
-       c.topics::uuid[], c.source, case k.added when c.given then c.summary end, c.claims
-from placed,
-     <commits.given> with ordinality
-         as c(token, given, min_ts, max_ts, topics, source, summary, claims, part)
-     join numbered n using (part) left join counted k using (batch)
+select nextval('storenode.position_seq'), c.batch, c.token, c.given, c.min_ts, c.max_ts,
+       nullif(c.topics, '')::uuid[], c.source,
+       case (select count(*) from stored where stored.batch = c.batch)
+           when c.given then c.summary end, c.claims
+from placed, numbered, unnest(numbered.batches, <commits.given>)
+     as c(batch, token, given, min_ts, max_ts, topics, source, summary, claims)
 returning position, batch, token
 
 -- has_unfolded --

@@ -265,20 +265,19 @@ select min(ts) from storenode.messages where ts >= %s::bigint and ts <= %s::bigi
 
 -- insert_messages --
 -- Messages and their rows of `hashes`, as far as they are new.
-with given as (
-    select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
-                         %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
-                         %(tail)b::bytea[], %(part)b::bigint[])
-        as given(ts, hash, topic, content_digest, head, payload, tail, part)
-), numbered as materialized (
-    select part, nextval('storenode.batch_seq') as batch
-    from generate_series(1::bigint, %(parts)b::bigint) as part
+with numbered as materialized (
+    select array_agg(nextval('storenode.batch_seq')) as batches
+    from generate_series(1::bigint, %(parts)b::bigint)
 ), stored as (
     insert into storenode.messages (ts, hash, topic, batch, content_digest, head, payload, tail)
-    select ts, hash, topic, batch, content_digest, head, payload, tail
-    from given join numbered using (part) order by ts, hash
+    select ts, hash, topic, batches[part], content_digest, head, payload, tail
+    from numbered, unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
+                          %(content_digest)b::bytea[], %(head)b::bytea[], %(payload)b::bytea[],
+                          %(tail)b::bytea[], %(part)b::bigint[])
+        as given(ts, hash, topic, content_digest, head, payload, tail, part)
+    order by ts, hash
     on conflict do nothing
-    returning ts, hash, topic, batch
+    returning ts, hash, batch
 ), located as (
     insert into storenode.hashes (key, ts)
     select ('x' || encode(substr(hash, 1, 8), 'hex'))::bit(64)::bigint, ts from stored returning 1

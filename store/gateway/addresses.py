@@ -13,12 +13,7 @@ from storenode.message.varint import varint
 _CODES: Final = {"ip4": 4, "tcp": 6, "ip6": 41, "tls": 448, "ws": 477}
 _MAX_PORT: Final = 65_535
 _PEER_HOSTS: Final = ("ip4", "ip6", "dns", "dns4", "dns6")
-_ENDINGS: Final = {
-    (): (),
-    ("ws",): ("ws",),
-    ("wss",): ("tls", "ws"),
-    ("tls", "ws"): ("tls", "ws"),
-}
+_ENDINGS: Final = {(): (), ("ws",): ("ws",), ("wss",): ("tls", "ws"), ("tls", "ws"): ("tls", "ws")}
 """The suffixes that may follow the port, and their meanings."""
 
 _EXAMPLE: Final = "write one such as /ip4/0.0.0.0/tcp/60000 or /ip4/0.0.0.0/tcp/8000/ws"

@@ -27,8 +27,14 @@ class ByteBudget:
         self.used_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes, which `give` must follow; raise RefusalError if there are too many."""
-        if self.used_bytes + size_bytes > self._limit_bytes:
+        """Count bytes, which `give` must follow; raise RefusalError if there are too many.
+
+        A share leaves as many bytes free as it has then, so that a few do not take the whole.
+        """
+        limit_bytes, whole = self._limit_bytes, self._whole
+        if whole is not None:
+            limit_bytes = min(limit_bytes, whole._limit_bytes - whole.used_bytes - size_bytes)
+        if self.used_bytes + size_bytes > limit_bytes:
             raise RefusalError("busy", "the gateway holds too many bytes: try again later")
         if self._whole is not None:
             self._whole.take(size_bytes)

@@ -284,11 +284,7 @@ class NwakuSync:
         )
 
     async def _load(
-        self,
-        pubsub_topics: Sequence[str],
-        content_topics: Sequence[str],
-        low_ns: int,
-        high_ns: int,
+        self, pubsub_topics: Sequence[str], content_topics: Sequence[str], low_ns: int, high_ns: int
     ) -> tuple[MessageIds, int]:
         """Return the IDs of the node in a range, and the end of the range up to which they fit."""
         timestamps, hashes = [np.zeros(0, np.int64)], []

@@ -10,7 +10,6 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
-
 MEMORY_GIB: Final = {"node": 2, "embedded": 4}
 """The memory that docs/operations.md allows a node, and one with a Postgres of its own."""
 

@@ -16,7 +16,6 @@ from tests.install.environment import ROOT, VERSION, Dist, files_of
 from tools.build_dist import copy_sources
 
 LINK = re.compile(r"\]\(([^)]*)\)")
-
 PACKAGES = ("storenode", "storenode_node")
 KERNEL = "reconcile/_kernel.abi3.so"
 FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}

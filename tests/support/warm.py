@@ -167,7 +167,6 @@ LENGTH: Final = struct.Struct("!I")
 """The format of a request's length, an ID or a status in the pipe."""
 
 DESCRIPTORS: Final = 4
-
 _HEAVY: Final = ("demo", "pipeline")
 """Commands that few tests start, and that import much more."""
 

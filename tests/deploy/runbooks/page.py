@@ -11,7 +11,6 @@ from typing import Final
 from tests.deploy.tools import ROOT
 
 RUNBOOKS: Final = ROOT / "docs/runbooks"
-
 SHELL: Final = ("storenode ", "psql ", "curl ", "promtool ", "openssl ", "df ", "du ", "date ")
 """Programs that a test can run; others belong to systemd, containers or Kubernetes."""
 

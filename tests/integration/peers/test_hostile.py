@@ -47,7 +47,6 @@ SMALL = SessionLimits(
     payload=CodecLimits(max_payload_bytes=65_536, max_ranges=64, max_elements=100), max_rounds=8
 )
 END_OF_TIME = varint(2**63 - 1)
-
 MALFORMED = b"\x01\x00\x80\x00"
 CLAIM = b"\x01\x00" + END_OF_TIME + b"\x02" + varint(2**40)
 FINGERPRINT = b"\x01\x00" + END_OF_TIME + b"\x01"

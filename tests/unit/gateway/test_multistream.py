@@ -413,6 +413,15 @@ async def test_unread_bytes_are_bounded_by_stream_and_in_all() -> None:
     assert carrier.client.unread.used_bytes == 0
 
 
+def test_a_few_addresses_leave_bytes_to_others() -> None:
+    whole = ByteBudget(100)
+    for share in [ByteBudget(25, whole) for _ in range(4)]:
+        with pytest.raises(RefusalError):  # noqa: PT012 - after some
+            while True:
+                share.take(1)
+    ByteBudget(25, whole).take(5)
+
+
 async def test_a_window_of_yamux_is_kept_and_opened_by_the_client() -> None:
     stream, sent = stream_of(Yamux())
     sending = asyncio.create_task(stream.send(bytes(WINDOW_BYTES + 500)))

@@ -19,7 +19,6 @@ from store.observe.metrics import DATABASE_EVENTS, MAINTENANCE_EVENTS, Metrics
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RULES = DEPLOY / "prometheus/rules/storenode.yml"
 DASHBOARD = DEPLOY / "grafana/dashboards/storenode.json"
-
 OF_SCRAPING = {"job", "instance", "le"}
 OF_OTHERS = {
     *("cronjob", "mountpoint", "name", "namespace", "persistentvolumeclaim", "state", "volume")

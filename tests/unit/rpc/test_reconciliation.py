@@ -228,7 +228,6 @@ WINDOW: Final = (LOWEST, (10_000 * HOUR_NS, NO_HASH))
 FLOOR: Final = (90, NO_HASH)
 FAILED: Final = encode(FrameKind.FAILED)
 SKIPS: Final = bytes([1, 0, 1, 0])
-
 MODES: Final = {"base": (None, True), "offered": (0, True), "unoffered": (0, False)}
 """The modes of a session: `compact_from` of both sides, and whether compact is offered."""
 

@@ -6,9 +6,12 @@ The module imports little: what a start takes most of its time for comes after i
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 from store.config.node import NodeConfig
+from store.embedded.datadir import DataDir
 from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
 from store.runtime.errors import NodeFailedError
@@ -30,6 +33,7 @@ class EmbeddedHost:
         self.on_event: Callable[[str, str], None] = lambda _name, _reason: None
         self._loop = asyncio.get_running_loop()
         self._server = EmbeddedPostgres(config.data_dir, dict(config.postgres_setting), self._note)
+        self._is_first = not os.access(DataDir(config.data_dir).cluster, os.F_OK)
         self._starting = self._loop.run_in_executor(None, self._server.start)
 
     async def start(self) -> str:
@@ -44,6 +48,9 @@ class EmbeddedHost:
         from store.db import migrate  # noqa: PLC0415
         from store.db.errors import sentence  # noqa: PLC0415
 
+        if self._is_first:
+            # What makes the schema takes long to import, and so does Postgres to make a cluster.
+            await asyncio.to_thread(import_module, "alembic.command")
         url = await self._starting
         try:
             await asyncio.to_thread(migrate.upgrade, url)

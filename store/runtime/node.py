@@ -139,12 +139,9 @@ class NodeRuntime:
             metrics,
             lambda full: self.health.set(Obstacle.SPACE, present=full),
         )
-        self._host: EmbeddedHost | ExternalHost
+        self._host = embedded or ExternalHost(config, partial(note_host, metrics))
         if embedded is not None:
-            self._host = embedded
             embedded.on_event = self._host_event
-        else:
-            self._host = ExternalHost(config, partial(note_host, metrics))
         self._drain = Drain()
         self._monitor: DatabaseMonitor | None = None
         self.canary: WriteCanary | None = None

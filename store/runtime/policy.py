@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from store.config.node import NodeConfig
 from store.db.connection import Connection
@@ -19,7 +19,6 @@ from storenode.message.limits import NS_PER_S
 from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.policy")
-_Content: TypeAlias = bytes | str
 
 MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
 """A clock that is further ahead of the database's is not used to drop: what is new looks old."""
@@ -132,8 +131,8 @@ class TokenFile:
         self._path = path
         self._limits = limits
         self._on_use = on_use
-        self._used: _Content = b""
-        self._seen: _Content = b""
+        self._used: bytes | str = b""
+        self._seen: bytes | str = b""
         self.access = Access(None, limits)
 
     def load(self) -> None:
@@ -158,7 +157,7 @@ class TokenFile:
         if self._seen == before != self._used:
             await asyncio.to_thread(self._try, self._seen)
 
-    def _try(self, content: _Content) -> None:
+    def _try(self, content: bytes | str) -> None:
         try:
             self._use(content)
         except WrongConfigurationError as error:
@@ -167,7 +166,7 @@ class TokenFile:
         else:
             _LOG.info("token_file_reloaded", clients=len(self.access.clients or ()))
 
-    def _use(self, content: _Content) -> None:
+    def _use(self, content: bytes | str) -> None:
         self._used = self._seen = content
         if isinstance(content, str):
             raise WrongConfigurationError(content)
@@ -180,7 +179,7 @@ class TokenFile:
         self._on_use(True)
 
 
-def _read(path: Path) -> _Content:
+def _read(path: Path) -> bytes | str:
     """Return the content of the file, or the sentence for why it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -50,13 +50,10 @@ READ_TIMEOUT_S: Final = 20.0
 """A read that takes longer is given up; a database that is away has been given up before."""
 
 STATUS_REST_S: Final = 1.0
-"""The interval at which the data of the status page is collected, however many look at it."""
+"""The data of the status page, and what the database holds, is read no more often."""
 
-SUMMARY_REST_S: Final = 1.0
 CONDITION_REST_S: Final = 5.0
-HISTORY_REST_S: Final = 5.0
-"""The database is not asked more often for what it holds, for its condition, and for its messages
-by time with what is known of other stores."""
+"""The condition of the database, and its messages by time, are read no more often."""
 
 PATIENCE_S: Final = 2.0
 """The time that a request waits for the database; then it shows the previous data."""
@@ -133,9 +130,9 @@ class NodeStatus:
         self._summary = StoreSummary(b"", 0, 0, 0, 0)
         self._unread = UnreadSummary(0, 0, 0)
         self._summary_s = 0.0
-        self._stored = SharedRead(self._read_summary, SUMMARY_REST_S)
+        self._stored = SharedRead(self._read_summary, STATUS_REST_S)
         self.condition = SharedRead(self._read_condition, CONDITION_REST_S)
-        self._history = SharedRead(self._read_history, HISTORY_REST_S)
+        self._history = SharedRead(self._read_history, CONDITION_REST_S)
         self._page = SharedRead(self._render_page, STATUS_REST_S)
 
     async def stop(self) -> None:

@@ -1,15 +1,13 @@
 """gRPC servers: made with one set of options, bound to an address, stopped in order.
 
-grpcio decodes the name of a method that is not registered in the loop that accepts calls: one
-request whose path is no UTF-8 ends that loop, and all calls of the listener with it. Here every
-method that is served is registered, and other calls end UNIMPLEMENTED without a look at their name.
+grpcio decodes the name of a method that is not registered where it accepts calls: one that is no
+UTF-8 would end all calls. Here methods are registered, and other calls end UNIMPLEMENTED unread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -50,34 +48,36 @@ Services = Mapping[str, Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]]
 """The handlers of methods, by the full name of their service."""
 
 
+async def _refuse(_requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+    context.set_details(_NOT_FOUND)
+
+
 class _Server(cygrpc.AioServer):  # type: ignore[misc] # compiled, without types
-    def _make_request_call_future(self, method: bytes | None) -> Any:  # noqa: ANN401
-        if method is None:
-            return asyncio.ensure_future(self._refuse_unknown_methods())
-        return super()._make_request_call_future(method)
+    """A server whose methods each take up their calls: grpcio waits for all of them after each."""
 
-    async def _refuse_unknown_methods(self) -> None:
-        """Refuse calls of methods that are not registered, until the server shuts down."""
-        refusing: set[asyncio.Task[None]] = set()
+    def __init__(self, *given: Any) -> None:  # noqa: ANN401
+        super().__init__(*given)
+        self._handlers = {"": grpc.stream_stream_rpc_method_handler(_refuse)}
+        self._calls = set[asyncio.Task[None]]()
+
+    def add_registered_method_handlers(self, handlers: dict[str, Any]) -> None:
+        super().add_registered_method_handlers(handlers)
+        self._handlers |= handlers
+
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._take_up(method or b""))
+
+    async def _take_up(self, method: bytes) -> None:
+        """Serve the calls of a method, or refuse those of no method, until the server stops."""
+        loop, name, calls = asyncio.get_running_loop(), method.decode(), self._calls
+        resolver = cygrpc._MethodResolver([], self._handlers)
         while True:
-            call = await self._request_call()
-            task = asyncio.ensure_future(_refuse(call))
-            refusing.add(task)
-            task.add_done_callback(refusing.discard)
-
-
-async def _refuse(call: Any) -> None:  # noqa: ANN401 - a compiled class
-    """End a call UNIMPLEMENTED; its caller may have dropped it meanwhile."""
-    with suppress(cygrpc.ExecuteBatchError):
-        # Nothing public answers a call without its name.
-        await cygrpc._send_error_status_from_server(
-            call,
-            cygrpc.StatusCode.unimplemented,
-            _NOT_FOUND,
-            (),
-            cygrpc.SendInitialMetadataOperation((), 0),
-            asyncio.get_running_loop(),
-        )
+            call = await (self._request_registered_call(method) if name else self._request_call())
+            serving = cygrpc._handle_rpc(name, resolver, (), call, loop, False)
+            task = loop.create_task(cygrpc._schedule_rpc_coro(serving, call, loop, name))
+            calls.add(task)
+            task.add_done_callback(calls.discard)
 
 
 def _make_server(options: Sequence[tuple[str, int]]) -> Any:  # noqa: ANN401 - its stubs are older

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support import warm
 from tests.support.node import COMMAND, clean_environment
 
 ROOT = Path(__file__).parents[2]
@@ -103,13 +104,14 @@ def run_in_one_shell(todo: Sequence[Step], env: Mapping[str, str], cwd: Path = R
     """Run commands one after the other and return what each printed; each must end well."""
     # A NUL tells where the output of a command ends, and its exit code follows.
     script = "".join(f"{step.command}\nprintf '\\0%s\\0' $?\n" for step in todo)
+    path = env.get("PATH", f"{Path(COMMAND).parent}:/usr/bin:/bin")
     done = subprocess.run(
         ["bash"],
         input=script.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=cwd,
-        env=clean_environment(**{"PATH": f"{Path(COMMAND).parent}:/usr/bin:/bin", **env}),
+        env=clean_environment(**{**env, "PATH": f"{warm.commands()}:{path}"}),
         timeout=_TIMEOUT_S,
         check=True,
     )

@@ -20,11 +20,13 @@ import json
 import os
 import select
 import selectors
+import shlex
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ COMMAND: Final = str(Path(sys.executable).with_name("storenode"))
 """The installed command, as an operator runs it."""
 
 _SERVER: Final = __file__
+_CLIENT: Final = str(Path(__file__).with_name("warm_command.py"))
 _OWN: Final = "STORENODE_"
 """The prefix of the settings that a process reads when it runs, not when it is imported."""
 
@@ -47,6 +50,14 @@ class _Forker:
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._environment: Mapping[str, str] = {}
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def commands(self) -> str:
+        """Return a directory with a ``storenode`` for scripts of a shell, which is forked."""
+        with self._lock:
+            self._begun()
+        assert self._directory is not None
+        return self._directory.name
 
     def suits(self, environment: Mapping[str, str]) -> bool:
         """Return True if what was imported would be the same in an environment."""
@@ -71,21 +82,29 @@ class _Forker:
     def close(self) -> None:
         """End it, after what it has forked."""
         self.is_used = False
-        if self._connection is not None and self._process is not None:
+        if self._connection is not None and self._process and self._directory:
             self._connection.close()
             self._process.wait()
+            self._directory.cleanup()
 
     def _begun(self) -> socket.socket:
         if self._connection is None:
             self._connection, end = socket.socketpair()
-            with end:
-                number = end.fileno()
+            self._directory = tempfile.TemporaryDirectory(prefix="warm-")
+            with end, socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address := f"{self._directory.name}/socket")
+                listener.listen(1_024)
+                numbers = [end.fileno(), listener.fileno()]
                 self._process = subprocess.Popen(
-                    [sys.executable, _SERVER, str(number)],
+                    [sys.executable, _SERVER, *map(str, numbers)],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[number],
+                    pass_fds=numbers,
                     start_new_session=True,
                 )
+            command = Path(self._directory.name, "storenode")
+            client = shlex.join([sys.executable, "-IS", _CLIENT, address, COMMAND])
+            command.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+            command.chmod(0o755)
             self._environment = _imported_in(os.environ)
         return self._connection
 
@@ -137,6 +156,7 @@ class _Forked(subprocess.Popen[Any]):
 
 
 _forker = _Forker()
+commands = _forker.commands
 
 
 def use() -> None:
@@ -179,7 +199,7 @@ _LATE: Final = (
 """The modules that a node or a gateway imports while it starts."""
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, listener: socket.socket) -> None:
     """Fork for every request; returns in the new process only."""
     _import()
     seen, wake = socket.socketpair()
@@ -189,7 +209,7 @@ def serve(connection: socket.socket) -> None:
     signal.set_wakeup_fd(wake.fileno())
     pipes: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
-        for each in (connection, seen):
+        for each in (connection, listener, seen):
             selector.register(each, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
@@ -197,11 +217,15 @@ def serve(connection: socket.socket) -> None:
                     seen.recv(1_024)
                     _reap(pipes)
                     continue
-                asked, descriptors = _receive(connection)
+                if key.fileobj is listener:
+                    with listener.accept()[0] as client:
+                        asked, descriptors = _receive(client)
+                else:
+                    asked, descriptors = _receive(connection)
                 *standard, pipe = descriptors
                 if (pid := os.fork()) == 0:
                     selector.close()
-                    for own in (connection, seen, wake):
+                    for own in (connection, listener, seen, wake):
                         own.close()
                     _become(asked, standard, [*pipes.values(), pipe])
                     return
@@ -284,5 +308,5 @@ def _run() -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
     _run()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.integration.run.helpers import sampled
 from tests.support.fleet import Fleet, exchanging, holdings, status
-from tests.support.node import COMMAND, NodeProcess, clean_environment
-from tests.support.pages import ROOT, matches, steps
-from tests.support.polling import PATIENCE_S, eventually
+from tests.support.node import NodeProcess
+from tests.support.pages import ROOT, Step, as_shown, steps
+from tests.support.polling import eventually
 
 ON = ("--gossip", "on")
 UNREAD_OF_TWO = "select from storenode.unread where needed <= 2 and expired_at is null limit 1"
@@ -59,19 +57,9 @@ SHOWN = steps((ROOT / "docs" / "gossip.md").read_text(encoding="utf-8"))
 def run_as_shown(node: NodeProcess, number: int, code: int = 0) -> None:
     """Run a command of the page; it must print what the page shows."""
     step = SHOWN[number]
-    path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
     # Where the page gives no time, a slow machine may take more than the usual one.
-    timeout = {"STORENODE_CONFIRM_TIMEOUT": "60s"}
-    done = subprocess.run(
-        ["bash", "-c", step.command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=clean_environment(PATH=path, A=node.listen, ADMIN_A=node.admin, **timeout),
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    printed = done.stdout.decode()
-    assert (done.returncode, matches(step.output, printed)) == (code, True), printed
+    env = {"A": node.listen, "ADMIN_A": node.admin, "STORENODE_CONFIRM_TIMEOUT": "60s"}
+    as_shown([Step(f"{step.command}\ntest $? = {code}", step.output)], env)
 
 
 def test_the_page_for_operators_is_true_and_what_is_unread_survives_a_restart(

@@ -36,7 +36,7 @@ from tests.calls.transports import (
     Transport,
 )
 from tests.integration.rpc.harness import Node, within
-from tests.support.sds_claims import claiming, genuine, genuine_id
+from tests.support.participant import claiming, genuine, genuine_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -203,3 +203,19 @@ def test_assumptions_are_options_and_bad_ones_are_refused() -> None:
         result = CliRunner().invoke(capacity_command, ["--participants", bad])
         assert result.exit_code == 2
         assert "--participants" in result.stderr
+
+
+def test_drawings_fetch_nothing() -> None:
+    for drawing in (ROOT / "docs/images").glob("*.svg"):
+        text = drawing.read_text(encoding="utf-8")
+        assert {*re.findall(r"https?://[^\s\"')]+", text)} <= {"http://www.w3.org/2000/svg"}, (
+            drawing
+        )
+
+
+def test_the_overview_names_the_parts() -> None:
+    path = ROOT / "docs/images/overview.svg"
+    assert path.stat().st_size < 60_000
+    words = "".join(ET.parse(path).getroot().itertext()).replace("\xa0", " ")
+    parts = ("SDS", "store node", "Postgres", "archive", "gossip", "reconciliation")
+    assert [part for part in parts if part not in words] == []

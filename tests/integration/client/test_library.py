@@ -36,7 +36,7 @@ from storenode.client import (
 )
 from storenode.client.sds_messages import sds_payload
 from tests.support.node import NodeProcess
-from tests.support.sds_claims import claiming, genuine, genuine_id
+from tests.support.participant import claiming, genuine, genuine_id
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.integration.http.conftest import HOST, HTTP, ORIGIN
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
 from tests.support.pages import ROOT, as_shown, steps
-from tests.support.sds_claims import claiming, genuine, genuine_id
+from tests.support.participant import claiming, genuine, genuine_id
 
 
 def test_the_description_is_valid_and_names_what_is_served(api: Api) -> None:

@@ -35,8 +35,8 @@ from tests.support.fleet import (
     synchronize,
 )
 from tests.support.node import NodeProcess
+from tests.support.participant import claiming, genuine, genuine_id
 from tests.support.polling import eventually, until
-from tests.support.sds_claims import claiming, genuine, genuine_id
 
 DAY_S = 86_400
 DAY_NS = DAY_S * 10**9

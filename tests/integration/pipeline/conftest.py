@@ -87,7 +87,8 @@ def google_account(
 @pytest.fixture(scope="session")
 def spark(google_account: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
     """Return the session that all tests share."""
-    with spark_session("local[2]", QUICK_START) as session:
+    forking = {"spark.python.daemon.module": "tests.support.spark_daemon"}
+    with spark_session("local[2]", {**QUICK_START, **forking}) as session:
         yield session
 
 

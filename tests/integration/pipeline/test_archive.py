@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from pyspark.sql import SparkSession
 from store.db.locks import ARCHIVING
 from store.pipeline import archive as archiving
 from store.pipeline import delta, parquet, source
-from store.pipeline.archive import ArchiveJob, archive, forecast
+from store.pipeline.archive import ArchiveJob, forecast
 from store.pipeline.database import DatabaseState, connected, lock, read_state
 from store.pipeline.delta import DeltaArchive
 from store.pipeline.errors import PipelineError
@@ -37,7 +35,6 @@ from tests.integration.pipeline.world import (
     asked,
     hours_of,
     in_lake,
-    is_locked,
     marks,
     messages,
     more,
@@ -50,7 +47,6 @@ from tests.integration.pipeline.world import (
 from tests.integration.storage.followers import LongTransaction
 from tests.integration.storage.node import running
 from tests.integration.storage.world import random_batch
-from tests.support.spark import wait_for
 
 
 class Killed(BaseException):
@@ -166,50 +162,23 @@ def test_a_job_that_is_killed_at_any_step_leaves_the_last_good_state(
                 archived_from(spark, url, lake_path)
         assert in_lake(lake_path) == (sorted(stored_ids(url)) if is_published else before), name
         assert marks(url) == {}
-    result = archived_from(spark, url, lake_path)
-    assert (result.messages, result.hours_marked) == (0, len(hours_of(stored_ids(url))))
-    assert_complete(url, lake_path)
-
-
-DYING = """
-import sys
-from tests.integration.pipeline.conftest import QUICK_START
-from tests.integration.pipeline.test_archive import die_half_way
-from store.pipeline.spark import spark_session
-
-with spark_session("local[2]", QUICK_START) as session:
-    die_half_way(session, sys.argv[1], sys.argv[2])
-"""
-
-
-def die_half_way(spark: SparkSession, url: str, lake: str) -> None:
-    """Archive in small steps, and die before the commit that follows half of the messages."""
-    commit = DeltaArchive.commit
-
-    def commit_or_die(archive: DeltaArchive, *given: Any, **more: Any) -> None:  # noqa: ANN401
-        if sum(each.rows for each in archive.files()) >= len(messages()) // 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        commit(archive, *given, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
+    # In several commits, the second of which does not come.
+    before, commits = in_lake(lake_path), iter([DeltaArchive.commit])
+    more(url, *(plain(91_000 + at, TODAY - DAY + at % 3 * HOUR + at) for at in range(60)))
+    with monkeypatch.context() as patch:
         patch.setattr(source, "MIN_STEP_MESSAGES", 20)
-        patch.setattr(DeltaArchive, "commit", commit_or_die)
-        archive(spark, ArchiveJob(url, DeltaArchive(lake)))
-
-
-def test_an_archive_that_is_killed_repeats_only_what_was_not_committed(
-    url: str, tmp_path: Path, spark: SparkSession
-) -> None:
-    lake = tmp_path / "lake"
-    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake)], check=False)
-    assert process.returncode == -signal.SIGKILL
-    wait_for(lambda: not is_locked(url), "the lock is gone")
-    stayed = in_lake(lake)
-    assert len(messages()) // 2 <= len(stayed) < len(messages())
+        patch.setattr(DeltaArchive, "commit", property(lambda it: partial(next(commits, die), it)))
+        with pytest.raises(Killed):
+            archived_from(spark, url, lake_path)
+    stayed = in_lake(lake_path)
+    assert len(before) < len(stayed) < len(before) + 60
+    written = {str(each) for each in lake_path.rglob("part-*.parquet")}
+    assert written > set(published(lake_path)), "nothing is tidied up, as after SIGKILL"
     assert marks(url) == {}
-    assert archived_from(spark, url, lake).messages == len(messages()) - len(stayed)
-    assert_complete(url, lake)
-    assert verified(spark, lake, url=url).sound
+    result, ids = archived_from(spark, url, lake_path), stored_ids(url)
+    assert (result.messages, result.hours_marked) == (len(ids) - len(stayed), len(hours_of(ids)))
+    assert_complete(url, lake_path)
+    assert verified(spark, lake_path, url=url).sound
 
 
 def test_a_transaction_that_begins_first_and_commits_last_is_archived_once(

@@ -115,8 +115,7 @@ def test_whole_and_continued_audits_find_what_a_plain_audit_does(
     entries = Counter[str]()
     for channel, *_, parents in strange:
         entries[channel] += 1 + len(parents)
-    ((largest, most),) = entries.most_common(1)
-    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most)
+    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", max(entries.values()))
 
     def grow(claims: list[Claim]) -> None:
         more(
@@ -138,13 +137,6 @@ def test_whole_and_continued_audits_find_what_a_plain_audit_does(
     remove_day(lake)
     assert of_archive(audit_recorded) == of_archive(audit)
 
-    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", most - 1)
-    others = audit(DatabaseMessages(spark, url))
-    assert others.too_large == [{"channel": largest, "entries": most}]
-    assert f"{printable(largest)} has {most:,} IDs and references" in " ".join(others.lines())
-    names = {each["channel"] for each in of_database.listed["channels"]}
-    assert {each["channel"] for each in others.listed["channels"]} == names - {largest}
-
 
 def test_results_of_another_format_are_ignored_and_damaged_ones_named(
     spark: SparkSession, lake_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,9 +156,14 @@ def test_results_of_another_format_are_ignored_and_damaged_ones_named(
 
 
 def test_ranges_payloads_and_odd_names_decide_what_is_missing(
-    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+    spark: SparkSession,
+    new_database: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, long = new_database(), "ж" * 40_000
+    """Publish in a channel one entry more than is audited, and in the next as many."""
+    url, long, crowd = new_database(), "ж" * 40_000, "crowd\0"
+    monkeypatch.setattr(tables, "MAX_CHANNEL_ENTRIES", 17)
     more(
         url,
         message("room", "early", 1, FIRST + 2, []),
@@ -182,6 +179,7 @@ def test_ranges_payloads_and_odd_names_decide_what_is_missing(
         message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
         message("z", "x", 1, FIRST, ["y", long]),
         message("z", "y", 0, FIRST, []),
+        message(crowd, "c", 1, FIRST, [f"parent {number}" for number in range(17)]),
     )
     side = DatabaseMessages(spark, url)
     file = tmp_path / "missing.jsonl"
@@ -197,6 +195,9 @@ def test_ranges_payloads_and_odd_names_decide_what_is_missing(
     assert MAX_ID_BYTES < len(shortened["message_id"].encode()) < 2 * MAX_ID_BYTES
     named = {each["message_id"]: each for each in result.listed["missing"]}
     assert (named["lost"]["first_named_by"], named["lost"]["sender"]) == ("end", "sender")
+    assert result.too_large == [{"channel": crowd, "entries": 18}]
+    assert f"{printable(crowd)} has 18 IDs and references" in " ".join(result.lines())
+    assert {each["channel"] for each in result.listed["channels"]} == {"room", "z"}
     assert result.counts["copies"] == 2
     (conflict,) = result.listed["conflicts"]
     assert (conflict["message_id"], conflict["contents"]) == ("twice", 2)

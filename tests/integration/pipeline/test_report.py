@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline.database import FOREVER
 from store.pipeline.message_sets import DatabaseMessages, MessageSet
 from store.pipeline.report import figures
 from store.pipeline.report.figures import Figures
@@ -39,55 +38,42 @@ def cut(name: str) -> str:
     return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…"
 
 
-def test_the_figures_of_an_archive_are_those_of_duckdb(
-    spark: SparkSession, archived: Path, tmp_path: Path
+def test_the_figures_of_archive_and_database_are_those_of_duckdb(
+    spark: SparkSession, archived: Path, url: str, tmp_path: Path
 ) -> None:
-    lake = messages_in(spark, archived)
-    traffic = reported(tmp_path / "page.html", lake, bounds=(2, FOREVER))["traffic"]
-    assert traffic["messages"] == len(messages()) - 1
-    sums = "count(*), sum(octet_length(payload))::bigint, min(ts), max(ts)"
-    day = "select strftime(day, '%Y-%m-%d'), count(*), sum(octet_length(payload))::bigint"
-    assert [tuple(each.values()) for each in traffic["days"]] == asked(
-        archived, f"{day} from lake where ts > 1 group by 1 order by 1"
+    """Report all but the oldest message, and what came today."""
+    lake, page, bounds = messages_in(spark, archived), tmp_path / "page.html", (2, TODAY)
+    traffic = reported(page, lake, bounds=bounds)["traffic"]
+    assert page.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [page], "nothing is left beside it"
+    assert traffic["messages"] == sum(2 <= ts < TODAY for ts, _ in stored_ids(url))
+    assert len(messages()) - 1 > traffic["messages"] > 0
+
+    def found(columns: str, rest: str = "") -> list[tuple[Any, ...]]:
+        where = f"ts between 2 and {TODAY - 1} {rest}"
+        return asked(archived, f"select {columns} from lake where {where}")
+
+    counts = "count(*), sum(octet_length(payload))::bigint"
+    sums, hour = f"{counts}, min(ts), max(ts)", f"ts // {HOUR}"
+    assert [tuple(each.values()) for each in traffic["days"]] == found(
+        f"strftime(day, '%Y-%m-%d'), {counts}", "group by 1 order by 1"
     )
-    steps = asked(
-        archived, f"select ts // {HOUR} * {HOUR}, count(*) from lake where ts > 1 group by 1"
-    )
+    steps = found(f"{hour} * {HOUR}, count(*)", "group by 1")
     assert traffic["step_s"] == 3_600
     assert {tuple(each.values()) for each in traffic["steps"] if each["messages"]} == set(steps)
-    shards = asked(
-        archived,
-        "select shard, count(*), sum(octet_length(payload))::bigint,"
-        f" count(distinct ts // {HOUR}) from lake where ts > 1 group by 1 order by 1",
-    )
+    shards = found(f"shard, {counts}, count(distinct {hour})", "group by 1 order by 1")
     assert [tuple(each.values()) for each in traffic["shards"]] == shards
-    channels = asked(archived, f"select channel, {sums} from lake where channel <> '' group by 1")
+    channels = found(f"channel, {sums}", "and channel <> '' group by 1")
     assert {tuple(each.values()) for each in traffic["channels"]["top"]} == set(channels)
-    (not_sds,) = asked(archived, "select count(*) from lake where channel is null and ts > 1")
-    assert (traffic["messages_not_sds"],) == not_sds
-    topics = asked(
-        archived, f"select pubsub_topic, content_topic, {sums} from lake where ts > 1 group by 1, 2"
-    )
+    assert [(traffic["messages_not_sds"],)] == found("count(*)", "and channel is null")
+    topics = found(f"pubsub_topic, content_topic, {sums}", "group by 1, 2")
     assert {tuple(each.values()) for each in traffic["topics"]["top"]} == {
         (cut(pubsub), cut(content), *rest) for pubsub, content, *rest in topics
     }
-
-
-def test_archive_and_database_have_the_same_figures(
-    spark: SparkSession, archived: Path, url: str, tmp_path: Path
-) -> None:
-    within, page = {"bounds": (TODAY - DAY, TODAY)}, tmp_path / "one.html"
-    lake = messages_in(spark, archived)
-    of_lake = reported(page, lake, **within)
-    assert page.stat().st_mode & 0o777 == 0o644
-    assert list(tmp_path.iterdir()) == [page], "nothing is left beside it"
     database = DatabaseMessages(spark, url)
-    of_database = reported(tmp_path / "two.html", database, **within)
-    assert of_lake["traffic"] == of_database["traffic"]
-    expected = sum(TODAY - DAY <= ts < TODAY for ts, _ in stored_ids(url))
-    assert of_lake["traffic"]["messages"] == expected
-    nothing = {"bounds": (TODAY + 9 * DAY, 2**62)}
-    assert reported(tmp_path / "none.html", lake, **nothing)["traffic"] is None
+    assert reported(tmp_path / "database.html", database, bounds=bounds)["traffic"] == traffic
+    nothing = reported(tmp_path / "none.html", lake, bounds=(TODAY + 9 * DAY, 2**62))
+    assert nothing["traffic"] is None
 
 
 HOSTILE = ["<script>alert(1)</script>", "\u202e", "x" * 200, '\x00,"\n\x1b[31m']

@@ -1,10 +1,14 @@
-"""Followers for tests: what they were given, checked against the order of the commits."""
+"""Followers for tests: what they were given, checked against the order of the commits.
+
+And an outlet with room for every page.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 from store.db.feed import DatabaseFeed
 from store.db.insert import CommitPart, KnownTopics, assign_commit_position, copy, find_new
@@ -13,7 +17,6 @@ from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import hashes_in
-from tests.support.outlet import WideOutlet
 
 PATIENCE_S = 90.0
 
@@ -140,3 +143,31 @@ TERMINATE_OTHERS = """
 select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
 """
+
+
+@dataclass(frozen=True)
+class WideRoom:
+    """`store.domain.ports.Room`."""
+
+    size_bytes: int
+
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Count nothing."""
+
+    def close(self) -> None:
+        """Count nothing."""
+
+
+class WideOutlet:
+    """`store.domain.ports.Outlet`."""
+
+    caller = "caller"
+    connection = "connection"
+
+    async def room(self, most_bytes: int) -> WideRoom:
+        """Return as much as is asked for."""
+        return WideRoom(most_bytes)
+
+    def spare_room(self, most_bytes: int) -> WideRoom:
+        """Return as much as is asked for."""
+        return WideRoom(most_bytes)

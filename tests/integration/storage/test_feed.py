@@ -27,6 +27,7 @@ from tests.integration.storage.followers import (
     TERMINATE_OTHERS,
     Following,
     LongTransaction,
+    WideOutlet,
     commit_order,
     following,
     from_beginning,
@@ -47,7 +48,6 @@ from tests.integration.storage.world import (
     messages_of,
     random_batch,
 )
-from tests.support.outlet import WideOutlet
 
 TIMES = (NOW - 9 * DAY, NOW - DAY, NOW - 1, NOW, NOW, NOW + 1)
 SEED = 20261120

@@ -22,6 +22,7 @@ from store.domain.hub import START
 from store.domain.ports import PageRequest, TopicFilter, TopicRights
 from store.messages.cursor import FollowCursor
 from storenode.message.topics import topic_key
+from tests.integration.storage.followers import WideOutlet
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import (
     DAY,
@@ -32,7 +33,6 @@ from tests.integration.storage.world import (
     messages_of,
     random_batch,
 )
-from tests.support.outlet import WideOutlet
 from tests.support.postgres import PostgresServer
 
 SEED = 20261120

@@ -42,7 +42,13 @@ from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from storenode.message.topics import topic_key
-from tests.integration.storage.followers import TERMINATE_OTHERS, following, from_beginning
+from tests.integration.storage.followers import (
+    TERMINATE_OTHERS,
+    WideOutlet,
+    WideRoom,
+    following,
+    from_beginning,
+)
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
     CONTENTS,
@@ -61,7 +67,6 @@ from tests.integration.storage.world import (
     messages_of,
     random_batch,
 )
-from tests.support.outlet import WideOutlet, WideRoom
 from tests.support.postgres import PostgresServer
 
 FOREVER = 2**63 - 1

@@ -19,9 +19,9 @@ from store.db.partitions import ensure_ahead
 from store.db.pool import Pool, PoolSettings
 from store.domain.ports import PageRequest, StoreUnavailableError, TopicFilter
 from store.runtime.monitor import DatabaseMonitor, WriteCanary
+from tests.integration.storage.followers import WideOutlet
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import NOW, random_batch
-from tests.support.outlet import WideOutlet
 from tests.support.polling import PAUSE_S
 from tests.support.postgres import PostgresServer
 

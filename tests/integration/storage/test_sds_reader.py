@@ -33,11 +33,11 @@ from store.messages.record import RecordBatch
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import decode, encode, sds_key
 from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
+from tests.integration.storage.followers import WideOutlet
 from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained
 from tests.integration.storage.world import DAY, NOW, Topic, batch_of
-from tests.support.outlet import WideOutlet
-from tests.support.sds_claims import claiming, genuine, genuine_id
+from tests.support.participant import claiming, genuine, genuine_id
 from tests.unit.domain.causal_world import (
     CHANNEL,
     Expected,

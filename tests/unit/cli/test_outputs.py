@@ -79,7 +79,7 @@ from storenode.sds.events import (
     Withdrawn,
 )
 from tests.support.pages import ROOT
-from tests.support.sds_claims import claiming, genuine, genuine_id
+from tests.support.participant import claiming, genuine, genuine_id
 
 HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
 """A title, a cleared screen, colours, directions of writing, an end of a line, and a deletion."""

@@ -19,7 +19,6 @@ from tests.support.pages import ROOT, files
 MAX_INSTALLED_BYTES = 60 * 1024 * 1024
 OF_THE_NODE = {name: command.extra for name, command in COMMANDS.items() if command.extra}
 TOPIC = ("--content-topic", "/installed/1/lobby/proto")
-
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys
 import storenode

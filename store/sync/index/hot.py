@@ -270,12 +270,8 @@ class HotIndex:
             return
         self._floor_ns, self._place, self._horizon_ns = floor_ns, cold.place, cold.horizon_ns
         self._index, self._own.reached = index, max(self._own.reached, cold.place[0])
-        self._log.info(
-            "index_warm",
-            entries=len(index),
-            floor_ns=floor_ns,
-            compiled=kernel.compiled is not None,
-        )
+        has_kernel = kernel.compiled is not None
+        self._log.info("index_warm", entries=len(index), floor_ns=floor_ns, compiled=has_kernel)
         self._woken.set()
 
     async def _follow(self) -> None:

@@ -564,9 +564,7 @@ class Reconciliation:
         hidden = _without(after, before)
         differs = len(hidden) or len(_without(before, after)) or search.conflicts
         if search.complete and not differs:
-            raise ProtocolBrokenError(
-                "the peer's sum is not that of the messages that it has listed"
-            )
+            raise ProtocolBrokenError("the peer's sum is not that of the messages that it lists")
         self.hidden, self.conflicts = ordered(hidden), tuple(search.conflicts)
         self.settled = search.settled
         if search.complete:

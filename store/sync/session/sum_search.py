@@ -32,7 +32,7 @@ from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from store.domain.partitioning import DAY_NS, HOUR_NS
 from store.domain.view import Span
 from store.sync.errors import ProtocolBrokenError
-from store.sync.index.views import StoredView
+from store.sync.index.views import StoredView, in_thread_if
 from store.sync.limits import (
     FEW_LISTED_IDS,
     MAX_KNOWN_CONFLICTS,
@@ -178,14 +178,20 @@ class Search:
         return await self._step()
 
     async def _differing(self, step: SumSearch) -> list[tuple[Span, int]]:
-        """Return the spans whose sums differ, with the number of messages there; not too many."""
         spans = spans_of(step.spans)
         sums = await self._view.lattices(spans) if spans else []
         if sums is None:
             self.complete = False
             return []
-        starts = range(0, len(step.sums), DIGEST_BYTES)
-        digests = [step.sums[at : at + DIGEST_BYTES] for at in starts]
+        is_much = len(spans) > MAX_SEARCHED_SPANS
+        return await in_thread_if(is_much, self._choose, spans, sums, step.sums)
+
+    def _choose(
+        self, spans: list[Span], sums: Sequence[LatticeSum], joined: bytes
+    ) -> list[tuple[Span, int]]:
+        """Return the spans whose sums differ, with the number of messages there; not too many."""
+        starts = range(0, len(joined), DIGEST_BYTES)
+        digests = [joined[at : at + DIGEST_BYTES] for at in starts]
         differing = [
             (span, full.count, own, digest)
             for span, full, digest in zip(spans, sums, digests, strict=True)
@@ -253,7 +259,7 @@ class Search:
         sums = await self._view.lattices(parts) if parts else []
         if sums is None:
             self.complete, parts, sums = False, [], []
-        digests = [self._common(*each).digest() for each in zip(parts, sums, strict=True)]
+        digests = await in_thread_if(len(parts) > MAX_SEARCHED_SPANS, self._digests, parts, sums)
         self._open_spans = sorted([*parts, *self._awaited])
         lists = sorted(self._lists)
         messages = b"".join(self._lists[span].elements.tobytes() for span in lists)
@@ -264,6 +270,9 @@ class Search:
             messages=messages,
             more=not self.complete,
         )
+
+    def _digests(self, parts: list[Span], sums: Sequence[LatticeSum]) -> list[bytes]:
+        return [self._common(*each).digest() for each in zip(parts, sums, strict=True)]
 
     def _known_in(self, span: Span) -> tuple[ContentConflict, ...]:
         low, high = (

@@ -307,11 +307,7 @@ class Receiving:
     """
 
     def __init__(
-        self,
-        ids: SyncIds,
-        limits: TransferLimits,
-        report: SessionReport,
-        memory: PolicyMemory,
+        self, ids: SyncIds, limits: TransferLimits, report: SessionReport, memory: PolicyMemory
     ) -> None:
         """Take the parts; after a partial result the peer may send others too, however many."""
         self.ids = ids

@@ -15,7 +15,6 @@ SHELL: Final = ("storenode ", "psql ", "curl ", "promtool ", "openssl ", "df ", 
 """Programs that a test can run; others belong to systemd, containers or Kubernetes."""
 
 SQL: Final = ("select ", "vacuum ", "analyze ", "alter ")
-
 _BLOCK: Final = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 _SPAN: Final = re.compile(r"`([^`]+)`")
 

@@ -270,7 +270,6 @@ async def test_streams_and_calls_go_on_at_another_node_of_the_store(
 
 
 TIMEOUT_S = 120
-
 PROGRAM = """
 import random, signal, sys
 from storenode.client import Client

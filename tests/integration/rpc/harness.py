@@ -53,7 +53,6 @@ CONTENT = "/app/1/chat/proto"
 TIMEOUT_S = 90.0
 ANY_PORT = ListenerAddress("--listen", "127.0.0.1", 0)
 IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
-
 _T = TypeVar("_T")
 Metadata = Sequence[tuple[str, str]]
 

@@ -19,7 +19,6 @@ from tests.integration.storage.node import Node
 from tests.integration.storage.world import hashes_in
 
 PATIENCE_S = 90.0
-
 _IN_COMMIT_ORDER = """
 select m.hash from storenode.commits c join storenode.messages m on m.batch = c.batch
 order by c.position, m.ts, m.hash

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final, cast
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import numpy as np
 import pytest
@@ -649,15 +649,21 @@ async def test_an_answer_to_a_sum_that_is_none(sentence: str, fields: dict[str, 
     assert sentence in str(other.error)
 
 
-@pytest.mark.parametrize("missummed", [(0, 1), (1, 0)])
-async def test_sums_that_are_not_those_of_the_messages_end_the_session(
-    missummed: tuple[int, int],
-) -> None:
-    one, other = (Side(some(50, 1), missummed=number) for number in missummed)
+@pytest.mark.parametrize("wrong", [(0, 1), (1, 0)])
+async def test_sums_that_are_not_those_of_messages_end_the_session(wrong: tuple[int, int]) -> None:
+    one, other = (Side(some(50, 1), missummed=number) for number in wrong)
     await reconcile(one, other, WINDOW)
     for side in (one, other):
         assert "sum is not that" in str(side.error)
         assert side.report.keyed_from_ns is None
+
+
+async def test_sums_of_many_spans_are_made_beside_the_event_loop() -> None:
+    search = sum_search.Search(Mock(lattices=AsyncMock()), (1, 2**24 + 1), SyncIds.empty(), b"", 1)
+    with patch.object(sum_search, "in_thread_if", AsyncMock(return_value=[])) as threads:
+        await search.begin()
+        await search.answer(SumSearch(spans=range(1, 2**24, 2**16), sums=bytes(32 * 128)))
+    assert [call.args[0] for call in threads.call_args_list] == [True, True, False]
 
 
 def last_span(*times: int) -> Lie:
@@ -686,9 +692,8 @@ def list_messages(change: Callable[[bytes], bytes]) -> Lie:
 
 def repeat_first_span(extension: ReconcileExtension) -> None:
     """Replace each span of a search by the first."""
-    extension.search.spans[:] = list(extension.search.spans[:2]) * (
-        len(extension.search.spans) // 2
-    )
+    spans = extension.search.spans
+    spans[:] = list(spans[:2]) * (len(spans) // 2)
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,6 @@ def between(buckets: TimeBuckets, low_ns: int, high_ns: int) -> TimeBuckets:
     return TimeBuckets(buckets.length_ns, starts, counts, buckets.xors[wanted])
 
 
-def coarser(buckets: TimeBuckets, length_ns: int) -> TimeBuckets:
-    """Return the buckets of the same messages with a length that is a multiple of theirs."""
-    return TimeBuckets.join(length_ns, [buckets])
-
-
 def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     """Return the delta of messages, each of which is given once; empty only when there are none.
 
@@ -392,7 +387,7 @@ async def _fold_next(connection: Connection, most_commits: int, most_bytes: int)
     minutes = unpack(delta for _, delta, _ in rows)
     position: int = rows[-1][0]
     if len(minutes):
-        levels = [minutes, *(coarser(minutes, length_ns) for length_ns in LEVELS_NS[1:])]
+        levels = [TimeBuckets.join(length_ns, [minutes]) for length_ns in LEVELS_NS]
         sums = await late_sums(connection, before, position, *levels[1:])
         numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
         await connection.execute(SQL.buckets.add, [bigint_column(numbers), *columns(levels)])

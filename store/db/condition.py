@@ -222,8 +222,6 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
     start_ns = max(0, now_ns - now_ns % DAY_NS - (TIMELINE_DAYS - 1) * DAY_NS)
     # First: messages that are folded meanwhile are counted.
     complete = not await is_pending(connection)
-    hours = [0] * (24 * TIMELINE_DAYS)
-    given = start_ns, start_ns + len(hours) * HOUR_NS
-    for hour_ns, count in await fetch_rows(connection, SQL.buckets.count_hourly, given):
-        hours[(hour_ns - start_ns) // HOUR_NS] = count
-    return Timeline(start_ns, hours, complete)
+    given = start_ns, start_ns + TIMELINE_DAYS * DAY_NS - HOUR_NS
+    rows = await fetch_rows(connection, SQL.buckets.count_hourly, given)
+    return Timeline(start_ns, [count for (count,) in rows], complete)

@@ -102,9 +102,6 @@ def refusal(server: DatabaseServer, seen: SeenState, *, holds: bool) -> str | No
 
 
 PROBE_TIMEOUT_S: Final = 3.0
-MAX_HOSTS: Final = 32
-"""The number of hosts in one URL that are checked one by one."""
-
 _UNREADABLE: Final = (pg.InsufficientPrivilege, pg.UndefinedFunction, pg.FeatureNotSupported)
 _PARTS: Final = ("host", "hostaddr", "port")
 
@@ -191,7 +188,7 @@ async def probed(url: str) -> AsyncIterator[dict[str, Probe]]:
             found[label(host)] = probe
 
     try:
-        await asyncio.gather(*map(ask, hosts_of(url)[:MAX_HOSTS]))
+        await asyncio.gather(*map(ask, hosts_of(url)))
         yield found
     finally:
         for probe in found.values():

@@ -35,7 +35,7 @@ from reconcile.summaries.buckets import TimeBuckets
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs, Spans
 from store.db.arrays import bigint_column, hash_column
-from store.db.buckets import LEVELS_NS, added, coarser, of_rows, sum_of_time, unfolded
+from store.db.buckets import LEVELS_NS, added, of_rows, sum_of_time, unfolded
 from store.db.connection import Connection, fetch_row, fetch_rows, sever
 from store.db.errors import find_failure
 from store.db.feed import batch_parameters, is_served, newest
@@ -194,7 +194,7 @@ class SnapshotView:
                     unknown[start_ns] = count
                 else:
                     yield start_ns, LatticeSum.stored(count, state)
-        hours = coarser(self.minutes, HOUR_NS)
+        hours = TimeBuckets.join(HOUR_NS, [self.minutes])
         new = dict(zip(hours.starts.tolist(), hours.counts.tolist(), strict=True))
         late = {
             hour: count

@@ -16,7 +16,7 @@ import numpy as np
 import psycopg
 
 from reconcile.summaries.buckets import TimeBuckets
-from store.db.buckets import RECORD, between, coarser, of_rows, unpack
+from store.db.buckets import RECORD, between, of_rows, unpack
 from store.db.errors import SchemaError
 from store.db.migrate import require_served
 from store.pipeline.errors import FAILED, PipelineError, of_database
@@ -150,7 +150,7 @@ def _hours(connection: Connection, low_ns: int, high_ns: int, folded: int) -> Fi
     rows = connection.execute(_BUCKETS, (low_ns, high_ns)).fetchall()
     stored = of_rows(HOUR_NS, rows)
     deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
-    added = coarser(unpack(bytes(summary) for (summary,) in deltas), HOUR_NS)
+    added = TimeBuckets.join(HOUR_NS, [unpack(bytes(summary) for (summary,) in deltas)])
     return of_buckets(TimeBuckets.join(HOUR_NS, [stored, between(added, low_ns, high_ns)]))
 
 

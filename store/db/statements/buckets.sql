@@ -151,9 +151,11 @@ select coalesce(sum(count), 0)::bigint from storenode.buckets
 where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
 
 -- count_hourly --
--- The messages of each hour of a range of time that has any.
-select start_ns, count from storenode.buckets
-where level = 1 and count > 0 and start_ns >= %b::bigint and start_ns < %b::bigint
+-- The number of messages of each hour from a first to a last one.
+select coalesce(held.count, 0)
+from generate_series(%b::bigint, %b::bigint, 3600000000000) as hour(start_ns)
+left join storenode.buckets held on held.level = 1 and held.start_ns = hour.start_ns
+order by hour.start_ns
 
 -- words --
 -- The columns of an XOR.

@@ -24,7 +24,7 @@ from store.db.arrays import (
     uuids,
     varied_bytes,
 )
-from store.db.buckets import LEVELS_NS, RECORD_BYTES, between, coarser, pack, unpack
+from store.db.buckets import LEVELS_NS, RECORD_BYTES, between, pack, unpack
 from store.domain.partitioning import DAY_NS, HOUR_NS, MINUTE_NS
 
 INT64: Final = st.integers(-(2**63), 2**63 - 1)
@@ -115,7 +115,7 @@ def test_deltas_add_up_at_every_level(batches: list[list[tuple[int, bytes]]]) ->
     everything = [each for stored in batches for each in stored]
     minutes = unpack(packed(stored) for stored in batches)
     for length_ns in LEVELS_NS:
-        assert said(coarser(minutes, length_ns)) == summed(everything, length_ns)
+        assert said(TimeBuckets.join(length_ns, [minutes])) == summed(everything, length_ns)
 
 
 @given(messages, moments, moments)

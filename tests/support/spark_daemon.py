@@ -1,6 +1,6 @@
 """The process from which Spark forks its Python workers, with the modules of their tasks.
 
-Otherwise each worker imports them, and collects their garbage after every task.
+Else each worker imports them, and collects their garbage after every task.
 """
 
 import gc
@@ -12,6 +12,5 @@ from pyspark import daemon
 if __name__ == "__main__":
     for name in (sys.argv[1], "store.pipeline.nightly", "store.pipeline.source"):
         importlib.import_module(name)
-    gc.collect()
     gc.freeze()
     daemon.manager()

@@ -150,10 +150,11 @@ class _Statement:
 
 
 async def _result(connection: Connection) -> pq.abc.PGresult:
-    result: pq.abc.PGresult = (await connection.wait(execute(connection.pgconn)))[0]
-    if result.status == pq.ExecStatus.FATAL_ERROR:
-        raise pg.error_from_result(result)
-    return result
+    results: list[pq.abc.PGresult] = await connection.wait(execute(connection.pgconn))
+    for result in results:  # after the rows, the error of a commit that failed
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise pg.error_from_result(result, connection.info.encoding)
+    return results[0]
 
 
 def join(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -173,10 +174,8 @@ def _sds_parameters(batch: RecordBatch) -> dict[str, bytes]:
     return {
         "s_key": arrays.uuids([sds_key(row.channel_id, row.message_id) for row in rows]),
         "s_channel_key": arrays.uuids([channel_keys[row.channel_id] for row in rows]),
-        "s_ts": arrays.bigints([batch.timestamps[index] for index in batch.sds_index]),
-        "s_hash": arrays.fixed_bytes(
-            [batch.hashes[index] for index in batch.sds_index], HASH_BYTES
-        ),
+        "s_ts": arrays.bigints([batch.timestamps[at] for at in batch.sds_index]),
+        "s_hash": arrays.fixed_bytes([batch.hashes[at] for at in batch.sds_index], HASH_BYTES),
         "s_channel": arrays.varied_bytes([row.channel_id for row in rows]),
         "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
         "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),

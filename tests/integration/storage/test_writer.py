@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
@@ -155,8 +155,7 @@ async def proxied(url: str) -> AsyncIterator[tuple[Proxy, str]]:
 
 TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)
 SEED = 20261120
-HOWEVER_STORED = pytest.mark.parametrize("fewest_copied", [1, 10**9], ids=["copy", "at once"])
-"""The ways to insert: COPY where possible, and never COPY."""
+HOWEVER_STORED = pytest.mark.usefixtures("fewest_copied")
 
 DROP_TODAY = "drop table storenode.{}_20261120"
 LISTED_TOPICS = "select topics from storenode.commits order by position desc limit 1"
@@ -164,10 +163,12 @@ STORED = "select count(*) from storenode.messages"
 COMMITS = "select count(*) from storenode.commits"
 
 
-@pytest.fixture
-def copied_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that sets from how many messages on COPY is tried."""
-    return lambda fewest: monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest)
+@pytest.fixture(params=[1, 10**9], ids=["copy", "at once"])
+def fewest_copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Insert in both ways: by COPY where possible, and never by COPY."""
+    fewest: int = request.param
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest)
+    return fewest
 
 
 async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None:
@@ -207,14 +208,9 @@ def _keys(column: object) -> set[bytes]:
 
 @HOWEVER_STORED
 async def test_each_message_of_many_publishers_is_new_once_and_given_once(
-    node: Node,
-    other_node: Node,
-    monkeypatch: pytest.MonkeyPatch,
-    copied_from: Callable[[int], None],
-    fewest_copied: int,
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let two nodes store the same messages at once, in any parts, from several sources."""
-    copied_from(fewest_copied)
     monkeypatch.setattr(feed_module, "POLL_S", 3_600.0)
     rng = random.Random(SEED)
     world = random_batch(rng, 400, TIMES)
@@ -386,10 +382,7 @@ async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_eve
 
 
 @HOWEVER_STORED
-async def test_who_waits_for_a_message_of_another_does_not_hold_up_all_commits(
-    node: Node, copied_from: Callable[[int], None], fewest_copied: int
-) -> None:
-    copied_from(fewest_copied)
+async def test_who_waits_for_a_message_of_another_does_not_hold_up_all_commits(node: Node) -> None:
     rng = random.Random(SEED)
     contested, other = random_batch(rng, 1, [NOW]), random_batch(rng, 1, [NOW])
     restore = LongTransaction(node)
@@ -445,15 +438,11 @@ SDS_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("fewest_copied", "inline_parents"), [(1, 10**6), (10**9, 0)])
+@HOWEVER_STORED
+@pytest.mark.parametrize("inline_parents", [0, 10**6])
 async def test_sds_rows_hold_what_messages_claim(
-    node: Node,
-    monkeypatch: pytest.MonkeyPatch,
-    copied_from: Callable[[int], None],
-    fewest_copied: int,
-    inline_parents: int,
+    node: Node, monkeypatch: pytest.MonkeyPatch, inline_parents: int
 ) -> None:
-    copied_from(fewest_copied)
     monkeypatch.setattr(insert_module, "MAX_INLINE_PARENTS", inline_parents)
     batch = batch_of(
         (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
@@ -468,10 +457,7 @@ async def test_sds_rows_hold_what_messages_claim(
 
 
 @HOWEVER_STORED
-async def test_what_was_dropped_and_comes_again_is_stored_again(
-    node: Node, copied_from: Callable[[int], None], fewest_copied: int
-) -> None:
-    copied_from(fewest_copied)
+async def test_what_was_dropped_and_comes_again_is_stored_again(node: Node) -> None:
     rng = random.Random(SEED)
     first, again = random_batch(rng, 5, [NOW]), random_batch(rng, 5, [NOW])
     assert all(await node.store(first))
@@ -540,9 +526,8 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
 
 @HOWEVER_STORED
 async def test_a_lost_answer_to_a_commit_is_recovered(
-    database_url: str, copied_from: Callable[[int], None], fewest_copied: int
+    database_url: str, fewest_copied: int
 ) -> None:
-    copied_from(fewest_copied)
     rng = random.Random(SEED)
     async with proxied(database_url) as (proxy, url), running(url) as node:
 
@@ -590,6 +575,16 @@ async def test_a_commit_that_is_under_way_when_its_connection_breaks_is_recovere
         assert await answer == [True] * 9 + [False] * is_mixed
     assert await node.value(COMMITS) == 2
     assert sorted((await commit_order(node))[1:]) == sorted(batch.hashes)
+
+
+@HOWEVER_STORED
+async def test_a_commit_that_the_server_refuses_at_its_end_is_not_answered(node: Node) -> None:
+    """Let a deferred trigger fail, as a full queue of notifications does: behind the rows."""
+    await node.rows(HOLD_UP.replace("perform pg_advisory_xact_lock(42)", "raise 'refused'"))
+    await node.rows(HOLD_UP_COMMITS)
+    with pytest.raises(psycopg.errors.RaiseException, match="refused"):
+        await node.store(random_batch(random.Random(SEED), 1, [NOW]))
+    assert await node.value(COMMITS) == 0
 
 
 async def test_one_batch_that_cannot_be_stored_fails_alone(node: Node) -> None:
@@ -668,10 +663,7 @@ async def assert_stored(node: Node, batch: RecordBatch, count: int) -> None:
 
 
 @HOWEVER_STORED
-async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(
-    node: Node, copied_from: Callable[[int], None], fewest_copied: int
-) -> None:
-    copied_from(fewest_copied)
+async def test_a_message_with_the_hash_of_a_stored_one_is_a_conflict(node: Node) -> None:
     reported: list[tuple[Source, Conflict]] = []
     unread = UnreadRows(node.database)
     writer = DatabaseWriter(
@@ -723,10 +715,7 @@ async def test_of_two_that_wait_together_one_is_stored(
 
 
 @HOWEVER_STORED
-async def test_a_race_that_is_lost_to_another_node_is_a_conflict(
-    node: Node, copied_from: Callable[[int], None], fewest_copied: int
-) -> None:
-    copied_from(fewest_copied)
+async def test_a_race_that_is_lost_to_another_node_is_a_conflict(node: Node) -> None:
     first = LongTransaction(node)
     await first.open([ONE])
     losing = asyncio.create_task(node.writer.store(TWO, Source.GOSSIP))

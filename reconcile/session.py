@@ -23,19 +23,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from reconcile import kernel
 from reconcile.algorithm import direct
 from reconcile.algorithm.plan import Rules, Tuning
 from reconcile.algorithm.questions import asked_about, questions
 from reconcile.algorithm.turn import Reply, Turn
-from reconcile.codec import Payload, RangeKind, Ranges, bridge, decode, encode, encode_head
+from reconcile.codec import Payload, RangeKind, Ranges, decode, encode_head
 from reconcile.errors import SessionLimitError
-from reconcile.ids import HASH_WORDS, LOWEST, SyncId, SyncIds, ordered
+from reconcile.ids import LOWEST, SyncId, SyncIds, ordered, total
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.view import Loading, Spans, View
 from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.varint import varint
 
 Bounds = tuple[SyncId, SyncId]
 
@@ -55,9 +54,7 @@ class SessionConfig:
         cluster: the node's cluster.
         shards: the node's shards, in any order.
         window: the range to reconcile; the initiator's. None for a responder.
-        horizon: nothing below is compared.
-        cuts: where the first payload divides the window, ascending, at beginnings of nanoseconds:
-            sets that were made to have one XOR as a whole are then seen in parts.
+        horizon: nothing below is compared. An initiator's, and its window, are bounded by times.
         limits: the limits of the session.
         tuning: the parameters that were chosen by measuring.
     """
@@ -66,7 +63,6 @@ class SessionConfig:
     shards: tuple[int, ...]
     window: Bounds | None = None
     horizon: SyncId = LOWEST
-    cuts: tuple[SyncId, ...] = ()
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
 
@@ -121,12 +117,17 @@ class ReconcileSession:
     """A side of one reconciliation; fixed view, strictly one computation at a time.
 
     Raises:
-        ValueError: an initiator without a window, or a responder with one.
+        ValueError: an initiator without a window, or a responder with one; a bound of an initiator
+            inside a nanosecond.
     """
 
     def __init__(self, role: Role, config: SessionConfig) -> None:
         if (role is Role.INITIATOR) != (config.window is not None):
             raise ValueError("an initiator has a window and a responder has none: pass it so")
+        if config.window and any(
+            hash_ != LOWEST[1] for _, hash_ in (*config.window, config.horizon)
+        ):
+            raise ValueError("bounds of an initiator lie inside a nanosecond: pass times alone")
         self._role = role
         self._config = config
         self.ended = False
@@ -135,7 +136,7 @@ class ReconcileSession:
         self._rounds = 0
         self._own_count: int | None = None
         self._truncated = False
-        self._head = encode_head(config.cluster, config.shards)
+        self.head = encode_head(config.cluster, config.shards)
         self._usual = True  # no view has said yet that payloads need more than compiled code
         self._to_send = SyncIds.empty()
         self._to_receive = SyncIds.empty()
@@ -154,7 +155,7 @@ class ReconcileSession:
     def begin(self, view: View) -> Loading[SessionStep]:
         """Send the initiator's first payload.
 
-        It has a Skip up to the window, and a fingerprint over each of its parts.
+        It has a Skip up to the window, and a fingerprint over it.
         """
         config = self._config
         assert config.window is not None
@@ -162,22 +163,13 @@ class ReconcileSession:
         if upper <= lower:
             return SessionStep(result=self._end())
         self._territory = lower, upper
-        window = [lower, *(cut for cut in config.cuts if lower < cut < upper), upper]
-        edges = SyncIds.of([LOWEST, *window] if lower > LOWEST else window)
-        rows, bounds = bridge(edges[:-1], edges[1:])
-        skips = int(np.count_nonzero(rows == 0)) if lower > LOWEST else 0
-        if len(bounds) >= len(edges):
-            edges = SyncIds.join([edges[:1], bounds])
-        measured = yield from view.measure(Spans(edges[skips:-1], bounds[skips:]))
-        self._own_count = int(measured.counts.sum())
+        measured = yield from view.measure(Spans.of([(lower, upper)]))
+        self._own_count = total(measured.counts)
         self._large = self._own_count >= config.tuning.large_count
-        kinds = np.zeros(len(bounds), np.uint8)
-        kinds[skips:] = RangeKind.FINGERPRINT
-        prints = np.zeros((len(bounds), HASH_WORDS), np.uint64)
-        prints[skips:] = measured.fingerprints
-        never = np.zeros(len(bounds), np.int64), np.zeros(len(bounds), np.bool_)
-        ranges = Ranges(bounds, kinds, prints, *never, SyncIds.empty())
-        return SessionStep(self._send(encode(Payload(config.cluster, config.shards, ranges))))
+        skip = varint(lower[0]) + bytes([RangeKind.SKIP]) if lower[0] else b""
+        record = varint(upper[0] - lower[0]) + bytes([RangeKind.FINGERPRINT])
+        payload = self.head + skip + record + measured.fingerprints.tobytes()
+        return SessionStep(self._send(payload))
 
     def receive(self, given: PayloadFrame, view: View) -> Loading[SessionStep]:
         """Read a frame of the peer, and compute the answer from the view.
@@ -198,13 +190,13 @@ class ReconcileSession:
         limits = self._config.limits.payload
         usual = kernel.compiled is not None and self._usual and not given.refusal
         usual = usual and not self._truncated and lower[1] == upper[1] == LOWEST[1]
-        usual = usual and len(self._head) < len(payload) <= limits.max_payload_bytes
+        usual = usual and len(self.head) < len(payload) <= limits.max_payload_bytes
         usual = usual and len(self._config.shards) <= limits.max_shards
-        if memory is None or not (usual and payload.startswith(self._head)):
+        if memory is None or not (usual and payload.startswith(self.head)):
             return None
         index = memory[0].handle, memory[1][0]
         bounds_ns = lower[0], upper[0]
-        found = direct.answer(payload, len(self._head), bounds_ns, self._rules(), index)
+        found = direct.answer(payload, len(self.head), bounds_ns, self._rules(), index)
         if found is None:
             self._usual = False
             return None

@@ -62,11 +62,9 @@ class _Reconciliation(Reconciliation):
         name, report, exchange = self.session.session_id, self.report, self.exchange
         assert isinstance(exchange, JudgedExchange)
         if name and not result.refusal:
-            shown, asked_ns = [], 0
-            if isinstance(self.view, JudgedView):
-                shown, asked_ns = self.view.shown, self.view.asked_ns
-            process = exchange.process
-            side = Side(process.database, shown, report.horizon or LOWEST, asked_ns)
+            process, view = exchange.process, self.view
+            assert isinstance(view, JudgedView)
+            side = Side(process.database, view.shown, report.horizon or LOWEST, view.asked_ns)
             process.judge.meet(name, self.role, side)
             process.judge.found(name, self.role, result, report.keyed_from_ns)
             exchange.last[report.node_id] = result
@@ -179,15 +177,13 @@ class JudgedExchange(shipped.Exchange):
         """Verify the registry, the memory, and that nothing is kept of what is over."""
         self.sessions.check()
         self.memory.check()
-        entries = list(self.sessions)
-        idle = [each for each in entries if each.task is None and each.timer is None]
+        idle = [each for each in self.sessions if each.task is None and each.timer is None]
         assert not idle, f"sessions that nothing ends: {idle}"
-        assert len(self.names) <= len(entries) + 1, "names of sessions are kept"
+        assert len(self.names) <= len(self.sessions) + 1, "names of sessions are kept"
 
     def check_empty(self) -> None:
         """Verify that nothing is left of a node that was stopped."""
-        left = list(self.sessions)
-        assert not left, f"sessions are left of a node that was stopped: {left}"
+        assert not len(self.sessions), "sessions are left of a node that was stopped"
 
     def _judge_memory(self, node_id: str) -> None:
         process, now_ns = self.process, self.process.clock.unix_ns()

@@ -24,7 +24,7 @@ from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
 from sim.service import selected
-from store.domain.coverage import Interval, Statement, overlapping, replaced
+from store.domain.coverage import Interval, Statement, Sums, overlapping, replaced
 from store.domain.hub import CommitRow, Place
 from store.domain.ports import HistoryEntry, NotServingError, SdsLookup, Source
 from store.domain.unread import Confirmed, UnreadEvent
@@ -32,10 +32,11 @@ from store.domain.view import Newest, Span
 from store.gossip.events import Committed
 from store.messages.conflicts import StoreResult
 from store.messages.record import RecordBatch
-from store.sync.coverage import StatementBuffer
+from store.sync.coverage import Measured, StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import FRESH_NS
+from store.sync.session.report import SessionReport
 from storenode.common.bounded_dict import BoundedDict
 
 if TYPE_CHECKING:
@@ -279,6 +280,16 @@ class JudgedStatements(StatementBuffer):
         super().__init__(SimStatements(process))
         self._process = process
 
+    async def take(self, report: SessionReport, measured: Measured, now_ns: int) -> None:
+        """Take what a session has measured, also for statements that are made later."""
+        (found, sums, finding), ended = measured, ENDED.get()
+
+        async def read() -> Sums:
+            ENDED.set(ended)
+            return await sums() if callable(sums) else sums
+
+        await super().take(report, (found, read, finding), now_ns)
+
     async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
         """Take the statements of a session."""
         process = self._process
@@ -371,7 +382,8 @@ class SimFeed(_Port):
                 outages = self.database.outages
                 head = await self._look_for(head)
                 while True:
-                    commits = await self._commits_after(head, outages)
+                    read = partial(self.database.commits_after, head)
+                    commits = await self.database.look(read, since=outages)
                     for each in self._listeners:
                         each.commits(commits)
                     head = commits[-1].place if commits else head
@@ -396,10 +408,6 @@ class SimFeed(_Port):
             each.lost()
         return place
 
-    async def _commits_after(self, head: Place, outages: int) -> list[CommitRow]:
-        database = self.database
-        return await database.look(lambda: database.commits_after(head), since=outages)
-
 
 class JudgedView(StoredView):
     """A view, with everything that it shows of the range that it was opened for.
@@ -419,11 +427,6 @@ class JudgedIndex(HotIndex):
     def __init__(self, process: Process, stored: SimIds) -> None:
         super().__init__(stored, process.own, process.world_env, process.scenario.index)
         self._process = process
-
-    def lost(self) -> None:
-        """Drop everything that the database has lost."""
-        super().lost()
-        assert not self.entries, "the index keeps what its database has lost"
 
     @asynccontextmanager
     async def open_view(

@@ -196,7 +196,7 @@ class Fuzzer:
 
 def _opening() -> bytes:
     """Return the first frame of a reconciliation of an empty store."""
-    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, (END[0], LOWEST[1])))
     view = MemoryView(IndexView.of(SyncIds.of(())))
     step = proceed(ReconcileSession(Role.INITIATOR, config).begin(view))
     assert isinstance(step, SessionStep)

@@ -5,7 +5,7 @@ Whatever a peer can make grow has its bound here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from reconcile.index import MIN_CHUNK_IDS
@@ -86,9 +86,6 @@ MAX_LISTED_IDS: Final = 1_024
 
 MAX_SEARCH_IDS: Final = 2 * MAX_SEARCHED_SPANS * MAX_LISTED_IDS
 """Messages in the lists of one step: those that differ, and answers to as many; 7.3 MB."""
-
-RANDOM_CUTS: Final = 3
-"""The number of cuts of the first payload's window for a peer that does not support sums."""
 
 MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
@@ -185,10 +182,6 @@ SILENCE_NS: Final = 60 * NS_PER_S
 MAX_REMEMBERED: Final = 65_536
 """Refusals that are remembered, of all peers together."""
 
-CALLER_GRACE_NS: Final = 15 * NS_PER_S
-"""The additional patience of the side that began a session: the other side ends it first and
-reports the reason, while a call that its caller ends seems to be abandoned."""
-
 REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
 """A refusal is forgotten after so long: the rules of a node change when its operator wants it."""
 
@@ -218,8 +211,3 @@ class TransferLimits:
     pace_ids: int = 64
     pace_bytes: int = 256 * 1024
     total_ns: int = 3_600 * NS_PER_S
-
-    def with_grace(self) -> TransferLimits:
-        """Return the limits of the initiator: see `CALLER_GRACE_NS`."""
-        pace_ns, total_ns = self.pace_ns + CALLER_GRACE_NS, self.total_ns + CALLER_GRACE_NS
-        return replace(self, pace_ns=pace_ns, total_ns=total_ns)

@@ -16,18 +16,14 @@ Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"
 5. A wide session that fails is tried again after `FIRST_WIDE_NS`, then after twice as long each
    time, up to its interval; one that gave way after `FIRST_WIDE_NS`, since the other may have been
    about less. One of any kind that left differences over is followed by the next at once.
-6. Where all differences that a session may report are such as policy keeps, so that it moves
-   nothing, they would fill the next one too, and hide all others. So its window
-   is done again in two parts, with the same peer, and a part that is as full in two parts.
-7. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
+6. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
    the same, and does not wait for a backoff.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from reconcile.session import Role
@@ -41,9 +37,6 @@ from store.sync.session.report import SessionReport, SyncEnding, Window
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
-MAX_PARTS: Final = 64
-"""Parts of windows that wait; they are halved one after the other, so that few of them do."""
-
 FIRST_BACKOFF_NS: Final = 5 * NS_PER_S
 LONGEST_BACKOFF_NS: Final = 300 * NS_PER_S
 RETRY_NS: Final = 2 * NS_PER_S
@@ -111,13 +104,12 @@ class _Peer:
 
 @dataclass(slots=True, eq=False)
 class _Due:
-    """A kind of session that comes round again, and the parts of windows that are due before."""
+    """A kind of session that comes round again."""
 
     is_wide: bool
     interval_ns: int
     next_ns: int | None = None
     failures: int = 0
-    parts: deque[tuple[PeerAddress, Window]] = field(default_factory=deque)
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +249,6 @@ class Synchronizer:
         """
         assert sum(peer.busy for peer in self._peers.values()) <= self._config.max_sessions
         assert len(self._waiting) <= MAX_WAITING
-        assert all(len(due.parts) <= MAX_PARTS for due in self._due)
 
     @property
     def _is_full(self) -> bool:
@@ -290,9 +281,8 @@ class Synchronizer:
         for due in self._due:
             ready = [] if due.next_ns is None or due.next_ns > now_ns else self._rested(now_ns)
             if ready:
-                peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
                 due.next_ns = now_ns + self._jittered(due.interval_ns)
-                self._begin(peer, part or self._window(due), due, is_part=part is not None)
+                self._begin(self._rng.choice(ready), self._window(due), due)
         self._set_timer(now_ns)
 
     def _free_for(self, request: _Request) -> _Peer | None:
@@ -311,15 +301,6 @@ class Synchronizer:
         peers = self._peers.values()
         return [peer for peer in peers if not peer.busy and peer.rests_until_ns <= now_ns]
 
-    @staticmethod
-    def _next_part(due: _Due, ready: list[_Peer]) -> tuple[_Peer, Window] | None:
-        by_address = {peer.address: peer for peer in ready}
-        for address, part in due.parts:
-            if address in by_address:
-                due.parts.remove((address, part))
-                return by_address[address], part
-        return None
-
     def _set_timer(self, now_ns: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -332,18 +313,14 @@ class Synchronizer:
 
     # A session
 
-    def _begin(
-        self, peer: _Peer, window: Window, cause: _Due | _Request, *, is_part: bool = False
-    ) -> None:
+    def _begin(self, peer: _Peer, window: Window, cause: _Due | _Request) -> None:
         peer.busy = True
-        session = self._run(peer, window, cause, is_part=is_part)
+        session = self._run(peer, window, cause)
         task = asyncio.create_task(session, name=f"sync with {peer.address}")
         self._sessions[task] = cause
         task.add_done_callback(self._sessions.pop)
 
-    async def _run(
-        self, peer: _Peer, window: Window, cause: _Due | _Request, *, is_part: bool
-    ) -> None:
+    async def _run(self, peer: _Peer, window: Window, cause: _Due | _Request) -> None:
         self._observer.session_began(peer.address)
         began_ns = self._environment.steady_ns()
         report = SessionReport(Role.INITIATOR, began_ns, peer=peer.address, window=window)
@@ -353,7 +330,7 @@ class Synchronizer:
             report.ending = report.ending or SyncEnding.FAILED
             peer.busy = False
             if isinstance(cause, _Due):
-                self._come_round(cause, report, is_part=is_part)
+                self._come_round(cause, report)
             elif not cause.done.done():
                 cause.done.set_result(report)
             self._rest(peer, report.ending)
@@ -373,26 +350,17 @@ class Synchronizer:
             if not other.is_wide and other.next_ns is not None:
                 other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(self, due: _Due, report: SessionReport, *, is_part: bool) -> None:
-        """Set when a session of this kind is due again, and over what (rules 5 and 6)."""
+    def _come_round(self, due: _Due, report: SessionReport) -> None:
+        """Set when a session of this kind is due again (rule 5)."""
         is_done, aborted = report.ending is SyncEnding.DONE, report.ending is SyncEnding.ABORTED
         failed = not aborted and not is_done
         moved = report.messages_sent + report.messages_received > 0
-        parts: tuple[Window, ...] = ()
-        if is_part and not is_done:
-            parts = (report.window,)
-        elif report.left_over and not moved and is_done:
-            parts = halves(report.window, report.middle_ns)
-        assert report.peer is not None
-        due.parts.extendleft((report.peer, each) for each in reversed(parts))
-        while len(due.parts) > MAX_PARTS:
-            due.parts.pop()
         wait_ns = due.interval_ns
         if failed and due.is_wide:
             wait_ns = self._jittered(FIRST_WIDE_NS << min(due.failures, 32))
         elif aborted and due.is_wide:
             wait_ns = self._jittered(FIRST_WIDE_NS)
-        elif (report.left_over and moved) or (due.parts and not failed):
+        elif report.left_over and moved:
             wait_ns = RETRY_NS
         due.failures = due.failures + 1 if failed else 0
         if due.next_ns is not None and wait_ns < due.interval_ns:
@@ -400,11 +368,3 @@ class Synchronizer:
 
     def _jittered(self, duration_ns: int) -> int:
         return round(duration_ns * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
-
-
-def halves(window: Window, middle_ns: int) -> tuple[Window, ...]:
-    """Return a window in two parts, cut at ``middle_ns``; none where one would be empty."""
-    start_ns, end_ns = window.time_start_ns, window.time_end_ns
-    if not start_ns < middle_ns < end_ns:
-        return ()
-    return Window(start_ns, middle_ns), Window(middle_ns, end_ns)

@@ -183,8 +183,10 @@ class ConfirmationWaits:
         count = self._counts.get(digest, 0)
         if count >= min_confirms:
             return Confirmation(count)
-        reason = f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here"
-        return Confirmation(count, reason)
+        return Confirmation(
+            count,
+            f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here",
+        )
 
     @staticmethod
     def _end(wait: _Wait, reason: str) -> None:

@@ -60,8 +60,9 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
     except NotServingError:
         pass
     except Exception as error:
-        name = type(request).__name__
-        environment.log.error("gossip_request_failed", request=name, exc_info=error)
+        environment.log.error(
+            "gossip_request_failed", request=type(request).__name__, exc_info=error
+        )
     return lambda machine: machine.failed(request.token)
 
 

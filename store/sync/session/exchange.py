@@ -15,22 +15,23 @@ Source: the contract, "Peers", and the schema of the service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 from reconcile.algorithm.plan import Tuning
+from reconcile.algorithm.questions import asked_about
+from reconcile.codec import decode
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role
-from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.places import Caller
 from store.domain.ports import NotServingError, PeerAddress, PeerError
-from store.sync.coverage import Measured, measure, statements_of
+from store.sync.coverage import Measured, StatementBuffer, measure
 from store.sync.errors import CallFailedError, Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.frames import parse_reconcile, pieces
 from store.sync.index.hot import HotIndex
@@ -44,10 +45,11 @@ from store.sync.limits import (
     MAX_SESSIONS,
     MIN_KEPT_STEPS,
     SESSION_ID_CHARS,
+    THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
 from store.sync.peers import Connector, FrameStream
-from store.sync.session.reconciliation import GOES_ON, Reconciliation, asked_range, in_time
+from store.sync.session.reconciliation import GOES_ON, Reconciliation, in_time
 from store.sync.session.registry import PeerSession, Sessions, SessionState
 from store.sync.session.report import SessionReport, SyncEnding
 from store.sync.session.sum_search import PeerNotes
@@ -62,6 +64,7 @@ _PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 RECONCILE: Final = f"/{_PEER}/Reconcile"
 TRANSFER: Final = f"/{_PEER}/Transfer"
 
+_NOWHERE: Final = at(MAX_TIMESTAMP_NS), at(MAX_TIMESTAMP_NS)
 _STOPPED: Final = "the node stopped the session"
 _LEFT: Final = "the peer left in the middle of the session"
 
@@ -89,7 +92,7 @@ class ExchangeWork(TransferWork):
     max_sessions: int = MAX_SESSIONS
     sums: bool = True
     compact_from: int | None = COMPACT_FROM_IDS
-    statements: Statements | None = None
+    statements: StatementBuffer | None = None
 
     def horizon(self, view: StoredView) -> SyncId:
         """Return the bound below which nothing is held, or all would be refused as too old."""
@@ -158,8 +161,7 @@ class Exchange:
                     await (await self.transfer(session)).run(stream)
         if measured is not None and self.work.statements is not None:
             with self._going_on("coverage_not_kept", peer_store_id=report.store_id):
-                made = await statements_of(report, measured)
-                await self.work.statements.note(report.store_id, made, self.environment.now_ns())
+                await self.work.statements.take(report, measured, self.environment.now_ns())
 
     async def _find_differences(
         self, connector: Connector, peer: PeerAddress, session: PeerSession
@@ -172,8 +174,7 @@ class Exchange:
         def identify(node_id: str, store_id: str) -> None:
             self.sessions.identify(self.environment.steady_ns(), session, node_id, store_id)
 
-        async with connector.call(peer, RECONCILE, identify) as call:
-            stream = SessionStream(call, session, self.environment.steady_ns)
+        async with connector.call(peer, RECONCILE, identify) as stream:
             report.opened_ns = self.environment.now_ns()
             async with work.index.open_view(*window, recent=True) as view:
                 report.asked_from, report.horizon = window[0], work.horizon(view)
@@ -183,12 +184,13 @@ class Exchange:
                 measured = None
                 if work.statements is not None and report.store_id:
                     with self._going_on("coverage_not_measured"):
-                        now_ns, conflicts = self.environment.now_ns(), side.conflicts
-                        measured = await measure(view, report, result, conflicts, now_ns)
+                        now_ns = self.environment.now_ns()
+                        measured = await measure(view, report, result, side, now_ns)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
-                await stream.half_close()
-                if await stream.read() is not None:
+                if not side.equal_sum:
+                    await stream.half_close()
+                if await session.wait(self.environment.steady_ns, stream.read()) is not None:
                     raise ProtocolBrokenError(GOES_ON)
         if result.refusal:
             sentence = f"the peer at {peer} will not reconcile: {result.refusal}"
@@ -232,8 +234,7 @@ class Exchange:
         accept = partial(self.sessions.accept, steady_ns(), caller, name, report)
         try:
             with self.driving(report, accept) as session:
-                watched = SessionStream(stream, session, steady_ns)
-                result = await self._answer(session, watched, frame)
+                result = await self._answer(session, stream, frame)
                 if result.refusal:
                     report.ending, report.error = SyncEnding.REFUSED, result.refusal
                 else:
@@ -257,12 +258,12 @@ class Exchange:
         name = next(pieces(frame))[0].session_id
         session = self.sessions.claim(steady_ns(), caller.node_id, name)
         report = session.report
-        first, watched = [frame], SessionStream(stream, session, steady_ns)
+        first = [frame]
         del frame  # which the transfer alone is to keep, while it reads it
         # Source: the contract, "Transfer after a session without differences".
         is_over = session.state is SessionState.ENDED
         with nullcontext() if is_over else self.driving(report, lambda: session):
-            await (await self.transfer(session)).run(watched, first.pop())
+            await (await self.transfer(session)).run(stream, first.pop())
         if report.fault and not is_over:
             raise SessionFaultError(report.fault, report.error)
         if report.stored or report.messages_sent:
@@ -272,13 +273,15 @@ class Exchange:
         self, session: PeerSession, stream: FrameStream, frame: ReconcileFrame
     ) -> Result:
         work, report = self.work, session.report
-        async with self.turn(len(frame.ranges_data)):
-            asked = await asked_range(frame.ranges_data, work.limits.payload)
-        opening = nullcontext() if asked is None else work.index.open_view(*asked, recent=True)
-        async with opening as view:
-            if asked is not None and view is not None:
-                report.asked_from, report.horizon = asked[0], work.horizon(view)
-            side = self.reconciliation(self, session, stream, view)
+        data, large = frame.ranges_data, len(frame.ranges_data) > THREADED_PAYLOAD_BYTES
+        async with self.turn(len(data)):
+            ranges = (await in_thread_if(large, decode, data, work.limits.payload)).ranges
+            asked = asked_about(ranges)
+            del ranges
+        async with work.index.open_view(*(asked or _NOWHERE), recent=True) as view:
+            report.horizon = work.horizon(view)
+            report.asked_from = None if asked is None else asked[0]
+            side = self.reconciliation(self, session, stream, view, asked)
             result = await side.respond(frame)
             side.conclude(result)
             return result
@@ -394,34 +397,3 @@ class Exchange:
             self.work,
             self.memory,
         )
-
-
-class SessionStream:
-    """The stream of a session; it records since when the session waits for its peer."""
-
-    def __init__(
-        self, stream: FrameStream, session: PeerSession, steady_ns: Callable[[], int]
-    ) -> None:
-        self._stream = stream
-        self._session = session
-        self._steady_ns = steady_ns
-        self._waits = 0
-        self.half_close = stream.half_close
-
-    async def read(self) -> bytes | None:
-        """Return the next frame; None after the last."""
-        return await self._waited(self._stream.read())
-
-    async def write(self, frame: bytes) -> None:
-        """Send a frame."""
-        await self._waited(self._stream.write(frame))
-
-    async def _waited(self, work: Awaitable[_T]) -> _T:
-        self._waits += 1
-        if self._waits == 1:
-            self._session.awaits_ns = self._steady_ns()
-        try:
-            return await work
-        finally:
-            self._waits -= 1
-            self._session.awaits_ns = self._steady_ns() if self._waits else None

@@ -1,8 +1,10 @@
 """A side of a reconciliation: frames, questions to a view, and sums at the end.
 
-    compact mode, if agreed ─┐
-    base session ────────────┴─► the last frame of one side, with its sum ─► the sum of the other
-                                      equal: concluded; different: `session.sum_search`
+    first frame, with a keyed sum ─► equal: the keyed sum of the responder, concluded
+      │ not equal, or not known
+      ├─ compact mode, if agreed ─┐
+      └─ base session ────────────┴─► the last frame of one side, with its sum ─► the peer's sum
+                                           equal: concluded; different: `session.sum_search`
 
 The sides alternate, one frame each. A thread works on large payloads. The fingerprints of WAKU-SYNC
 find differences; equality is concluded from sums where both sides know them, and otherwise from
@@ -12,6 +14,9 @@ Beyond WAKU-SYNC the sides use an extension of their frames (`ReconcileExtension
 
 - Each side makes an offer in its first frame: a nonce, and from when on it compares messages. An
   offer of another version counts as none; without both offers nothing of this applies.
+- The offer of an initiator that has all in memory contains its sum, keyed by its nonce. A responder
+  that has this sum answers by the sum under both nonces, which cannot be repeated without it, and
+  no frame follows.
 - The side that ends the reconciliation by an empty payload sends its sum with it, and the other
   side answers with its own. A side that does not know its sum sends none.
 - A part of the extension that comes in another frame, or has another size, breaks the protocol.
@@ -27,11 +32,12 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
-from reconcile.algorithm.questions import asked_about
 from reconcile.codec import RangeKind, decode
 from reconcile.compact import is_available
 from reconcile.compact.frames import FrameKind, encode
@@ -47,9 +53,8 @@ from reconcile.compact.session import (
 )
 from reconcile.errors import MalformedCompactError, PayloadLimitError, SummaryMismatchError
 from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds, less, ordered
-from reconcile.index import IndexView, MemoryView
-from reconcile.lattice import DIGEST_BYTES
-from reconcile.limits import CodecLimits
+from reconcile.index import IndexView
+from reconcile.lattice import DIGEST_BYTES, LatticeSum
 from reconcile.session import (
     Bounds,
     PayloadFrame,
@@ -66,7 +71,6 @@ from store.sync.frames import compact_bytes, is_session_id, parse_reconcile
 from store.sync.index.views import StoredView, at, in_thread_if, worked_through
 from store.sync.limits import (
     MAX_OFFER_PAYLOAD_BYTES,
-    RANDOM_CUTS,
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
@@ -90,7 +94,6 @@ _T = TypeVar("_T")
 VERSION: Final = 4
 GOES_ON: Final = "the peer goes on after the end of the reconciliation"
 _NOTHING: Final = PayloadFrame(b"")
-_NO_IDS: Final = MemoryView(IndexView.of(SyncIds.empty()))
 _SKIPPED: Final = SumSearch(more=True)
 _NO_EXTENSION: Final = ReconcileExtension()
 
@@ -122,6 +125,7 @@ class Reconciliation:
         hidden: ascending differences that the fingerprints of WAKU-SYNC did not show.
         conflicts: IDs with different contents on the two sides.
         settled: the spans of time whose conflicts are all in ``conflicts``.
+        equal_sum: that of both sides, if keyed sums were equal; then the responder ends the call.
     """
 
     def __init__(
@@ -129,13 +133,12 @@ class Reconciliation:
         exchange: Exchange,
         session: PeerSession,
         stream: FrameStream,
-        view: StoredView | None,
-        window: Bounds | None = None,
+        view: StoredView,
+        asked: Bounds | None = None,
     ) -> None:
-        """Take the parts; ``window`` is the initiator's.
+        """Take the parts; ``asked``: the initiator's window, or what it asks the responder about.
 
-        ``view`` may be None where nothing is asked; below the horizon of the report nothing is
-        compared.
+        Below the horizon of the report nothing is compared.
         """
         work, report = exchange.work, session.report
         notes = exchange.notes.get(report.node_id) or PeerNotes()
@@ -145,36 +148,32 @@ class Reconciliation:
         self.compact: CompactInitiator | CompactResponder | None = None
         # An offer costs more than a session that finds nothing: none after such a one.
         self.offers = not notes.equal
+        self.equal_sum = b""
         self.hidden = SyncIds.empty()
         self.conflicts: tuple[ContentConflict, ...] = ()
         self.settled: Sequence[Span] = ()
         self.exchange, self.session, self._stream = exchange, session, stream
+        self._wait = partial(session.wait, exchange.environment.steady_ns)
         self._known = notes.known(exchange.environment.steady_ns())
-        is_skipped = self.role is Role.INITIATOR and notes.not_compact
-        self.compact_from = None if is_skipped else work.compact_from
-        random = exchange.environment.random
-        cuts: set[int] = set()
-        if window is not None and (notes.plain or not work.sums):
-            # A session that is concluded by XOR divides its window at random.
-            start_ns, end_ns = max(window[0], horizon)[0], window[1][0]
-            cuts = {int(random.uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
+        self._asked = asked
+        self.compact_from = work.compact_from
         self.config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
-            window=window,
+            window=asked if self.role is Role.INITIATOR else None,
             horizon=horizon,
-            cuts=tuple(map(at, sorted(cuts))),
             limits=work.limits,
             tuning=work.tuning,
         )
         self.base = ReconcileSession(self.role, self.config)
+        self._is_in_memory = False
         self.own: ReconcileExtension | None = None
         self.theirs: ReconcileExtension | None = None
-        if view is not None and work.sums:
+        if asked is not None and work.sums:
             lower = max(report.asked_from or LOWEST, horizon)
             self.own = ReconcileExtension(
                 version=VERSION,
-                nonce=random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
+                nonce=exchange.environment.random.randbytes(NONCE_BYTES),
                 # A bound inside a nanosecond leaves that nanosecond out.
                 compared_from=min(lower[0] + (lower[1] != LOWEST[1]), MAX_TIMESTAMP_NS),
             )
@@ -197,10 +196,6 @@ class Reconciliation:
         notes = known[report.node_id] = known.get(report.node_id) or PeerNotes()
         if self.role is Role.INITIATOR:
             notes.equal = not report.differences
-            is_unused = self.compact is not None and not report.compact
-            notes.not_compact = is_unused and (self.offers or bool(report.compact_failed))
-        if self.own is not None and result.rounds:
-            notes.plain = self.theirs is None
         notes.update(self.exchange.environment.steady_ns(), self.conflicts, self.settled)
 
     @property
@@ -218,25 +213,35 @@ class Reconciliation:
             PeerError: the peer left, or broke the protocol.
             NotServingError: the database does not serve.
         """
-        side = self._compact_initiator()
-        if side is None or self.own is None:
-            return await self._run()
-        self.compact, opening = side, b""
-        if self.offers:
-            opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
-        else:
+        side, opening, total = self._compact_initiator(), b"", None
+        self.compact = side
+        if side is not None and self.own is not None and not self.offers:
             self.own.features.append(RECONCILE_FEATURE_SLICES)
             side.await_slices()
-        await self._step(opening=opening)
-        frame = await self._next(_Stage.COMPACT)
-        if frame.refusal or not self._extension.compact_frame or self.theirs is None:
+        if side is not None and self.offers:
+            opening = await in_thread_if(side.own_count > THREADED_ROWS, side.begin)
+        elif self.own is not None and (total := await self._sum_asked()) is not None:
+            self.own.keyed_sum = _keyed(total, self.own.nonce)
+        step = await self._step(opening=opening)
+        if step.result is not None:
+            return step.result
+        frame = await self._next(_Stage.RANGES if side is None else _Stage.COMPACT)
+        own, theirs = self.own, self.theirs
+        if own is not None and theirs is not None and theirs.keyed_sum:
+            key = own.nonce + theirs.nonce
+            if total is None or frame.ranges_data or theirs.keyed_sum != _keyed(total, key):
+                raise ProtocolBrokenError("the peer's keyed sum is not that of what is here")
+            return self._equal(total)
+        if side is None or frame.refusal or not self._extension.compact_frame or theirs is None:
             return await self._run(frame)
-        side.agree(self.theirs.nonce)
+        side.agree(theirs.nonce)
         return await self._run_compact(side, frame)
 
     async def respond(self, first: ReconcileFrame) -> Result:
         """Reconcile as the responder to a first frame; raises as `initiate`."""
         self._receive(first, _Stage.RANGES)
+        if (equal := await self._answer_equal(first)) is not None:
+            return equal
         side = self._compact_responder(first)
         if side is None:
             return await self._run(first)
@@ -247,6 +252,43 @@ class Reconciliation:
             await self._send_compact(side, opening)
             await self._next(_Stage.COMPACT)
         return await self._run_compact(side, first)
+
+    # Keyed sums
+
+    async def _sum_asked(self) -> LatticeSum | None:
+        """Return the sum of all that is asked about; None: not all of it is in memory."""
+        own, asked = self.own, self._asked
+        if own is None or asked is None or not self._is_in_memory:
+            return None
+        span = own.compared_from, asked[1][0]
+        if span[0] >= span[1] or asked[1] != at(span[1]):
+            return None
+        sums = await self.view.lattices([span])
+        return None if sums is None else sums[0]
+
+    async def _answer_equal(self, first: ReconcileFrame) -> Result | None:
+        """Send the answer to a keyed sum that is this side's; return None for another or none."""
+        own, theirs, asked = self.own, self.theirs, self._asked
+        if own is None or theirs is None or asked is None or not theirs.keyed_sum:
+            return None
+        # Another order of the shards is an older version's, which sends no keyed sums.
+        is_same = theirs.compared_from == own.compared_from and asked[0] == self.start
+        if not is_same or not first.ranges_data.startswith(self.base.head):
+            return None
+        total = await self._sum_asked()
+        if total is None or theirs.keyed_sum != _keyed(total, theirs.nonce):
+            return None
+        own.keyed_sum = _keyed(total, theirs.nonce + own.nonce)
+        await self._send(PayloadFrame(b"", total.count), ReconcileExtension())
+        return self._equal(total)
+
+    def _equal(self, total: LatticeSum) -> Result:
+        """Return the result of a session whose sides hold the same messages."""
+        assert self._asked is not None
+        window, self.equal_sum = (self.start, self._asked[1]), total.digest()
+        self.report.keyed_from_ns, self.settled = window[0][0], [(window[0][0], window[1][0])]
+        none = SyncIds.empty()
+        return Result(to_send=none, to_receive=none, rounds=1, own_count=total.count, window=window)
 
     # Frames
 
@@ -264,11 +306,11 @@ class Reconciliation:
             count=sent.count if first else None,
             extension=extension if extension is not None and extension.ListFields() else None,
         )
-        await self._stream.write(frame.SerializeToString())
+        await self._wait(self._stream.write(frame.SerializeToString()))
         self.report.bytes_sent += len(frame.ranges_data) + compact_bytes(frame.extension)
 
     async def _next(self, stage: _Stage = _Stage.RANGES) -> ReconcileFrame:
-        data = await self._stream.read()
+        data = await self._wait(self._stream.read())
         if data is None:
             raise ProtocolBrokenError("the peer left when it was its turn to answer")
         frame, name = parse_reconcile(data), self.session.session_id
@@ -308,6 +350,7 @@ class Reconciliation:
         has_sum = is_answer or (is_last and not is_search)
         has_search = is_last and (is_search or (is_answer and size_bytes > 0))
         _require(first or not extension.nonce, "a nonce after its first frame")
+        _require(first or not extension.keyed_sum, "a keyed sum after its first frame")
         _require(has_sum or not size_bytes, "a sum before its last frame")
         _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
         _require(has_search or not extension.HasField("search"), "a search before sums that differ")
@@ -326,9 +369,7 @@ class Reconciliation:
 
     async def _step(self, frame: ReconcileFrame | None = None, opening: bytes = b"") -> SessionStep:
         """Take a frame of the peer, and send the answer; ``opening``: a compact frame in it."""
-        view, payload_bytes, large = self.view, 0, False
-        # A first payload of Skips only opens no view, and reads nothing.
-        ids, load = (_NO_IDS, None) if view is None else (view.ids, view.load)
+        ids, payload_bytes, large = self.view.ids, 0, False
         if frame is None:
             work = self.base.begin(ids)
         else:
@@ -340,7 +381,7 @@ class Reconciliation:
             large = payload_bytes > THREADED_PAYLOAD_BYTES or indexed > THREADED_ROWS
         async with self.exchange.turn(payload_bytes):
             try:
-                found = await worked_through(work, load, large=large)
+                found = await worked_through(work, self.view.load, large=large)
             except SummaryMismatchError as error:
                 raise StoreUnavailableError(str(error)) from error
         if found.frame is not None:
@@ -357,11 +398,11 @@ class Reconciliation:
     @property
     def _index(self) -> IndexView | None:
         """The index, if all that both sides compare is in memory here, and in the peer's range."""
-        own, view = self.own, self.view
-        if self.compact_from is None or own is None or view is None or not is_available():
+        own = self.own
+        if self.compact_from is None or own is None or not is_available():
             return None
         is_whole = self._is_in_memory and self.start[0] == own.compared_from
-        return view.rows if is_whole else None
+        return self.view.rows if is_whole else None
 
     def _compact_initiator(self) -> CompactInitiator | None:
         """Return an initiator's side; None: not all is in memory, or there are too few IDs."""
@@ -380,23 +421,18 @@ class Reconciliation:
 
         Where the initiator offers nothing and takes slices, an equal side does not use the mode.
         """
-        own, theirs = self.own, self.theirs
-        if own is None or theirs is None or (index := self._index) is None:
+        own, theirs, asked = self.own, self.theirs, self._asked
+        if own is None or theirs is None or asked is None or (index := self._index) is None:
             return None
         offered = theirs.compact_frame
         is_wanted = offered or RECONCILE_FEATURE_SLICES in theirs.features
         is_short = len(first.ranges_data) <= MAX_OFFER_PAYLOAD_BYTES
-        if not (is_wanted and is_short and first.HasField("count")):
-            return None
-        config = self.config
-        payload = decode(first.ranges_data, config.limits.payload)
-        if (payload.cluster, set(payload.shards)) != (config.cluster, set(config.shards)):
-            return None  # A base session refuses it.
-        ranges = payload.ranges
-        asked = asked_about(ranges)
+        is_own = asked[0] == self.start and first.ranges_data.startswith(self.base.head)
+        if not (is_wanted and is_short and is_own and first.HasField("count")):
+            return None  # A base session refuses other shards.
+        ranges = decode(first.ranges_data, self.config.limits.payload).ranges
         opened = ranges.kinds.nonzero()[0]
-        is_single = ranges.kinds[opened].tolist() == [RangeKind.FINGERPRINT]
-        if asked is None or asked[0] != self.start or not is_single:
+        if ranges.kinds[opened].tolist() != [RangeKind.FINGERPRINT]:
             return None
         self._window = asked
         claim = Claim(first.count, ranges.fingerprints[opened[0]])
@@ -491,15 +527,15 @@ class Reconciliation:
 
     async def _compute_sum(self, result: Result) -> None:
         """Compute the sum of what both sides hold, which the peer is to answer; empty: unknown."""
-        own, theirs, view = self.own, self.theirs, self.view
+        own, theirs = self.own, self.theirs
         start_ns, (end_ns, end_hash) = self.start[0], result.window[1]
         is_known = not (result.truncated or result.refusal) and end_hash == LOWEST[1]
-        if own is None or theirs is None or view is None or not is_known or start_ns >= end_ns:
+        if own is None or theirs is None or not is_known or start_ns >= end_ns:
             return
-        sent = await view.contents(result.to_send)
+        sent = await self.view.contents(result.to_send)
         seed = own.nonce + theirs.nonce if self.role is Role.INITIATOR else theirs.nonce + own.nonce
         limit = self.config.limits.max_differences
-        self._search = Search(view, (start_ns, end_ns), sent, seed, limit, known=self._known)
+        self._search = Search(self.view, (start_ns, end_ns), sent, seed, limit, known=self._known)
         self._own_sum = await self._search.sum()
 
     async def _conclude(self, result: Result, *, by_peer: bool) -> Result:
@@ -597,6 +633,10 @@ class Reconciliation:
         return result
 
 
+def _keyed(total: LatticeSum, key: bytes) -> bytes:
+    return blake2b(total.digest(), digest_size=DIGEST_BYTES, key=key).digest()
+
+
 def _checked_ids(encoded: bytes, expected: Expected, window: Bounds) -> SyncIds:
     count = len(expected)
     if len(encoded) != count * (_TIME_BYTES + HASH_BYTES):
@@ -631,17 +671,6 @@ def _without(ids: SyncIds, others: SyncIds) -> SyncIds:
 def _require(holds: bool, what: str) -> None:
     if not holds:
         raise ProtocolBrokenError(f"the peer sends {what}: see ReconcileExtension in the schema")
-
-
-async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:
-    """Return the range of an initiator's first payload, without leading Skips; None: nothing.
-
-    Raises:
-        MalformedPayloadError: it is no payload.
-        PayloadLimitError: it is too large.
-    """
-    large = len(payload) > THREADED_PAYLOAD_BYTES
-    return asked_about((await in_thread_if(large, decode, payload, limits)).ranges)
 
 
 async def in_time(work: Awaitable[_T], limit_s: float) -> _T:

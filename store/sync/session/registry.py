@@ -31,10 +31,10 @@ its peer is refused with GAVE_WAY.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from reconcile.ids import SyncIds
 from reconcile.session import Role
@@ -63,6 +63,8 @@ _TOO_LONG: Final = (
     "window"
 )
 
+_T = TypeVar("_T")
+
 
 class SessionState(Enum):
     """The state of a session; only one that a peer began waits for its transfer."""
@@ -78,7 +80,8 @@ class PeerSession:
     """A session, with its report; only `Sessions` and `Exchange` change it.
 
     ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
-    the peer has sent and taken no frame that this node waits for; None: it does not wait.
+    the peer has sent and taken no frame that this node waits for; None: it does not wait. ``waits``
+    are these frames.
     ``task`` drives it, and ``timer`` looks for its end (rule 6). ``stopped``: the fault, and a
     sentence, for which it ends before its end.
     """
@@ -90,6 +93,7 @@ class PeerSession:
     trusted: bool = True
     state: SessionState = SessionState.RECONCILING
     awaits_ns: int | None = None
+    waits: int = 0
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     stopped: tuple[Fault, str] | None = None
@@ -100,6 +104,17 @@ class PeerSession:
         """Begin the next state, at a time of the monotonic clock."""
         assert self.state is not SessionState.ENDED, f"{state} after the end"
         self.state, self.since_ns, self.awaits_ns = state, now_ns, None
+
+    async def wait(self, steady_ns: Callable[[], int], work: Awaitable[_T]) -> _T:
+        """Wait until the peer has sent or taken a frame."""
+        self.waits += 1
+        if self.waits == 1:
+            self.awaits_ns = steady_ns()
+        try:
+            return await work
+        finally:
+            self.waits -= 1
+            self.awaits_ns = steady_ns() if self.waits else None
 
     def deadline(self, now_ns: int, silence_ns: int) -> tuple[int, Fault, str] | None:
         """Return when the session ends if nothing comes until then, and why (rule 6).

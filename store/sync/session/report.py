@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, Protocol
 
-import numpy as np
-
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result, Role
 from store.domain.ports import PeerAddress
@@ -97,10 +95,9 @@ class SessionReport:
     sent; bytes are those of reconciliation payloads. ``own_count`` and ``peer_count``: IDs over the
     window, None where unknown. ``missing_here`` are IDs that only the peer held, ``missing_there``
     those that only this node held. ``left_over``: a limit was reached, and the next session goes
-    on; then ``middle_ns`` is the median of the timestamps of what was found. From
-    ``keyed_from_ns`` on lattice sums were equal in the end, but for the conflicts; None: nowhere.
-    ``hidden``: differences that the fingerprints of WAKU-SYNC did not show. ``compact``: the
-    differences were found in the compact mode, ``compact_failed``: why it was given up in the
+    on. From ``keyed_from_ns`` on lattice sums were equal in the end, but for the conflicts; None:
+    nowhere. ``hidden``: differences that the fingerprints of WAKU-SYNC did not show. ``compact``:
+    the differences were found in the compact mode, ``compact_failed``: why it was given up in the
     middle. ``found_conflicts``: hashes with different contents on the two sides.
 
     The counts of the transfer are messages, and those by reason are by label. Of those to send:
@@ -141,7 +138,6 @@ class SessionReport:
     missing_here: int = 0
     missing_there: int = 0
     left_over: bool = False
-    middle_ns: int = 0
     keyed_from_ns: int | None = None
     equality: Equality = Equality.UNKNOWN
     hidden: Hidden | None = None
@@ -237,10 +233,6 @@ class SessionReport:
         if self.keyed_from_ns is not None:
             whole = self.keyed_from_ns <= result.window[0][0]
             self.equality = Equality.KEYED if whole else Equality.PARTLY_KEYED
-        if result.truncated and self.differences:
-            pair = result.to_send.timestamps, result.to_receive.timestamps
-            timestamps, middle = np.concatenate(pair), self.differences // 2
-            self.middle_ns = int(np.partition(timestamps, middle)[middle])
 
     def finish(self, now_ns: int) -> None:
         """Complete the report at the end of the session."""

@@ -56,13 +56,10 @@ _STEPS_NS: Final = (
 class PeerNotes:
     """The findings of the last sessions with a peer.
 
-    ``plain``, ``equal`` and ``not_compact``: the last one was without sums, found nothing, and
-    could not use the compact mode. ``conflicts``: by hash, each until it is forgotten.
+    ``equal``: the last one found nothing. ``conflicts``: by hash, each until it is forgotten.
     """
 
-    plain: bool = False
     equal: bool = False
-    not_compact: bool = False
     conflicts: dict[bytes, tuple[int, ContentConflict]] = field(default_factory=dict)
 
     def known(self, now_ns: int) -> list[ContentConflict]:

@@ -129,8 +129,9 @@ class Transfer:
         self._partial = report.left_over
         self.session_id = session.session_id
         self._report = report
+        self._wait = functools.partial(session.wait, work.environment.steady_ns)
         self._work = work
-        self._limits = limits.with_grace() if self._is_caller else limits
+        self._limits = limits
         self._sending = Sending(session.to_send, limits, report, memory)
         self._receiving = Receiving(session.to_receive, limits, report, memory)
         self._named = False  # this side has sent a frame
@@ -284,7 +285,7 @@ class Transfer:
 
     async def _read(self, frame: bytes | None) -> None:
         try:
-            while frame is not None or (frame := await self._stream.read()) is not None:
+            while frame is not None or (frame := await self._wait(self._stream.read())) is not None:
                 for piece in pieces(frame):
                     self._take(self._receive, piece)
                     await self._readable.wait()
@@ -348,7 +349,7 @@ class Transfer:
 
     async def _write(self, frame: RawTransferFrame) -> None:
         try:
-            await self._stream.write(frame.SerializeToString())
+            await self._wait(self._stream.write(frame.SerializeToString()))
         except PeerError as error:
             # What the peer has said before it left is heard first; the reader also knows why.
             await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)

@@ -32,6 +32,7 @@ from store.runtime.node import system_environment
 from store.serving.addresses import ListenerAddress
 from store.serving.context import NodeIdentity
 from store.serving.tls import TlsFiles
+from store.sync.coverage import StatementBuffer
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView
 from store.sync.limits import TransferLimits
@@ -161,7 +162,7 @@ async def peer_node(
     async with AsyncExitStack() as stack:
         metrics = Metrics("1.0")
         database, services = await opened(stack, database_url, metrics)
-        reads, statements = DatabaseReader(database), DatabaseStatements(database)
+        reads, statements = DatabaseReader(database), StatementBuffer(DatabaseStatements(database))
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer = Rules(), Observer()
         context = context_of(identity, database, services, rules, metrics)
@@ -201,7 +202,16 @@ async def peer_node(
         stack.push_async_callback(caller.close)
         stack.callback(exchange.close)
         yield PeerNode(
-            name, database_url, listener, reads, context, exchange, caller, observer, rules, index
+            name,
+            database_url,
+            listener,
+            reads,
+            context,
+            exchange,
+            caller,
+            observer,
+            rules,
+            index,
         )
 
 

@@ -39,7 +39,7 @@ class Honest:
     """An honest side of a reconciliation, over frames as bytes."""
 
     def __init__(self, role: Role, messages: Sequence[WakuMessageAndTopic]) -> None:
-        window = (LOWEST, END) if role is Role.INITIATOR else None
+        window = (LOWEST, (END[0], LOWEST[1])) if role is Role.INITIATOR else None
         session = ReconcileSession(role, SessionConfig(cluster=1, shards=(), window=window))
         self._node = Node(session, memory_view(ids_of(messages)), checks=False)
 

@@ -18,14 +18,12 @@ from store.sync.limits import MAX_SESSIONS
 from store.sync.schedule import (
     FIRST_BACKOFF_NS,
     FIRST_WIDE_NS,
-    MAX_PARTS,
     MAX_WAITING,
     RETRY_NS,
     NoPeersError,
     ScheduleConfig,
     Synchronizer,
     SyncRequestError,
-    halves,
 )
 from store.sync.session.report import SessionReport, SyncEnding, Window
 from storenode.message.limits import NS_PER_S
@@ -284,28 +282,6 @@ async def test_what_a_session_left_over_is_fetched_at_once(kind: bool) -> None:
     )
     begun = await each.pass_time(4 * MINUTE)
     assert len([session for session in begun if session.is_wide is kind]) == 3
-
-
-@virtual_time
-async def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
-    def end(session: Begun) -> SessionReport:
-        if len(each.begun) > most:
-            return FAILED if len(each.begun) == most + 9 else WELL
-        return replace(WELL, left_over=True, middle_ns=_late_cut(session.window))
-
-    most = MAX_PARTS + 5
-    each = world(end, peers=PEERS[:2])
-    begun = await each.pass_time(10 * MINUTE)
-    assert begun[1].peer == begun[0].peer
-    assert begun[1].window == halves(begun[0].window, _late_cut(begun[0].window))[0]
-    failed, after = begun[most + 8], begun[most + 9 :]
-    assert [each.peer for each in after if each.window == failed.window] == [failed.peer]
-    assert after[0].peer != failed.peer, "the others do not wait for one"
-
-
-def _late_cut(window: Window) -> int:
-    """Return a time after which a small part of a window lies, so that it has many parts."""
-    return window.time_end_ns - (window.time_end_ns - window.time_start_ns) // 50
 
 
 # Operators

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Result, Role
 from store.domain.places import Caller
@@ -26,9 +26,9 @@ from store.runtime.node import system_environment
 from store.sync.errors import Fault, ProtocolBrokenError, SessionFaultError
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import StoredView, in_thread_if
-from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS, SILENCE_NS
+from store.sync.limits import MAX_HORIZON_STEP_NS, SILENCE_NS
 from store.sync.peers import FrameStream
-from store.sync.session.exchange import Exchange, ExchangeWork, SessionStream, common_horizon
+from store.sync.session.exchange import Exchange, ExchangeWork, common_horizon
 from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport, SyncEnding, SyncObserver
@@ -119,7 +119,6 @@ async def test_a_driver_that_gives_way_ends_and_its_own_cancellation_counts_for_
 
 
 @virtual_time
-@pytest.mark.parametrize("call", ["read", "write"])
 @pytest.mark.parametrize(
     ("waits_s", "end_s", "sentence"),
     [
@@ -129,20 +128,18 @@ async def test_a_driver_that_gives_way_ends_and_its_own_cancellation_counts_for_
     ],
 )
 async def test_a_silent_peer_and_a_long_reconciliation_end_the_session(
-    waits_s: tuple[float, ...], end_s: float, sentence: str, call: str
+    waits_s: tuple[float, ...], end_s: float, sentence: str
 ) -> None:
     world, loop, left_s = World(), asyncio.get_running_loop(), list(waits_s)
 
-    async def take(*_: bytes) -> None:
+    async def take() -> None:
         await asyncio.sleep(left_s.pop(0) if left_s else 10**6)
 
     async def run() -> None:
-        peer = cast("FrameStream", SimpleNamespace(read=take, write=take, half_close=take))
         with world.driving() as session:
-            stream = SessionStream(peer, session, world.now_ns)
             await asyncio.sleep(70)  # this node may work for as long as it likes
             while True:
-                await (stream.read() if call == "read" else stream.write(b""))
+                await session.wait(world.now_ns, take())
 
     began_s = loop.time()
     with pytest.raises(SessionFaultError, match=sentence):
@@ -216,41 +213,6 @@ def result_of(to_receive: SyncIds = NONE) -> Result:
     return Result(to_send=NONE, to_receive=to_receive, rounds=1, own_count=0, window=window)
 
 
-def cuts_of(world: World) -> tuple[SyncId, ...]:
-    """Return where a session with peer b divides its window."""
-    report = SessionReport(Role.INITIATOR, 0, "b", "sb", horizon=(1_000_000, bytes(32)))
-    work = offering(world.exchange, report)
-    work.conclude(result_of())
-    return work.config.cuts
-
-
-async def test_sessions_with_a_peer_without_sums_begin_their_ranges_at_random(world: World) -> None:
-    assert cuts_of(world) == (), "the peer may know sums"
-    found = [cuts_of(world) for _ in range(8)]
-    assert len(set(found)) == 8
-    for cuts in found:
-        assert len(cuts) == RANDOM_CUTS
-        assert list(cuts) == sorted(set(cuts))
-        assert all(1_000_000 <= at_ns < END_NS for at_ns, _ in cuts)
-
-
-@pytest.mark.parametrize("begun", [True, False])
-async def test_the_session_after_one_whose_compact_mode_failed_does_without(
-    world: World, begun: bool
-) -> None:
-    exchange, used = world.exchange, []
-    for number in range(3):
-        report = SessionReport(Role.INITIATOR, 0, "b", "sb")
-        work = offering(exchange, report)
-        used.append(work.compact_from is not None)
-        if number == 0:
-            work.compact = cast("Any", object())
-            report.compact_failed = "it broke" if begun else ""
-            work.offers = not begun
-        work.conclude(result_of(to_receive=ONE))
-    assert used == [True, False, True]
-
-
 def offering(exchange: Exchange, report: SessionReport) -> Reconciliation:
     bounds, stream = ((10, bytes(32)), (END_NS, bytes(32))), cast("FrameStream", None)
     session = PeerSession(report, "b:1", 0)
@@ -276,7 +238,7 @@ async def test_a_fault_of_coverage_changes_no_session(caplog: pytest.LogCaptureF
         yield SimpleNamespace(half_close=AsyncMock(), read=AsyncMock(return_value=None))
 
     index = SimpleNamespace(open_view=open_view)
-    world = World(index=index, statements=SimpleNamespace(note=AsyncMock(side_effect=ValueError)))
+    world = World(index=index, statements=SimpleNamespace(take=AsyncMock(side_effect=ValueError)))
     world.exchange.reconciliation = _Equal
     report = SessionReport(Role.INITIATOR, world.now_ns(), peer=PeerAddress("127.0.0.1", 1))
     connector = SimpleNamespace(node_id=lambda _: "", call=call)

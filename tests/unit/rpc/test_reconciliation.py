@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.algorithm.plan import Tuning
-from reconcile.codec import encode_head
+from reconcile.algorithm.questions import asked_about
+from reconcile.codec import decode, encode_head
 from reconcile.compact.frames import FrameKind, encode
 from reconcile.errors import MalformedPayloadError, PayloadLimitError
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
@@ -40,7 +41,7 @@ from store.sync.index.views import StoredView
 from store.sync.limits import REMEMBERED_NS, THREADED_ROWS
 from store.sync.session import reconciliation, sum_search
 from store.sync.session.exchange import Exchange
-from store.sync.session.reconciliation import Reconciliation, asked_range
+from store.sync.session.reconciliation import Reconciliation
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import SessionReport
 from store.sync.session.sum_search import PeerNotes, has_spans
@@ -105,7 +106,7 @@ class Side:
     """A side: its IDs, as a set or as a view, its abilities, and its lies.
 
     ``contents``: content digests that are others than usual. ``agrees``: it has the extension.
-    ``sums``: it has lattice sums.
+    ``sums``: it has lattice sums. ``is_older``: it does not know keyed sums.
     ``compact_from`` and ``offers``: as `Reconciliation` has them.
     """
 
@@ -125,6 +126,7 @@ class Side:
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[ReconcileFrame] = field(default_factory=list)
     notes: PeerNotes = field(default_factory=PeerNotes)
+    is_older: bool = False
     work: Reconciliation = field(init=False)
     report: SessionReport = field(init=False)
     result: Result | None = None
@@ -145,7 +147,12 @@ class _Stream:
 
     async def read(self) -> bytes | None:
         """Return the next frame; None after the last."""
-        return cast("bytes | None", await self._inbox.get())
+        data = cast("bytes | None", await self._inbox.get())
+        if data is not None and self._side.is_older:
+            frame = ReconcileFrame.FromString(data)
+            as_older(frame)
+            return frame.SerializeToString()
+        return data
 
     async def write(self, frame: bytes) -> None:
         """Send a frame."""
@@ -168,10 +175,12 @@ async def reconcile(
     one = _verifying(initiator, Role.INITIATOR, _Stream(initiator, back, there), window)
 
     async def answer() -> Result:
-        first = parse_reconcile(await there.get())
-        asked = await asked_range(first.ranges_data, responder.limits.payload)
         stream = _Stream(responder, there, back)
-        work = _verifying(responder, Role.RESPONDER, stream, window, has_view=asked is not None)
+        data = await stream.read()
+        assert data is not None
+        first = parse_reconcile(data)
+        asked = asked_about(decode(first.ranges_data, responder.limits.payload).ranges)
+        work = _verifying(responder, Role.RESPONDER, stream, asked)
         return await work.respond(first)
 
     async with asyncio.timeout(TIMEOUT_S):
@@ -190,11 +199,11 @@ async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # no
 
 
 def _verifying(
-    side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId], *, has_view: bool = True
+    side: Side, role: Role, stream: _Stream, asked: tuple[SyncId, SyncId] | None
 ) -> Reconciliation:
     is_initiator = role is Role.INITIATOR
-    nonce = int.from_bytes(side.nonce or bytes([is_initiator]) * 16, "big")
-    rng = SimpleNamespace(getrandbits=lambda _: nonce)
+    nonce = side.nonce or bytes([is_initiator]) * 16
+    rng = SimpleNamespace(randbytes=lambda _: nonce)
     work = SimpleNamespace(
         cluster=side.cluster,
         shards=(),
@@ -210,13 +219,15 @@ def _verifying(
         turn=lambda _: nullcontext(),
     )
     side.notes.equal = not side.offers
-    side.report = SessionReport(role, 0, "peer", horizon=side.horizon, asked_from=window[0])
+    side.report = SessionReport(
+        role, 0, "peer", horizon=side.horizon, asked_from=asked and asked[0]
+    )
     side.work = Reconciliation(
         cast("Exchange", exchange),
         PeerSession(side.report, "peer:1", 0, "" if is_initiator else "0" * 32),
         stream,
-        cast("StoredView", SideView(side)) if has_view else None,
-        window if is_initiator else None,
+        cast("StoredView", SideView(side)),
+        asked,
     )
     return side.work
 
@@ -316,6 +327,11 @@ def set_to(**fields: object) -> Lie:
     return lie
 
 
+def as_older(frame: ReconcileFrame) -> None:
+    """Leave out what versions before the keyed sums do not send."""
+    frame.extension.ClearField("keyed_sum")
+
+
 # Honest sides
 
 
@@ -380,6 +396,33 @@ async def test_sums_begin_at_the_later_horizon() -> None:
         for side in (one, other):
             assert side.error is None
             assert side.report.keyed_from_ns == horizon[0]
+
+
+@pytest.mark.parametrize("older", [(), (0,), (1,), (0, 1)])
+async def test_equal_sides_take_one_frame_each_unless_one_is_older(older: tuple[int, ...]) -> None:
+    pair = Side(some(300, 1)), Side(some(300, 1))
+    for place in older:
+        pair[place].tamper = as_older
+        pair[place].is_older = True
+    await reconcile(*pair)
+    check_exact(*pair)
+    assert [len(side.sent) for side in pair] == [2 if older else 1, 1]
+    for side in pair:
+        assert side.result is not None
+        assert (side.result.rounds, side.result.own_count) == (1, len(side.ids))
+        assert side.report.peer_count == len(side.ids)
+
+
+@pytest.mark.parametrize("memory_start", [None, FLOOR])
+async def test_a_side_that_has_not_all_in_memory_sends_no_keyed_sum(
+    memory_start: SyncId | None,
+) -> None:
+    pair = Side(some(300, 1), memory_start=memory_start), Side(some(300, 1))
+    for one, other in both(*pair):
+        one.sent, other.sent = [], []
+        await reconcile(one, other)
+        check_exact(one, other)
+        assert (len(one.sent), len(other.sent)) == (2, 1)
 
 
 async def test_nodes_of_different_clusters_exchange_nothing() -> None:
@@ -634,6 +677,7 @@ async def test_an_offer_that_is_none(sentence: str, fields: dict[str, object], l
     ("sentence", "fields"),
     [
         ("a nonce after its first frame", {"nonce": bytes(16)}),
+        ("a keyed sum after its first frame", {"keyed_sum": bytes(32)}),
         ("a sum of 31 bytes", {"sum": bytes(31)}),
         ("a sum of 33 bytes", {"sum": bytes(33)}),
         ("searches where sums are equal", {"search": {}}),
@@ -642,11 +686,49 @@ async def test_an_offer_that_is_none(sentence: str, fields: dict[str, object], l
     ],
 )
 async def test_an_answer_to_a_sum_that_is_none(sentence: str, fields: dict[str, object]) -> None:
-    one = Side(some(50, 1), compact_from=None, tamper=lies(set_to(**fields), is_later))
-    other = Side(some(50, 1))
+    lie = lies(set_to(**fields), is_later)
+
+    def tamper(frame: ReconcileFrame) -> None:
+        as_older(frame)
+        lie(frame)
+
+    one, other = Side(some(50, 1), compact_from=None, tamper=tamper), Side(some(50, 1))
     await reconcile(one, other)
     assert isinstance(other.error, ProtocolBrokenError)
     assert sentence in str(other.error)
+
+
+def repeat_sum(one: Side) -> Tamper:
+    """Return a responder that answers with the keyed sum of the initiator's first frame."""
+
+    def tamper(frame: ReconcileFrame) -> None:
+        frame.extension.keyed_sum = one.sent[0].extension.keyed_sum
+        frame.ranges_data = b""
+
+    return tamper
+
+
+async def test_a_keyed_sum_cannot_be_repeated() -> None:
+    one, other = differing("base")
+    other.tamper = repeat_sum(one)
+    await reconcile(one, other)
+    assert "keyed sum is not that of what is here" in str(one.error)
+    assert one.report.keyed_from_ns is None
+
+
+async def test_a_keyed_sum_without_one_before_ends_the_session() -> None:
+    one, other = Side(some(50, 1), tamper=as_older), Side(some(50, 1))
+    other.tamper = lies(set_to(keyed_sum=bytes(32)), is_first)
+    one.memory_start = None
+    await reconcile(one, other)
+    assert "keyed sum is not that of what is here" in str(one.error)
+
+
+async def test_a_keyed_sum_of_other_messages_changes_nothing() -> None:
+    one, other = differing("base")
+    one.tamper = lies(set_to(keyed_sum=bytes(32)), is_first)
+    await reconcile(one, other)
+    check_exact(one, other)
 
 
 @pytest.mark.parametrize("wrong", [(0, 1), (1, 0)])

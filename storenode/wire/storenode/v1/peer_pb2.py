@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2 as waku_dot_sync_dot_transfer_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17storenode/v1/peer.proto\x12\x0cstorenode.v1\x1a$waku/sync/transfer/v1/transfer.proto\"\x9d\x01\n\x0eReconcileFrame\x12\x13\n\x0branges_data\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\x05\x63ount\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x33\n\textension\x18\x05 \x01(\x0b\x32 .storenode.v1.ReconcileExtensionB\x08\n\x06_count\"\x8a\x03\n\x12ReconcileExtension\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x30\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0e\x32\x1e.storenode.v1.ReconcileFeature\x12\x15\n\rcompact_frame\x18\t \x01(\x0c\x12\x13\n\x0b\x63ompact_ids\x18\n \x01(\x0c\x12\x1a\n\rcompared_from\x18\x0f \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03sum\x18\x10 \x01(\x0c\x12\'\n\x06search\x18\x11 \x01(\x0b\x32\x17.storenode.v1.SumSearchB\x10\n\x0e_compared_fromJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\x0b\x10\x0cJ\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fR\x07\x63ompactR\nkeyed_fromR\x06\x64igestR\x06hashesR\x0clattice_fromR\x0elattice_digestR\rlattice_stepsR\nremembered\"X\n\tSumSearch\x12\r\n\x05spans\x18\x01 \x03(\x04\x12\x0c\n\x04sums\x18\x02 \x01(\x0c\x12\x0e\n\x06listed\x18\x03 \x03(\x04\x12\x10\n\x08messages\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\"\xaf\x01\n\rTransferFrame\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12<\n\x08messages\x18\x02 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x12.\n\x07refused\x18\x04 \x03(\x0b\x32\x1d.storenode.v1.TransferRefusal\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"7\n\x0fTransferRefusal\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xee\x01\n\x0bGossipFrame\x12&\n\x06\x65vents\x18\x01 \x01(\x0b\x32\x14.storenode.v1.EventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12(\n\x06traces\x18\x05 \x03(\x0b\x32\x18.storenode.v1.FrameTraceB\x06\n\x04kind\"3\n\nFrameTrace\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x03(\r\"F\n\x06\x45vents\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\"}\n\tInventory\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x15\n\x08rest_xor\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nrest_count\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0f\x63ontent_digests\x18\x04 \x03(\x0c\x42\x0b\n\t_rest_xorB\r\n\x0b_rest_count*\x93\x01\n\x10ReconcileFeature\x12!\n\x1dRECONCILE_FEATURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18RECONCILE_FEATURE_SLICES\x10\x03\"\x04\x08\x01\x10\x01\"\x04\x08\x02\x10\x02*\x17RECONCILE_FEATURE_KEYED*\x19RECONCILE_FEATURE_LATTICE2\xe1\x01\n\x04Peer\x12K\n\tReconcile\x12\x1c.storenode.v1.ReconcileFrame\x1a\x1c.storenode.v1.ReconcileFrame(\x01\x30\x01\x12H\n\x08Transfer\x12\x1b.storenode.v1.TransferFrame\x1a\x1b.storenode.v1.TransferFrame(\x01\x30\x01\x12\x42\n\x06Gossip\x12\x19.storenode.v1.GossipFrame\x1a\x19.storenode.v1.GossipFrame(\x01\x30\x01\x42y\n\x16io.github.storenode.v1B\tPeerProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17storenode/v1/peer.proto\x12\x0cstorenode.v1\x1a$waku/sync/transfer/v1/transfer.proto\"\x9d\x01\n\x0eReconcileFrame\x12\x13\n\x0branges_data\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\x05\x63ount\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x33\n\textension\x18\x05 \x01(\x0b\x32 .storenode.v1.ReconcileExtensionB\x08\n\x06_count\"\x9d\x03\n\x12ReconcileExtension\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05nonce\x18\x02 \x01(\x0c\x12\x30\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0e\x32\x1e.storenode.v1.ReconcileFeature\x12\x15\n\rcompact_frame\x18\t \x01(\x0c\x12\x13\n\x0b\x63ompact_ids\x18\n \x01(\x0c\x12\x1a\n\rcompared_from\x18\x0f \x01(\x04H\x00\x88\x01\x01\x12\x0b\n\x03sum\x18\x10 \x01(\x0c\x12\'\n\x06search\x18\x11 \x01(\x0b\x32\x17.storenode.v1.SumSearch\x12\x11\n\tkeyed_sum\x18\x12 \x01(\x0c\x42\x10\n\x0e_compared_fromJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\x0b\x10\x0cJ\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0eJ\x04\x08\x0e\x10\x0fR\x07\x63ompactR\nkeyed_fromR\x06\x64igestR\x06hashesR\x0clattice_fromR\x0elattice_digestR\rlattice_stepsR\nremembered\"X\n\tSumSearch\x12\r\n\x05spans\x18\x01 \x03(\x04\x12\x0c\n\x04sums\x18\x02 \x01(\x0c\x12\x0e\n\x06listed\x18\x03 \x03(\x04\x12\x10\n\x08messages\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\"\xaf\x01\n\rTransferFrame\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12<\n\x08messages\x18\x02 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x12.\n\x07refused\x18\x04 \x03(\x0b\x32\x1d.storenode.v1.TransferRefusal\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"7\n\x0fTransferRefusal\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xee\x01\n\x0bGossipFrame\x12&\n\x06\x65vents\x18\x01 \x01(\x0b\x32\x14.storenode.v1.EventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12(\n\x06traces\x18\x05 \x03(\x0b\x32\x18.storenode.v1.FrameTraceB\x06\n\x04kind\"3\n\nFrameTrace\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x03(\r\"F\n\x06\x45vents\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\"}\n\tInventory\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x15\n\x08rest_xor\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nrest_count\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0f\x63ontent_digests\x18\x04 \x03(\x0c\x42\x0b\n\t_rest_xorB\r\n\x0b_rest_count*\x93\x01\n\x10ReconcileFeature\x12!\n\x1dRECONCILE_FEATURE_UNSPECIFIED\x10\x00\x12\x1c\n\x18RECONCILE_FEATURE_SLICES\x10\x03\"\x04\x08\x01\x10\x01\"\x04\x08\x02\x10\x02*\x17RECONCILE_FEATURE_KEYED*\x19RECONCILE_FEATURE_LATTICE2\xe1\x01\n\x04Peer\x12K\n\tReconcile\x12\x1c.storenode.v1.ReconcileFrame\x1a\x1c.storenode.v1.ReconcileFrame(\x01\x30\x01\x12H\n\x08Transfer\x12\x1b.storenode.v1.TransferFrame\x1a\x1b.storenode.v1.TransferFrame(\x01\x30\x01\x12\x42\n\x06Gossip\x12\x19.storenode.v1.GossipFrame\x1a\x19.storenode.v1.GossipFrame(\x01\x30\x01\x42y\n\x16io.github.storenode.v1B\tPeerProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026io.github.storenode.v1B\tPeerProtoP\001Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\242\002\003STN\252\002\014Storenode.V1'
-  _globals['_RECONCILEFEATURE']._serialized_start=1455
-  _globals['_RECONCILEFEATURE']._serialized_end=1602
+  _globals['_RECONCILEFEATURE']._serialized_start=1474
+  _globals['_RECONCILEFEATURE']._serialized_end=1621
   _globals['_RECONCILEFRAME']._serialized_start=80
   _globals['_RECONCILEFRAME']._serialized_end=237
   _globals['_RECONCILEEXTENSION']._serialized_start=240
-  _globals['_RECONCILEEXTENSION']._serialized_end=634
-  _globals['_SUMSEARCH']._serialized_start=636
-  _globals['_SUMSEARCH']._serialized_end=724
-  _globals['_TRANSFERFRAME']._serialized_start=727
-  _globals['_TRANSFERFRAME']._serialized_end=902
-  _globals['_TRANSFERREFUSAL']._serialized_start=904
-  _globals['_TRANSFERREFUSAL']._serialized_end=959
-  _globals['_GOSSIPFRAME']._serialized_start=962
-  _globals['_GOSSIPFRAME']._serialized_end=1200
-  _globals['_FRAMETRACE']._serialized_start=1202
-  _globals['_FRAMETRACE']._serialized_end=1253
-  _globals['_EVENTS']._serialized_start=1255
-  _globals['_EVENTS']._serialized_end=1325
-  _globals['_INVENTORY']._serialized_start=1327
-  _globals['_INVENTORY']._serialized_end=1452
-  _globals['_PEER']._serialized_start=1605
-  _globals['_PEER']._serialized_end=1830
+  _globals['_RECONCILEEXTENSION']._serialized_end=653
+  _globals['_SUMSEARCH']._serialized_start=655
+  _globals['_SUMSEARCH']._serialized_end=743
+  _globals['_TRANSFERFRAME']._serialized_start=746
+  _globals['_TRANSFERFRAME']._serialized_end=921
+  _globals['_TRANSFERREFUSAL']._serialized_start=923
+  _globals['_TRANSFERREFUSAL']._serialized_end=978
+  _globals['_GOSSIPFRAME']._serialized_start=981
+  _globals['_GOSSIPFRAME']._serialized_end=1219
+  _globals['_FRAMETRACE']._serialized_start=1221
+  _globals['_FRAMETRACE']._serialized_end=1272
+  _globals['_EVENTS']._serialized_start=1274
+  _globals['_EVENTS']._serialized_end=1344
+  _globals['_INVENTORY']._serialized_start=1346
+  _globals['_INVENTORY']._serialized_end=1471
+  _globals['_PEER']._serialized_start=1624
+  _globals['_PEER']._serialized_end=1849
 # @@protoc_insertion_point(module_scope)

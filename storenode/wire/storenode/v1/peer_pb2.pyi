@@ -100,6 +100,8 @@ class ReconcileExtension(_message.Message):
     The frame whose empty `ranges_data` ends the reconciliation carries the `sum` of its sender, and the
     other side answers with a frame that has its own. If they are equal, the call ends. If they differ,
     that frame also begins a `search`, and the sides take turns until one sends an empty `search`.
+
+    Where both sides hold the same, `keyed_sum` ends the reconciliation with one frame each way.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -112,6 +114,7 @@ class ReconcileExtension(_message.Message):
     COMPARED_FROM_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
     SEARCH_FIELD_NUMBER: _builtins.int
+    KEYED_SUM_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the extension, 4. Only in the first frame of each side."""
     nonce: _builtins.bytes
@@ -134,6 +137,13 @@ class ReconcileExtension(_message.Message):
     """32 bytes: the digest of all messages that the sender holds and that, as far as it knows, the
     receiver does not lack. Left out where the sender does not know the sum.
     """
+    keyed_sum: _builtins.bytes
+    """32 bytes: BLAKE2b of the digest of all messages that the sender holds from `compared_from` to the
+    end of the range. Only in the first frame of each side. The key of the initiator's is its `nonce`. A
+    responder that compares from the same time and finds its own sum to be this one answers with no
+    `ranges_data` and with its own, whose key is both nonces, the initiator's first; then it ends the
+    call. Any other responder leaves it out, and the reconciliation goes on.
+    """
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___ReconcileFeature.ValueType]:
         """What the sender knows. Only in the first frame of each side."""
@@ -153,10 +163,11 @@ class ReconcileExtension(_message.Message):
         compared_from: _builtins.int | None = ...,
         sum: _builtins.bytes = ...,
         search: Global___SumSearch | None = ...,
+        keyed_sum: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from", "compared_from", b"compared_from", "search", b"search"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "compared_from", b"compared_from", "features", b"features", "nonce", b"nonce", "search", b"search", "sum", b"sum", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "compared_from", b"compared_from", "features", b"features", "keyed_sum", b"keyed_sum", "nonce", b"nonce", "search", b"search", "sum", b"sum", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__compared_from: _TypeAlias = _typing.Literal["compared_from"]  # noqa: Y015
     _WhichOneofArgType__compared_from: _TypeAlias = _typing.Literal["_compared_from", b"_compared_from"]  # noqa: Y015

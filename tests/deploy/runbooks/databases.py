@@ -37,8 +37,13 @@ def calls(world: World) -> None:
         _rejecting(world, node, stub)
 
 
-def _request() -> PublishRequest:
-    return new_request([new_message(b"x", CONTENT, PUBSUB, time.time_ns())])
+def _request(age_s: int = 0) -> PublishRequest:
+    return new_request([new_message(b"x", CONTENT, PUBSUB, time.time_ns() - age_s * 10**9)])
+
+
+def _publish(node: NodeProcess, age_s: int) -> None:
+    with grpc.insecure_channel(node.listen) as channel:
+        StoreStub(channel).Publish(_request(age_s))
 
 
 def _query() -> StoreQueryRequest:
@@ -135,18 +140,13 @@ def _no_connections(world: World, node: NodeProcess) -> Iterator[None]:
 def maintenance(world: World) -> None:
     """Run what keeps the maintenance of a node from its work."""
     url = world.new_store()
-    old_ns = time.time_ns() - 10 * 86_400 * 10**9
-    with (
-        running_node(
-            world.directory / "data", "--max-clock-drift", "off", database_url=url
-        ) as node,
-        grpc.insecure_channel(node.listen) as channel,
-    ):
-        StoreStub(channel).Publish(new_request([new_message(b"old", CONTENT, PUBSUB, old_ns)]))
+    data, drift = world.directory / "data", ("--max-clock-drift", "off")
+    with running_node(data, *drift, database_url=url) as node:
+        _publish(node, 10 * 86_400)
     with closing(psycopg.connect(url)) as forgotten:
         forgotten.execute("select count(*) from storenode.messages")
         with running_node(
-            world.directory / "data",
+            data,
             *("--maintenance-interval", "50ms", "--retention", "2d", "--retention-confirm"),
             database_url=url,
         ) as node:
@@ -239,6 +239,7 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
     def offset_s() -> float:
         return metric(node, "storenode_clock_offset_seconds", other="database")
 
+    _publish(node, 7_200)  # an increase is seen of a counter that was there before
     with (
         world.incident("clock-wrong", node, left=left) as wrong,
         world.incident("clock-differs", node) as differs,
@@ -253,9 +254,7 @@ def _wrong_clock(world: World, node: NodeProcess) -> None:
         )
         eventually(lambda: offset_s() < -7_000)
         differs.fires()
-        old_ns = time.time_ns() - 7_200 * 10**9
-        with grpc.insecure_channel(node.listen) as channel:
-            StoreStub(channel).Publish(new_request([new_message(b"x", CONTENT, PUBSUB, old_ns)]))
+        _publish(node, 7_200)
         wrong.fires(1)
         shown = differs.do("storenode status").out
         assert "the clock of database differs from this node's by -7,2" in shown

@@ -183,10 +183,8 @@ class ConfirmationWaits:
         count = self._counts.get(digest, 0)
         if count >= min_confirms:
             return Confirmation(count)
-        return Confirmation(
-            count,
-            f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here",
-        )
+        reason = f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here"
+        return Confirmation(count, reason)
 
     @staticmethod
     def _end(wait: _Wait, reason: str) -> None:

@@ -60,9 +60,8 @@ async def answer(database: DriverDatabase, environment: Environment, request: Re
     except NotServingError:
         pass
     except Exception as error:
-        environment.log.error(
-            "gossip_request_failed", request=type(request).__name__, exc_info=error
-        )
+        name = type(request).__name__
+        environment.log.error("gossip_request_failed", request=name, exc_info=error)
     return lambda machine: machine.failed(request.token)
 
 

@@ -81,6 +81,8 @@ GREETING_IDS: Final = 64
 """Messages that are announced to a peer before it has sent its name."""
 
 COMPARED_AT_ONCE: Final = 4_096
+RESTORED_AT_ONCE: Final = 1_024
+"""Unread events that are compared by a query, and merged in one turn of the event loop."""
 
 RECENTLY_NS: Final = 5 * NS_PER_S
 """A store that left so long ago may be back at once, and one that never joined may yet join."""
@@ -187,16 +189,22 @@ class GossipDriver:
             if machine is not self._machine:  # commits were lost, maybe some that were read
                 continue
             self._needs_loading.clear()
+            self._take(Gossip.commit, replace(newest, fresh=False))
+            for end in range(len(unread), 0, -RESTORED_AT_ONCE):
+                if machine is self._machine:
+                    self._restore(unread[max(0, end - RESTORED_AT_ONCE) : end])
+                await asyncio.sleep(0)
+            if machine is not self._machine:  # it has failed on what was read, or as above
+                continue
+            self._needs_loading.clear()
             waiting = [stream for stream in self._streams.values() if not stream.is_closed]
             if not waiting:  # they have left again
                 self._rest()
                 continue
             self._is_awake = True
-            self._take(Gossip.commit, replace(newest, fresh=False))
-            self._restore(unread)
             self._log.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
             for stream in waiting:
-                if not stream.is_closed:  # as all are where the machine fails on what was read
+                if not stream.is_closed:  # as all are where the machine fails on one that joins
                     self._join(stream)
 
     async def _keep_comparing(self) -> None:
@@ -244,9 +252,8 @@ class GossipDriver:
             PeerError, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
         """
         peer, now_ns = caller.node_id, self._steady_ns()
-        await self._run_stream(
-            PeerStream(frames, peer, caller.store_id, peer, caller=caller, began_ns=now_ns)
-        )
+        stream = PeerStream(frames, peer, caller.store_id, peer, caller=caller, began_ns=now_ns)
+        await self._run_stream(stream)
 
     async def connect(self, peer: PeerAddress) -> None:
         """Begin a stream, and pass its frames on until it ends.
@@ -255,9 +262,8 @@ class GossipDriver:
             PeerError, FrameRejectedError, StreamClosedError: see `PeerStream.run`.
         """
         async with self._connector.connect(peer, self._greeting) as made:
-            await self._run_stream(
-                PeerStream(made.stream, made.node_id, made.store_id, self._node_id)
-            )
+            stream = PeerStream(made.stream, made.node_id, made.store_id, self._node_id)
+            await self._run_stream(stream)
 
     def stream_with(self, peer: PeerAddress) -> PeerStream | None:
         """Return the stream with a peer; None while there is none, or its ID is not known."""
@@ -321,18 +327,15 @@ class GossipDriver:
         if place != FREE:
             other = holders[place]
             self._remove(other)
-            other.close(
-                TurnedAwayError("the stream brought nothing, and its place went to another")
-            )
+            reason = "the stream brought nothing, and its place went to another"
+            other.close(TurnedAwayError(reason))
 
     def _replace(self, stream: PeerStream) -> None:
         other = self._streams.get(stream.peer)
         if other is None:
             return
-        if (
-            other.initiator < stream.initiator
-            or other.initiator == stream.initiator == self._node_id
-        ):
+        both_own = other.initiator == stream.initiator == self._node_id
+        if both_own or other.initiator < stream.initiator:
             raise StreamSupersededError("there is a stream of gossip between the two already")
         self._remove(other)
         other.close(StreamSupersededError("another stream takes the place of this"))

@@ -202,16 +202,7 @@ async def peer_node(
         stack.push_async_callback(caller.close)
         stack.callback(exchange.close)
         yield PeerNode(
-            name,
-            database_url,
-            listener,
-            reads,
-            context,
-            exchange,
-            caller,
-            observer,
-            rules,
-            index,
+            name, database_url, listener, reads, context, exchange, caller, observer, rules, index
         )
 
 

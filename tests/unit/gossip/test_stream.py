@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from store.domain.places import Caller
+from store.domain.unread import UnreadEvent
 from store.gossip.driver.driver import PLACES, GossipDriver
 from store.gossip.driver.streams import (
     DriverFailedError,
@@ -89,17 +90,9 @@ async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
 
 
 def make_driver(steady_ns: Callable[[], int] = lambda: 0) -> GossipDriver:
-    parts = MagicMock()
-    parts.steady_ns = steady_ns
-    return GossipDriver(
-        lambda _count: Gossip("s"),
-        "n",
-        (),
-        database=parts,
-        connector=parts,
-        environment=parts,
-        count=parts,
-    )
+    parts = MagicMock(steady_ns=steady_ns)
+    around = dict.fromkeys(("database", "connector", "environment", "count"), parts)
+    return GossipDriver(lambda _count: Gossip("s"), "n", (), **around)
 
 
 async def test_a_stream_that_brought_nothing_gives_its_place_to_a_newcomer() -> None:
@@ -149,6 +142,23 @@ async def test_no_stream_joins_a_machine_that_fails_on_what_is_read() -> None:
     assert not driver._is_awake
     driver.close()
     loading.cancel()
+
+
+async def test_unread_events_are_restored_in_order_and_in_pieces() -> None:
+    driver, restored = make_driver(), list[UnreadEvent]()
+    events = [UnreadEvent(b"%032d" % number, bytes(16), 1) for number in range(3_000)]
+    newest = AsyncMock(return_value=Committed([])), AsyncMock(return_value=events)
+    driver._database.messages.newest, driver._database.unread.newest = newest  # type: ignore[method-assign]
+    driver._restore = lambda some: restored.extend(reversed(some))  # type: ignore[method-assign, assignment]
+    serving = asyncio.create_task(driver.serve(Silent(), Caller("p", "store of p")))
+    loading, seen = asyncio.create_task(driver._load()), set[int]()
+    for _ in range(9):
+        await asyncio.sleep(0)
+        seen.add(len(restored))
+    serving.cancel()
+    loading.cancel()
+    assert restored == events[::-1]
+    assert seen >= {1_024, 2_048}
 
 
 async def test_no_stream_begins_when_the_node_has_closed_them() -> None:

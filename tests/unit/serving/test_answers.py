@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from threading import get_ident
 from types import SimpleNamespace
 from typing import cast
@@ -26,7 +26,6 @@ from store.serving.answers import (
 )
 from store.serving.call import Call
 from store.serving.failure import CallError, Code
-from store.serving.sockets import AcceptedSocket
 from tests.support.polling import settle
 
 MIB = 1024 * 1024
@@ -243,7 +242,7 @@ async def test_connections_are_looked_for_beside_the_event_loop(
 ) -> None:
     threads = list[int]()
 
-    def look() -> Sequence[AcceptedSocket]:
+    def look() -> tuple[()]:
         threads.append(get_ident())
         return ()
 

@@ -22,6 +22,7 @@ from sim.streams import EndStream, Handler
 from store.domain.admission import Admission, Verdict
 from store.domain.causal import CausalWalk
 from store.domain.claims import Claim, ClaimAnswer, ClaimQuery, Hinted, Lookup
+from store.domain.hub import at_most
 from store.domain.ports import (
     CausalRequest,
     CursorOutOfRangeError,
@@ -118,29 +119,25 @@ class Service:
         await stream.write(verdicts)
 
     async def _follow(self, stream: EndStream) -> None:
-        log, woken = self._database.log, asyncio.Event()
+        database, woken = self._database, asyncio.Event()
         cursor: bytes = await self._request(stream, FOLLOW)
-        feed, _, at = (cursor or b"%s:%d" % (self._feed, len(log))).rpartition(b":")
-        place = int(at)
-        self._database.followers[stream] = woken.set
+        position, token = map(int, cursor.split(b":")) if cursor else database.place
+        database.followers[stream] = woken.set
         try:
             while True:
                 woken.clear()
-                if feed != self._feed:
+                if not database.is_served((position, token)):
                     raise CursorOutOfRangeError("the cursor's commit is lost, or another store's")
-                hashes = log[place : place + self._limits.page_messages]
-                place += len(hashes)
-                is_live = place == len(log)
-                await stream.write(FeedHashes(hashes, b"%s:%d" % (feed, place), is_live))
-                if is_live and place == len(log):
+                commits = database.commits_after((position, token))
+                some = at_most(commits, self._limits.page_messages)
+                position, token = some[-1].place if some else (position, token)
+                hashes = [digest for _, digest in database.ids_of(some).pairs()]
+                is_live = len(some) == len(commits)
+                await stream.write(FeedHashes(hashes, b"%d:%d" % (position, token), is_live))
+                if (position, token) == database.place:
                     await woken.wait()
         finally:
-            del self._database.followers[stream]
-
-    @property
-    def _feed(self) -> bytes:
-        """The name of the commits that a cursor continues; a loss of commits ends it."""
-        return f"{self._process.name}-{self._database.losses}".encode()
+            del database.followers[stream]
 
     # Reads
 

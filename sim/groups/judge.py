@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -87,14 +86,6 @@ _Given = tuple[int, str, bytes]
 """The timestamp, the ID and the hint of a message that a store hands out."""
 
 
-@dataclass(slots=True)
-class Wrong:
-    """Acknowledgements by filters: how many were wrong, and how many might be by what they say."""
-
-    found: int = 0
-    expected: float = 0.0
-
-
 class View:
     """The judge's view of one participant.
 
@@ -133,7 +124,7 @@ class View:
         self.given_up: set[str] = set()
         self.asked: dict[str, None] = {}
         self.lacking: set[str] = set()
-        self.capped = ""
+        self.capped: set[str] = set()
         self.highest = 0
         self.last_own = 0
         self.latest_ms = 0
@@ -181,7 +172,7 @@ class GroupJudge:
     Attributes:
         made: every message with content that was broadcast, by ID.
         forged: other messages that were published under the IDs of genuine ones.
-        wrong: about acknowledgements by filters.
+        wrong: acknowledgements by filters that were wrong; wrong_expected: those that might be.
     """
 
     def __init__(self, judge: Judge, shape: FilterShape, now_ns: Callable[[], int]) -> None:
@@ -192,7 +183,7 @@ class GroupJudge:
         self._now_ns = now_ns
         self._said: dict[bytes, str] = {}
         self._read: dict[bytes, SdsMessage] = {}
-        self.wrong = Wrong()
+        self.wrong, self.wrong_expected = 0, 0.0
         self.delivered: dict[str, set[str]] = {}
         self.taken: dict[str, set[str]] = {}
 
@@ -242,7 +233,9 @@ class GroupJudge:
             not unsure, f"{view.name} has forgotten who acknowledged {len(unsure)} messages"
         )
         own = {entry.message_id: entry.lamport for entry in entries if entry.sender_id == view.name}
-        view.own, view.last_own = own, max(own.values(), default=0)
+        # What a restored participant had forgotten comes back as that of others does.
+        own_clocks = [at for name, at in own.items() if name not in view.capped]
+        view.own, view.last_own = own, max(own_clocks, default=0)
         view.lost &= core.lost.keys()
         view.shown = {key for each in core.incoming.waiting.values() for key in each.unmet}
         view.sent_ns = dict.fromkeys(core.outgoing.by_id, self._now_ns())
@@ -253,7 +246,7 @@ class GroupJudge:
         view.filters.clear()
         view.searched.clear()
         view.ready = dict.fromkeys(_names(disk, "outbox"), self._now_ns())
-        view.ticked_ns = self._now_ns()
+        view.ticked_ns = self._now_ns() - 1  # its clock may have been set while its state was read
         view.attend(now_ms)
 
     # What its driver does
@@ -316,8 +309,8 @@ class GroupJudge:
                 view.ready.pop(message.message_id, None)
             unsaved = named - disk.log.keys()
             if unsaved:
-                # The genuine message may wait for its causes where a forged one has been.
-                unsaved -= self._waiting(disk)
+                # Forged messages and backups make a message come again, which its causes need not.
+                unsaved -= self._waiting(disk) | view.lost
             self._demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
 
     def shown(self, view: View, disk: Disk, message: Message) -> None:
@@ -409,7 +402,7 @@ class GroupJudge:
                 view.searched.append(event.since_ms * NS_PER_MS)
             case ClockCapped():
                 # The clock need not follow the message that is delivered next.
-                view.capped = event.message_id
+                view.capped.add(event.message_id)
             case RepairAnswered():
                 self._answered(view, event)
 
@@ -515,8 +508,14 @@ class GroupJudge:
         """Return a sentence about a log that lacks messages without notice; empty if none does."""
         everything = set().union(*(view.ids for view in views))
         for view in views:
-            lacking = everything - view.ids - view.lost
-            if lacking:
+            # Nothing else names the causes of a message that is lost.
+            reported, left = set(view.lost), list(view.lost - view.ids)
+            while left:
+                lost = self.made.get(left.pop())
+                causes = {each.message_id for each in lost.history} if lost else set()
+                left += causes - reported - view.ids
+                reported |= causes
+            if lacking := everything - view.ids - reported:
                 return f"{view.name} lacks {len(lacking)} messages and was not told so"
         return ""
 
@@ -528,8 +527,8 @@ class GroupJudge:
             "messages": len(everything),
             "lost": sum(len(everything - view.ids) for view in views),
             "deceived": sum(len(view.deceived) for view in views),
-            "wrong": self.wrong.found,
-            "wrong, expected in thousandths": round(1_000 * self.wrong.expected),
+            "wrong": self.wrong,
+            "wrong, expected in thousandths": round(1_000 * self.wrong_expected),
         }
 
     # Events
@@ -574,7 +573,7 @@ class GroupJudge:
         self._demand(absent <= view.lost | view.replaced, f"{name} comes before its causes")
         self.delivered.setdefault(event.message_id, set()).add(view.name)
         self._insert(view, (event.lamport, event.message_id), event.entries_after)
-        if view.capped != event.message_id:
+        if event.message_id not in view.capped:
             view.highest = max(view.highest, event.lamport)
 
     def _withdrawn(self, view: View, event: Withdrawn) -> None:
@@ -600,8 +599,8 @@ class GroupJudge:
         key = event.message_id
         self._end(view, key)
         if event.error_probability:
-            self.wrong.expected += event.error_probability
-            self.wrong.found += not self.taken.get(key, set()) - {view.name}
+            self.wrong += not self.taken.get(key, set()) - {view.name}
+            self.wrong_expected += event.error_probability
         else:
             known = self.delivered.get(key, set()) - {view.name}
             self._demand(

@@ -143,6 +143,14 @@ class GroupLink(Link):
         """Yield messages of the store by hint."""
         return self._pages(QUERY, list(hints))
 
+    async def holds(self, hints: Sequence[bytes]) -> set[bytes]:
+        """Return the hints of messages that the store has; a publisher has them at once."""
+        task = asyncio.current_task()
+        if getattr(task and task.get_coro(), "__qualname__", "") == "OutboxPublisher.run":
+            stored = self._world.database_at(self._node).stored if self._node else {}
+            return {hint for hint in hints if hint in stored}
+        return await super().holds(hints)
+
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Yield messages of the store by ID."""
         request = SdsLookup(_CHANNEL_ID, _history_entries(entries), TopicFilter())

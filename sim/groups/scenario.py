@@ -55,7 +55,8 @@ def drawn_group(
     if restored:
         # What one has sent since may be nowhere, or at others alone: all repair, or give up.
         lost_after_ms = 3_000
-        faults = replace(faults, crash_every_ns=4 * NS_PER_S, restored=restored, forged=0.0)
+        faults = replace(faults, crash_every_ns=4 * NS_PER_S, outage_every_ns=4 * NS_PER_S)
+        faults = replace(faults, restored=restored, forged=0.0)
     if stores > 1 and follow:
         # What is ahead of the time is reconciled when its time has come, which may be too late.
         faults = replace(faults, skew_ns=min(faults.skew_ns, _IN_STEP_NS))
@@ -67,7 +68,7 @@ def drawn_group(
     network_delay_ms = rng.choice((10, 50, 300) if small else (50,))
     disk_delay_ms = rng.choice((1, 20))
     repair = not stores or restored > 0 or happens(rng, 0.3)
-    if stores and repair and not restored:
+    if stores and repair:
         # Without the others, who joins late would never get what the stores have lost.
         faults = replace(faults, commits_lost=0.5)
     config = _config(rng, size, messages, lost_after_ms, follow=follow, repair=repair)

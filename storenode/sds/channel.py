@@ -630,6 +630,7 @@ class MessageChannel:
         requester = self.answers.requesters.get(message.message_id)
         if requester is None:  # another participant has answered meanwhile
             return
+        self.answers.seen(message.message_id)
         try:
             sent, _ = self._broadcast(message, BroadcastReason.REPAIR, shown=False)
         except ValueError:

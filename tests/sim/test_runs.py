@@ -75,7 +75,7 @@ EXPECTED: Final[dict[str, dict[str, int]]] = {
         Mark.COMMITS_LOST: 2,
         Mark.HOT: 6,
     },
-    "restored-group": {"a participant was restored from a backup": 8},
+    "restored-group": {"a participant was restored from a backup": 8, Mark.COMMITS_LOST: 2},
     "relay": {"accepted": 800, "settled": 64, "punished": 1},
     "relay-without-pushes": {"accepted": 15},
 }

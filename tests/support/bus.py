@@ -30,8 +30,6 @@ from storenode.sds.codec import Entry, MessageError, SdsMessage, decode_message,
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import MAX_CLOSURE_MESSAGES
 
-_PAGE = MAX_QUERY_HASHES
-
 
 class Bus:
     """An ordered log of published messages.
@@ -55,11 +53,10 @@ class Bus:
         """Create a transport on the bus; ``drops`` receives its name."""
         return BusTransport(self, name)
 
-    def add(self, route: Route, message: Fetched, *, keep: bool = True) -> None:
+    def add(self, route: Route, message: Fetched) -> None:
         """Add a message to the bus, unless the bus remembers it."""
-        if not self.remembers or message.hint not in self._hints:
-            if keep and message.hint:
-                self._hints.add(message.hint)
+        if not (self.remembers and message.hint and message.hint in self._hints):
+            self._hints.add(message.hint)
             self._log.append((route, message))
             self.stir()
 
@@ -82,7 +79,6 @@ class Bus:
         await self._news.wait()
 
     def stir(self) -> None:
-        """Wake all feeds."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -114,12 +110,11 @@ class BusTransport:
         self.bus.stir()
 
     def open(self, route: Route) -> BusLink:
-        """Open a link to the channel of a route."""
         return BusLink(self, route)
 
-    async def refusal(self, message: Outbound) -> str:  # noqa: ARG002 - of subclasses
-        """Return why a message is not stored: "", since a bus stores all."""
-        return ""
+    async def refusal(self, message: Outbound) -> str:
+        """Return why a message is not stored: "", unless it has one word."""
+        return "That word is not allowed." if b"forbidden" in message.payload else ""
 
 
 class BusLink(Link):
@@ -132,14 +127,12 @@ class BusLink(Link):
 
     @property
     def name(self) -> str:
-        """The name of the transport."""
         return self._transport.name
 
     async def close(self) -> None:
         """Close nothing: no resource is open between calls."""
 
     async def publish(self, batch: Sequence[Outbound]) -> Sequence[PublishResult]:
-        """Add each message to the bus at once, unless the transport refuses it."""
         self._check("publish")
         self._transport.offered += batch
         return [await self._publish(each) for each in batch]
@@ -172,18 +165,16 @@ class BusLink(Link):
                 self._check()
 
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Yield pages of the stored messages, ordered by timestamp, then by hash."""
         self._check("scan")
         self._transport.scans.append(since_ns)
         found = [each for each in self._bus.stored(self._route) if each.timestamp_ns >= since_ns]
         found.sort(key=lambda each: (each.timestamp_ns, each.hint))
-        for start in range(0, len(found), _PAGE):
-            yield found[start : start + _PAGE]
+        for start in range(0, len(found), MAX_QUERY_HASHES):
+            yield found[start : start + MAX_QUERY_HASHES]
             if self._transport.cuts_scans:
                 raise TransportError("The line is cut.")
 
     async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Yield the stored messages with these hashes."""
         self._check("by_hint")
         wanted = set(hints)
         found = [each for each in self._bus.stored(self._route) if each.hint in wanted]
@@ -191,7 +182,6 @@ class BusLink(Link):
             yield found
 
     async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Yield the stored messages with these message IDs."""
         self._check("by_id")
         known = self._readable()
         found = [known[entry.message_id][0] for entry in entries if entry.message_id in known]
@@ -201,7 +191,6 @@ class BusLink(Link):
     async def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """Yield the ancestors of the heads, parents first, by the order of Lamport timestamps."""
         self._check("closure")
         known, stop = self._readable(), set(known_ids)
         ids = [entry.message_id for entry in heads]
@@ -212,8 +201,8 @@ class BusLink(Link):
                 found[message_id] = known[message_id]
                 ids += [entry.message_id for entry in known[message_id][1].history]
         ordered = sorted(found.values(), key=lambda pair: pair[1].lamport or 0)
-        for start in range(0, len(ordered), _PAGE):
-            yield [message for message, _ in ordered[start : start + _PAGE]]
+        for start in range(0, len(ordered), MAX_QUERY_HASHES):
+            yield [message for message, _ in ordered[start : start + MAX_QUERY_HASHES]]
 
     def _readable(self) -> dict[str, tuple[Fetched, SdsMessage]]:
         found: dict[str, tuple[Fetched, SdsMessage]] = {}

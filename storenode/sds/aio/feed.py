@@ -10,12 +10,12 @@ recognized when they come again.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from storenode.common.backoff import Backoff
-from storenode.sds.aio.transport import FeedCursorRefusedError, FeedPage, Rotation, TransportError
+from storenode.sds.aio.transport import FeedCursorRefusedError, FeedPage, TransportError
 from storenode.sds.events import Connected, Disconnected
 from storenode.sds.limits import CATCH_UP_OVERLAP_NS, FIRST_DELAY_S, MAX_DELAY_S, SEARCH_EVERY_S
 
@@ -35,7 +35,7 @@ class ChannelFeed:
         self._participant = participant
         self._ledger = participant.ledger
         self._rotation = participant.rotation
-        self._searched = Rotation(participant.links)
+        self._to_search = deque(participant.links)
         self._search_ns: int | None = None
         self._searching = asyncio.Event()
         self.quiet = asyncio.Event()
@@ -50,13 +50,12 @@ class ChannelFeed:
             link = self._rotation.link
             try:
                 await self._follow(link)
-            except FeedCursorRefusedError as error:
-                if link.name in self._ledger.cursors:
+            except TransportError as error:
+                is_refused = isinstance(error, FeedCursorRefusedError)
+                if is_refused and link.name in self._ledger.cursors:
                     self._ledger.stand(link.name, None)
                 else:
                     await self._failed(link, error)
-            except TransportError as error:
-                await self._failed(link, error)
 
     async def _failed(self, link: Link, error: TransportError) -> None:
         if self.node is not None:
@@ -78,21 +77,19 @@ class ChannelFeed:
             await self._searching.wait()
             self._searching.clear()
             since_ns, self._search_ns = self._search_ns or 0, None
-            left_ns, pause_s = await self._search(since_ns)
-            if left_ns is None:
+            left_ns = await self._search(since_ns)
+            if left_ns is None or left_ns > since_ns:
                 backoff.reset()
-                await asyncio.sleep(SEARCH_EVERY_S)
-                continue
-            if left_ns > since_ns:
-                backoff.reset()
-            self.search(left_ns)
-            await asyncio.sleep(max(pause_s, backoff.take()))
+            if left_ns is not None:
+                self.search(left_ns)
+            await asyncio.sleep(SEARCH_EVERY_S if left_ns is None else backoff.take())
 
-    async def _search(self, since_ns: int) -> tuple[int | None, float]:
-        """Scan from a time on; return where to continue, None at the end, and after which pause."""
+    async def _search(self, since_ns: int) -> int | None:
+        """Scan from a time on; return where to continue, None at the end."""
         self.calls["scan"] += 1
+        self._to_search.rotate(-1)  # a node may have what the last one lacks
         try:
-            async with aclosing(self._searched.link.scan(since_ns)) as pages:
+            async with aclosing(self._to_search[-1].scan(since_ns)) as pages:
                 async for messages in pages:
                     refused_ns = await self._participant.take(messages)
                     if refused_ns is not None:
@@ -100,12 +97,11 @@ class ChannelFeed:
                         break
                     since_ns = max(since_ns, messages[-1].timestamp_ns)
                 else:
-                    self._searched.worked()
-                    return None, 0.0
+                    return None
         except TransportError:
-            return since_ns, self._searched.failed()
+            return since_ns
         await self._participant.relieve()
-        return since_ns, 0.0
+        return since_ns
 
     async def _follow(self, link: Link) -> None:
         cursor = self._ledger.cursors.get(link.name)

@@ -3,7 +3,8 @@
 An own message stays in the outbox until a node holds it, with its exact bytes and time: published
 again it is the same message. One that is refused gets a new time if it is old, since nodes refuse
 what is. What the core says again anyway (resends, syncs, answers) is volatile: it is dropped when
-no node takes it.
+no node takes it. A resend of what the node holds is ephemeral, so that there is one copy. One of
+what it refused, or lost with its newest commits, is stored.
 
 A node that goes away may not have passed on what it held. So the next one is given once more what
 was published lately: if it holds that already, nothing happens.
@@ -31,6 +32,7 @@ from storenode.sds.limits import (
 
 if TYPE_CHECKING:
     from storenode.sds.aio.participant import Participant
+    from storenode.sds.aio.transport import Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,6 @@ class OutboxPublisher:
         self._rotation = Rotation(participant.links)
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
-        self._refusals: set[str] = set()
         self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
 
     def offer(self, message_id: str) -> None:
@@ -76,11 +77,7 @@ class OutboxPublisher:
             kept = [item for item in self._volatile if item.reason is not BroadcastReason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
         time_ns = self._participant.clock() if timestamp_ns is None else timestamp_ns
-        # What was refused for good no node holds: the others may store what is sent again.
-        is_refused = (
-            broadcast.reason is BroadcastReason.RESEND and broadcast.message_id in self._refusals
-        )
-        outbound = Outbound(sealed, time_ns, broadcast.passes and not is_refused)
+        outbound = Outbound(sealed, time_ns, broadcast.passes)
         own = timestamp_ns is not None
         self._volatile.append(_Item(broadcast.message_id, broadcast.reason, outbound, own))
         self._news.set()
@@ -93,6 +90,7 @@ class OutboxPublisher:
                 await self._news.wait()
             link = self._rotation.link
             try:
+                await self._keep_unheld(link, items)
                 verdicts = await link.publish([item.outbound for item in items])
                 if len(items) != len(verdicts):
                     raise TransportError("A node answered what was not published.")
@@ -102,14 +100,23 @@ class OutboxPublisher:
                 await asyncio.sleep(self._rotation.failed())
                 if self._rotation.link is not link:
                     since_ns = self._participant.clock() - REPUBLISH_NS
-                    lately = [
-                        each for each in self._lately if each.outbound.timestamp_ns >= since_ns
-                    ]
-                    self._volatile.extend(lately)
+                    self._volatile.extend(
+                        item for item in self._lately if item.outbound.timestamp_ns >= since_ns
+                    )
             else:
                 self._rotation.worked()
                 self._participant.trouble("publishing", None)
                 self._settle(items, verdicts)
+
+    async def _keep_unheld(self, link: Link, items: Sequence[_Item]) -> None:
+        """Let a node store the resends of messages that it does not hold."""
+        resends = [item for item in items if item.reason is BroadcastReason.RESEND]
+        entries = [self._ledger.core.log.recent(item.message_id) for item in resends]
+        hints = [entry.hint for entry in entries if entry is not None and entry.hint]
+        stored = await link.holds(hints) if hints else set()
+        for item, entry in zip(resends, entries, strict=True):
+            is_stored = entry is None or entry.hint in stored
+            item.outbound = replace(item.outbound, ephemeral=is_stored)
 
     def _next_items(self) -> list[_Item]:
         """Return what goes into the next request: the outbox in order, then the volatile."""
@@ -151,11 +158,8 @@ class OutboxPublisher:
     def _stored(self, item: _Item, hint: bytes) -> Sequence[Any]:
         if item.reason is BroadcastReason.CONTENT:
             self._ledger.settle(item.message_id)
-        if (
-            item.reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND)
-            and not item.outbound.ephemeral
-        ):
-            self._refusals.discard(item.message_id)
+        is_own = item.reason in (BroadcastReason.CONTENT, BroadcastReason.RESEND)
+        if is_own and not item.outbound.ephemeral:
             self._lately.append(_Item(item.message_id, BroadcastReason.REPAIR, item.outbound))
             return self._ledger.note(self._ledger.core.published(item.message_id, hint))
         if item.reason is BroadcastReason.REPAIR:
@@ -170,6 +174,4 @@ class OutboxPublisher:
             self._ledger.restamp(message_id, now_ns)
             return (Ready(message_id),)
         self._ledger.settle(message_id)
-        self._refusals &= self._ledger.core.outgoing.by_id.keys()
-        self._refusals.add(message_id)
         return (NotStored(message_id, reason),)

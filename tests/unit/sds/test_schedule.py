@@ -594,6 +594,15 @@ def test_an_answer_is_the_message_itself() -> None:
     assert of(Recall, me.tick(NOW + 499, make_rng())) == [], "it was answered a moment ago"
 
 
+def test_a_request_that_comes_while_its_answer_is_read_is_answered_with_it() -> None:
+    me, old = channel("me", repair=QUICK_REPAIR), wire("old", sender="bob")
+    take(me, old, wire("ask", content=None, sender="carol", asks=["old"]))
+    assert of(Recall, me.tick(NOW + 400, make_rng()))
+    take(me, wire("again", content=None, sender="carol", asks=["old"]), now=NOW + 600)
+    assert of(RepairAnswered, me.recalled([decode_message(old)]))
+    assert of(Recall, me.tick(NOW + 5_000, make_rng())) == []
+
+
 def test_anothers_request_puts_ours_off() -> None:
     me = channel(repair=QUICK_REPAIR)
     take(me, wire("b", after=[Entry("a", b"h", "bob")]))

@@ -595,7 +595,7 @@ CONFIG = ChannelConfig("room", "alice", resend_ms=3_600_000, resend_possible_ms=
 
 
 class Strict(BusTransport):
-    """A bus that refuses, like a node, what is more than 20 seconds old, and one word."""
+    """A bus that refuses, like a node, what is more than 20 seconds old."""
 
     now_ns = START_NS
     is_silent = False
@@ -603,9 +603,8 @@ class Strict(BusTransport):
     async def refusal(self, message: Outbound) -> str:
         if self.is_silent:
             await asyncio.Event().wait()
-        if b"forbidden" in message.payload:
-            return "That word is not allowed."
-        return "It is too old." if self.now_ns - message.timestamp_ns > 20 * S else ""
+        is_old = self.now_ns - message.timestamp_ns > 20 * S
+        return "It is too old." if is_old else await super().refusal(message)
 
 
 async def test_what_was_away_for_too_long_is_published_with_a_new_time(tmp_path: Path) -> None:
@@ -648,6 +647,16 @@ async def test_refused_messages_are_reported_and_stay_in_the_log() -> None:
         assert len(strict.offered) == 1
         assert alice.status.unpublished == 0
         assert [m.message_id for m in await alice.log()] == [said]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_resend_is_stored_unless_its_message_is(is_stored: bool) -> None:
+    transport, config = Bus(remembers=is_stored).transport(), replace(CONFIG, resend_ms=200)
+    async with joined(transport, "alice", config=config) as alice, asyncio.timeout(PATIENCE_S):
+        await alice.send(b"hello")
+        while len(transport.offered) < 2:
+            await transport.bus.news()
+        assert [each.ephemeral for each in transport.offered] == [False, is_stored]
 
 
 async def test_a_channel_that_was_left_says_so() -> None:
@@ -922,10 +931,11 @@ def test_a_search_is_tried_again_until_it_is_complete(
     assert (tuple(receiver.came), store.scans) == (MESSAGES, scans)
 
 
-def test_a_search_goes_to_the_next_node_at_once() -> None:
-    silent, store, receiver = ScannedStore(*[0] * 100), ScannedStore(), Receiver()
-    searched([silent, store], receiver, 60, 10)
-    assert (silent.scans, store.scans, tuple(receiver.came)) == ([10], [10], MESSAGES)
+@pytest.mark.parametrize(("failures", "refusals", "then_ns"), [(100, 0, 10), (0, 1, 50)])
+def test_a_search_goes_to_the_next_node(failures: int, refusals: int, then_ns: int) -> None:
+    one, two = ScannedStore(*[0] * failures), ScannedStore()
+    searched([one, two], receiver := Receiver(MESSAGES[4], until=refusals), 60, 10)
+    assert (one.scans, two.scans, tuple(receiver.came)) == ([10], [then_ns], MESSAGES)
 
 
 def test_a_search_that_cannot_succeed_is_tried_every_few_seconds() -> None:

@@ -43,7 +43,6 @@ from storenode.sds.aio.reliable import (
 )
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import SqliteState, StateBatch, StateError, StateTakenError
-from storenode.sds.aio.transport import Outbound
 from storenode.sds.bloom import FilterShape
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
@@ -63,7 +62,7 @@ from storenode.sds.limits import MAX_CANDIDATES, MAX_SETS
 from storenode.sds.log import Key, MessageLog
 from storenode.sds.segments import Revision, Segment, SegmentSet, content_hash, read_segment, split
 from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
-from tests.support.bus import PATIENCE_S, ROUTE, Bus, BusTransport, fetched, has, joined, now_ms
+from tests.support.bus import PATIENCE_S, ROUTE, Bus, fetched, has, joined, now_ms
 from tests.unit.sds.worlds import SMALL, grows_when_written, wire
 
 START_NS = 1_763_625_600_000_000_000
@@ -645,18 +644,11 @@ async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
             assert [each.content.content for each in came] == [b"0123456789" * 100, b"next"]
 
 
-class Refusing(BusTransport):
-    """A bus that does not take one word."""
-
-    async def refusal(self, message: Outbound) -> str:
-        return "That word is not allowed." if b"forbidden" in message.payload else ""
-
-
 async def test_what_no_node_takes_and_what_no_participant_acknowledges_is_reported() -> None:
     config = ChannelConfig("room", "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
     async with (
         asyncio.timeout(PATIENCE_S),
-        ReliableChannel.join(Refusing(Bus()), "room", "alice", config=config) as alice,
+        ReliableChannel.join(Bus().transport(), "room", "alice", config=config) as alice,
     ):
         reported, ends = alice.events(), alice.events()
         with pytest.raises(ArgumentError, match="content is str, not bytes"):

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -52,10 +51,10 @@ class Recorder:
                 if made.__module__.partition(".")[0] in _PROJECT:
                     self._dataclasses.add(made)
 
-    def count(self, *names: str) -> None:
-        """Count events while recording is switched on."""
+    def count(self, name: str) -> None:
+        """Count an event while recording is switched on."""
         if self._codes is not None:
-            self._counts.update(names)
+            self._counts[name] += 1
 
     def serve(self, path: str) -> None:
         """Serve the one connection to a socket until it ends."""
@@ -81,8 +80,6 @@ def record_statements(recorder: Recorder) -> None:
     for cursor in (psycopg.Cursor, psycopg.AsyncCursor):
         for name in ("execute", "executemany", "copy", "stream"):
             _wrap(cursor, name, lambda cursor, query: _count_statement(recorder, cursor, query))
-    statement = vars(import_module("store.db.insert"))["_Statement"]
-    _wrap(statement, "fetch", lambda *_: recorder.count("statements", "commits"))
     for connection in (psycopg.Connection, psycopg.AsyncConnection):
         connect = vars(connection)["connect"].__func__
         counting = _counting(connect, lambda *_: recorder.count("connections"))

@@ -21,21 +21,15 @@ Format"), in the order of each table's primary key.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import struct
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import islice
-from operator import itemgetter
 from typing import Final
-from weakref import WeakSet
 
 import numpy as np
-from psycopg import errors as pg
-from psycopg import pq
-from psycopg.generators import execute
 
 from store.db import arrays
 from store.db.buckets import pack
@@ -67,8 +61,6 @@ MAX_REMEMBERED_TOPICS: Final = 65_536
 MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """The time after which the server ends the transaction of a node that is silent between taking its
 place and COMMIT, which blocks all other commits. The node's next attempt stores the batch."""
-
-_PARAMETER: Final = re.compile(r"%\((\w+)\)b")
 
 _IF_STORED: Final = " join stored using (ts, hash)"
 _DESCRIBED: Final = f", described as ({SQL.sds.insert_sds.format(stored=_IF_STORED)} returning 1)"
@@ -119,42 +111,6 @@ class CommitPart:
 
 class AlreadyStoredError(Exception):
     """A batch of which every message is stored already."""
-
-
-class _Statement:
-    """A statement that is executed without a cursor, which costs as much as three of these.
-
-    Its parameters, ``%(name)b``, are bytes in Postgres's binary format, and so are its results.
-    """
-
-    def __init__(self, name: str, statement: str) -> None:
-        names = list(dict.fromkeys(_PARAMETER.findall(statement)))
-        self._name, self._values = name.encode(), itemgetter(*names)
-        text = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
-        self._text, self._formats = text.encode(), [pq.Format.BINARY] * len(names)
-        self._prepared = WeakSet[Connection]()
-
-    async def fetch(self, connection: Connection, given: Mapping[str, bytes]) -> pq.abc.PGresult:
-        """Execute the statement; no transaction may be open."""
-        pgconn = connection.pgconn
-        if connection not in self._prepared:
-            pgconn.send_prepare(self._name, self._text)
-            await _result(connection)
-            self._prepared.add(connection)
-        pgconn.send_query_prepared(self._name, self._values(given), self._formats, pq.Format.BINARY)
-        try:
-            return await _result(connection)
-        except pg.InvalidSqlStatementName:  # psycopg drops all statements after a rollback
-            self._prepared.discard(connection)
-            return await self.fetch(connection, given)
-
-
-async def _result(connection: Connection) -> pq.abc.PGresult:
-    results: list[pq.abc.PGresult] = await connection.wait(execute(connection.pgconn))
-    for result in results:  # after the rows, the error of a commit that failed
-        if result.status == pq.ExecStatus.FATAL_ERROR:
-            raise pg.error_from_result(result, connection.info.encoding)
-    return results[0]
 
 
 def join(batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -269,27 +225,26 @@ async def insert_at_once(
         AlreadyStoredError: all messages are stored already.
         psycopg.errors.NotNullViolation: some messages are stored already; nothing was written.
     """
-    parameters = await _lay_out(parts) | (unread or {}) | {"notice": notice.encode()}
+    parameters = await _lay_out(parts) | (unread or {}) | {"notice": notice}
     statement = _at_once(with_sds="s_key" in parameters, with_unread=unread is not None)
-    result = await statement.fetch(connection, parameters)
-    if not result.ntuples:
+    cursor = await connection.execute(statement, parameters, binary=True)
+    rows = await cursor.fetchall()
+    if not rows:
         raise AlreadyStoredError
-    rows = [[result.get_value(n, at) or b"" for at in range(3)] for n in range(result.ntuples)]
-    _note_positions(parts, [map(partial(int.from_bytes, signed=True), row) for row in rows])
+    _note_positions(parts, rows)
 
 
 @cache
-def _at_once(*, with_sds: bool, with_unread: bool) -> _Statement:
+def _at_once(*, with_sds: bool, with_unread: bool) -> str:
     parts = {"described": _DESCRIBED} if with_sds else {}
     parts |= {"tracked": _TRACKED} if with_unread else {}
     written = "".join(
         f", (select count(*) from {name}) as {name}_rows" for name in ("located", *parts)
     )
-    return _Statement(
-        "_".join(["insert", *parts]),
+    return (
         SQL.messages.insert_messages
         + "".join(parts.values())
-        + SQL.commits.insert_at_once.format(written=written),
+        + SQL.commits.insert_at_once.format(written=written)
     )
 
 
@@ -305,7 +260,7 @@ async def find_committed(connection: Connection, part: CommitPart) -> None:
     part.new = batch.select([n for n, each in enumerate(batch.hashes) if (each,) in stored])
 
 
-async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, bytes]:
+async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, object]:
     batch = join([part.new for part in parts])
     sizes = [len(part.new) for part in parts]
     given = _commits(parts) | {
@@ -317,7 +272,7 @@ async def _lay_out(parts: Sequence[CommitPart]) -> dict[str, bytes]:
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "part": arrays.bigints([n for n, size in enumerate(sizes, 1) for _ in range(size)]),
-        "parts": arrays.BinaryArray(len(sizes).to_bytes(8)),
+        "parts": len(sizes),
     }
     return given | await lay_out_sds(batch) if batch.sds else given
 
@@ -344,8 +299,7 @@ async def assign_commit_position(
     The transaction must commit right after. ``notice``: the payload of its notification.
     """
     new = [part for part in parts if part.new.hashes]
-    parameters: dict[str, object] = {
-        **_commits(new),
+    parameters = _commits(new) | {
         "notice": notice,
         "batch": arrays.bigints([part.batch_id for part in new]),
         "idle": f"{MAX_IDLE_IN_PLACE_MS}ms",
@@ -353,12 +307,12 @@ async def assign_commit_position(
     _note_positions(new, await fetch_rows(connection, SQL.commits.insert_commits, parameters))
 
 
-def _commits(parts: Sequence[CommitPart]) -> dict[str, bytes]:
+def _commits(parts: Sequence[CommitPart]) -> dict[str, object]:
     """Return the parameters of the commits of parts."""
     new = [part.new for part in parts]
     topics = [part.listed_topics for part in parts]
     return {
-        "commit_order": arrays.BinaryArray(COMMIT_ORDER.to_bytes(8)),
+        "commit_order": COMMIT_ORDER,
         "token": arrays.bigints([part.token for part in parts]),
         "given": arrays.bigints([len(each) for each in new]),
         "min_ts": arrays.bigints([min(each.timestamps) for each in new]),

@@ -72,7 +72,7 @@ select position, batch from storenode.commits where token = %b::bigint
 -- insert_at_once --
 , placed as materialized (
     select pg_advisory_xact_lock(%(commit_order)b::bigint),
-           pg_notify('storenode_feed', %(notice)b::text)
+           pg_notify('storenode_feed', %(notice)s)
     from (select count(*) as added from stored) as total{written}
     where added > 0
 )

@@ -61,6 +61,7 @@ class AsyncPublisher:
         self._strict = strict
         self._room = asyncio.Semaphore(max_pending)
         self._pending_bytes = 0
+        self._turn = asyncio.Lock()
         self._waiting: deque[_Item] = deque()
         self._sent: deque[list[_Item]] = deque()
         self._pending: set[asyncio.Future[Published]] = set()
@@ -106,8 +107,9 @@ class AsyncPublisher:
         size_bytes = encoded.ByteSize()
         await self._room.acquire()  # in order: each place that is free wakes one sender
         try:
-            while self._pending and self._pending_bytes + size_bytes > MAX_PENDING_BYTES:
-                await self._change()
+            async with self._turn:  # in order, too: a change wakes the first one only
+                while self._pending and self._pending_bytes + size_bytes > MAX_PENDING_BYTES:
+                    await self._change()
             if self._task is None or self._closing or self._task.done():
                 raise self._failure or ClientClosedError(_CLOSED)
         except BaseException:

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import coroutine
 from typing import Any, Final
@@ -360,16 +361,18 @@ async def test_senders_wait_for_room_in_bytes(
 ) -> None:
     limit_bytes = 2 * MESSAGE.encode().ByteSize()
     monkeypatch.setattr("storenode.client.publisher.MAX_PENDING_BYTES", limit_bytes)
-    pending = list[int]()
+    large, pending, sent = replace(MESSAGE, payload=bytes(limit_bytes)), list[int](), list[int]()
 
-    async def send() -> None:
-        await some.send(MESSAGE)
+    async def send(number: int) -> None:
+        await some.send(large if number % 3 == 1 else MESSAGE)
         pending.append(len(some._pending))
+        sent.append(number)
 
     client = AsyncClient(await nodes.serve(live))
     async with client, client.publisher() as some:
-        await asyncio.gather(*(send() for _ in range(20)))
+        await asyncio.gather(*(send(number) for number in range(20)))
     assert max(pending) == 2
+    assert sent == sorted(sent)
 
 
 async def test_an_answer_that_is_collected_is_bounded(

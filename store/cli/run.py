@@ -69,7 +69,7 @@ def check_config(**options: Any) -> int:  # noqa: ANN401 - the options, by name
 
     Takes the options of `storenode run`, also from STORENODE_... and from the table [run] of
     --config. Reads files, certificates and tokens, tries the addresses, connects to the database
-    and checks its schema, and whether retention would be held. It may run beside the node, whose
+    and checks its schema, and what retention would drop. It may run beside the node, whose
     addresses are not tried then. Prints a sentence for each problem; the exit code is 1 if there is
     one.
     """

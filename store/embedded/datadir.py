@@ -26,7 +26,6 @@ from store.embedded.process import (
     ON_LINUX,
     EmbeddedPostgresError,
     Launch,
-    ProgramFailedError,
     command_line,
     give_to_owner_of,
     sync_directory,
@@ -306,12 +305,6 @@ def make_cluster(data: DataDir, launch: Launch, programs: Installation) -> None:
                 "fsync=off",
             )
             (cluster / "pg_hba.conf").write_text(_HBA)
-            # Without LZ4 it would be pglz, at ten times the cost; pages of hashes do not shrink.
-            question = [programs.program("postgres"), "-C", "wal_compression", "-D", inside.path]
-            lz4 = "wal_compression=lz4"
-            with suppress(ProgramFailedError), (cluster / "postgresql.conf").open("a") as settings:
-                inside.run([*question, "-c", lz4])
-                settings.write(f"{lz4}\n")
             inside.run([*initdb, "--sync-only", *at_once])
         # The password first: a cluster without one would be of no use.
         data.write_password(password)
@@ -345,11 +338,7 @@ def remove_leftovers(data: DataDir) -> None:
 
 def _run_sql(inside: Launch, programs: Installation, sql: str, *settings: str) -> None:
     # A statement that fails must neither be passed over nor be logged with its password.
-    usual = (
-        "exit_on_error=on",
-        "log_min_error_statement=panic",
-        "password_encryption=scram-sha-256",
-    )
+    usual = "exit_on_error=on", "log_min_error_statement=panic", "password_encryption=scram-sha-256"
     command = [programs.program("postgres"), "--single", "-D", inside.path]
     command += [part for each in (*usual, *settings) for part in ("-c", each)]
     inside.run([*command, "postgres"], stdin=sql)

@@ -392,7 +392,15 @@ class EmbeddedPostgres:
         else:
             clear_predecessor(data, self._emit)
         self._password = data.read_password() or reset_password(data, launch, installation)
-        return partial(ServerProcess, data, account, installation, self._settings)
+        # Without LZ4 it would be pglz, at ten times the cost; pages of hashes do not shrink. Not in
+        # postgresql.conf: a build without LZ4, which may come later, would not start by that.
+        lz4, settings = "wal_compression=lz4", self._settings
+        question = [installation.program("postgres"), "-C", "wal_compression", "-c", lz4]
+        with contextlib.suppress(ProgramFailedError):
+            # Only with -C as its first argument does Postgres answer root too.
+            launch._replace(account=None).run([*question, "-D", str(data.cluster)])
+            settings = {"wal_compression": "lz4", **settings}
+        return partial(ServerProcess, data, account, installation, settings)
 
     def _keep(self, launch: _Launcher) -> None:
         """Run one server after the other until the keeper must stop or the first does not start."""

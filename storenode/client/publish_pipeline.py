@@ -34,11 +34,7 @@ class PublishPipeline:
     """A run through a source of requests, over as many calls as it takes."""
 
     def __init__(
-        self,
-        nodes: Nodes,
-        retry: Retry,
-        timeout_s: float | None,
-        open_call: Callable[[Node], Call],
+        self, nodes: Nodes, retry: Retry, timeout_s: float | None, open_call: Callable[[Node], Call]
     ) -> None:
         self._nodes = nodes
         self._retry = retry

@@ -94,9 +94,7 @@ def test_a_page_publishes_reads_and_follows(
     assert page.complaints() == []
 
 
-def test_a_page_gets_the_reason_of_a_failed_call(
-    client: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_page_gets_the_reason_of_a_failed_call(client: Callable[..., dict[str, Any]]) -> None:
     for asked, code, sentence in (
         (("query", ""), "Unauthenticated", "carries no token"),
         (("query", "forged"), "Unauthenticated", "is not known"),

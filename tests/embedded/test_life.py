@@ -25,7 +25,7 @@ import pytest
 from chaos.ports import ReservedPort
 from store.embedded import EmbeddedPostgres, EmbeddedPostgresError, binaries, process, running_url
 from store.embedded import supervisor as supervisor_module
-from store.embedded.datadir import DataDir
+from store.embedded.datadir import DataDir, make_cluster
 from store.embedded.process import (
     MAX_REASON_CHARS,
     Launch,
@@ -117,6 +117,20 @@ def test_the_settings_are_those_of_a_durable_store(served: Served) -> None:
     assert _one(server.url, collation) == ("C",)
     (compression,) = _one(server.url, "show wal_compression")
     assert compression in {"lz4", "off"}
+
+
+def test_a_cluster_starts_with_programs_that_lack_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accept(launch: Launch, command: Sequence[str], **options: Any) -> str:  # noqa: ANN401
+        return "" if "-C" in command else run(launch, command, **options)
+
+    run, data = Launch.run, DataDir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "run", accept)
+        make_cluster(data, Launch(binaries.account_for(data.cluster)), binaries.choose(None))
+    with EmbeddedPostgres(tmp_path) as server:
+        insert(server.url, 1)
 
 
 def test_the_role_owns_its_database_and_nothing_else(served: Served) -> None:

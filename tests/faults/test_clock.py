@@ -87,9 +87,7 @@ class Node:
             return (await follower.until_live()).hashes
 
 
-async def test_a_leap_of_a_year_drops_nothing_until_it_has_lasted_a_day(
-    database_url: str,
-) -> None:
+async def test_a_leap_of_a_year_drops_nothing_until_it_has_lasted_a_day(database_url: str) -> None:
     async with Node().opened(database_url) as node:
         # First, since a commit shows the maintenance that the time has been reached.
         sent = [await node.publish(1)]

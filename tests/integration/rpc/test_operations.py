@@ -212,8 +212,7 @@ async def test_a_failure_has_a_request_id_and_one_line_in_the_log(
     async with serve(database_url) as node:
         for given, kept in (("my-request.7", True), ("x" * 65, False), ("a b", False)):
             call = node.channel.unary_unary(STORE + "Publish")(
-                b"\xff",
-                metadata=(("x-request-id", given), ("authorization", "Bearer top-secret")),
+                b"\xff", metadata=(("x-request-id", given), ("authorization", "Bearer top-secret"))
             )
             code, sentence = await failure(call)
             assert code is grpc.StatusCode.INVALID_ARGUMENT

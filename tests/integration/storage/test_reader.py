@@ -9,12 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product

@@ -150,9 +150,7 @@ async def test_a_lock_that_stops_publishing_stops_the_canary_and_is_named(
 ONE_FOR_SCANS = replace(SETTINGS, bulk_connections=1)
 
 
-async def test_scans_without_a_connection_fail_and_delay_no_other_call(
-    database_url: str,
-) -> None:
+async def test_scans_without_a_connection_fail_and_delay_no_other_call(database_url: str) -> None:
     wanted = PageRequest(TopicFilter(), None, 0, NOW + 1, None, True, 0, True)
     async with running(database_url, ONE_FOR_SCANS) as node:
         batch = random_batch(random.Random(1), 20, [NOW])

@@ -144,8 +144,7 @@ def is_calendar_unit(bounds: Bounds) -> bool:
 @given(
     st.lists(
         st.tuples(
-            clocks,
-            st.lists(st.tuples(st.booleans(), st.integers(1, 40_000 * 24)), max_size=8),
+            clocks, st.lists(st.tuples(st.booleans(), st.integers(1, 40_000 * 24)), max_size=8)
         ),
         max_size=6,
     )

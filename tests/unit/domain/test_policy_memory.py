@@ -61,9 +61,7 @@ operations = st.lists(
 
 
 @given(operations)
-def test_what_is_left_is_the_newest_of_each_peer(
-    todo: list[tuple[str, str, list[int]]],
-) -> None:
+def test_what_is_left_is_the_newest_of_each_peer(todo: list[tuple[str, str, list[int]]]) -> None:
     memory, added = PolicyMemory(limit=LIMIT), {peer: list[int]() for peer in "pqr"}
     full = False
     for what, peer, numbers in todo:

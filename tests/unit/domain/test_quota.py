@@ -123,9 +123,7 @@ def test_new_limits_hold_at_once_and_calls_stay_counted() -> None:
         max_size=80,
     )
 )
-def test_counts_agree_with_a_list_of_calls(
-    steps: list[tuple[str, int, CallKind, int]],
-) -> None:
+def test_counts_agree_with_a_list_of_calls(steps: list[tuple[str, int, CallKind, int]]) -> None:
     quota, now_ns = Quota(max_strangers=3, max_calls=4, max_streams=3), 0
     running: list[tuple[Account, CallKind]] = []
     for action, who, kind, pause_ns in steps:

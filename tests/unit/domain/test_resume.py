@@ -157,8 +157,7 @@ async def test_a_broken_scan_goes_on_at_the_next_peer_by_time(
 
 @pytest.mark.parametrize("served", [True, False])
 async def test_the_only_peer_goes_on_after_the_last_page(
-    served: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = PeerError("gone") if served else CursorOutOfRangeError("unknown")
     world = World([[MIDDLE, error], [NOW]], peers=PEERS[:1])
@@ -203,8 +202,7 @@ async def test_a_page_whose_messages_have_other_hashes_ends_the_scan(
 
 @pytest.mark.parametrize("error", [True, False])
 async def test_after_a_peer_that_was_off_each_other_is_asked_once(
-    error: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    error: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = NOW - GAP + NS_PER_S
     rest: list[list[Step]] = [[PeerError("down")] if error else [] for _ in range(9)]

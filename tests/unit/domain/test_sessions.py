@@ -207,8 +207,7 @@ def test_all_nodes_of_a_store_are_one_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "store", "kind"),
-    [("m", "store-x", SELF), ("x", "store-m", SAME_STORE)],
+    ("node", "store", "kind"), [("m", "store-x", SELF), ("x", "store-m", SAME_STORE)]
 )
 def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: str) -> None:
     sessions = _Registry()

@@ -441,7 +441,7 @@ class KnownTopics:
             else:
                 lowers = map(partitions.coarse_lower, batch.timestamps)
                 used = set(zip(lowers, batch.topic_keys, strict=True))
-            unnamed = used - self._known.keys()
+            unnamed = (each for each in used if each not in self._known)
             rows |= {(key, lower, *batch.topics[key]) for lower, key in unnamed}
         if rows:
             await insert_topics(connection, rows)

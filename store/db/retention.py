@@ -264,8 +264,7 @@ async def read_agreed(connection: Connection) -> RetentionPolicy | None:
 
 async def agree(connection: Connection, policy: RetentionPolicy) -> None:
     """Let the store agree to limits; raises `psycopg.Error`."""
-    given = {"age": policy.age_ns or 0, "size": policy.size_bytes or 0}
-    await connection.execute(SQL.stores.agree, given)
+    await connection.execute(SQL.stores.agree, (policy.age_ns or 0, policy.size_bytes or 0))
 
 
 async def reopen(connection: Connection, horizon_ns: int) -> None:

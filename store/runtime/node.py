@@ -36,12 +36,7 @@ from store.domain.admission import Admission
 from store.domain.coverage import Coverage
 from store.domain.environment import Environment
 from store.domain.hub import CommitRow, OwnCommits, Place
-from store.domain.ports import (
-    PUBLISHED,
-    NotServingError,
-    PeerAddress,
-    Source,
-)
+from store.domain.ports import PUBLISHED, NotServingError, PeerAddress, Source
 from store.domain.unread import Confirmations
 from store.embedded.process import is_full_disk
 from store.gossip.driver.confirmations import ConfirmationWaits
@@ -387,8 +382,7 @@ class NodeRuntime:
             self._confirmations = SharedConfirmations(self.unread, GossipReads(self.database))
             return
         transport = GossipTransport(
-            self._connector,
-            lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP),
+            self._connector, lambda: Admission(self.policy.current(), time.time_ns(), Source.GOSSIP)
         )
         driver = self.gossip = GossipDriver(
             lambda count: Gossip(self.identity.store_id, config.max_confirms, count=count),
@@ -454,10 +448,7 @@ class NodeRuntime:
         assert self._monitor is not None
         ports = {int(each.address.rpartition(":")[2]) for each in listeners.values()}
         limiter = ConnectionLimiter(ports, config.max_connections_per_host)
-        work = {
-            "database monitor": self._monitor.run,
-            "unfinished requests": context.arrivals.run,
-        }
+        work = {"database monitor": self._monitor.run, "unfinished requests": context.arrivals.run}
         # Seconds between two rounds of each work: requests read in between what the last one found.
         every: list[tuple[int, str, Callable[[], object]]] = [
             (5, "connections", limiter.enforce),

@@ -49,15 +49,17 @@ async def agree_on_retention(connection: Connection, config: NodeConfig, now_ns:
         psycopg.Error: The database refused.
     """
     policy = retention_policy(config)
-    excess = (await review(connection, policy, now_ns)).excess
-    if excess is not None and not config.retention_confirm:
+    found = await review(connection, policy, now_ns)
+    if (excess := found.excess) is not None and not config.retention_confirm:
         raise WrongConfigurationError(
             f"--retention or --retention-size would drop {excess.days:,.0f} days,"
             f" {excess.share:.0%} of the messages, that the store has agreed to keep: correct it,"
             " or confirm it by --retention-confirm at one start, or `storenode db retention"
             " --apply`."
         )
-    await agree(connection, policy)
+    # Where nothing changes, a database that takes no writes just now serves reads.
+    if found.agreed != RetentionPolicy(config.retention, config.retention_size):
+        await agree(connection, policy)
 
 
 class PolicySource:

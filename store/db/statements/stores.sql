@@ -61,9 +61,8 @@ update storenode.store set horizon_ns = least(horizon_ns, %s)
 -- agree --
 -- Set the limits of retention that the store has agreed to. A standby need not have them: what a
 -- failover loses is agreed to, or asked for, once more.
-update storenode.store set retention_ns = %(age)s, retention_bytes = %(size)s
+update storenode.store set retention_ns = %s, retention_bytes = %s
 from (select set_config('synchronous_commit', 'local', true)) as committing
-where (retention_ns, retention_bytes) is distinct from (%(age)s::bigint, %(size)s::bigint)
 
 -- read_online --
 -- When a node was last online, in nanoseconds.

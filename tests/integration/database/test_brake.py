@@ -55,7 +55,6 @@ async def test_agreed_limits_drop_at_once_and_their_horizon_can_be_lowered(
     connection: Connection,
 ) -> None:
     await agree(connection, days(2))
-    await agree(connection, days(2))
     assert await read_agreed(connection) == days(2)
     due = (await review(connection, days(2), NOW)).due
     assert due is not None

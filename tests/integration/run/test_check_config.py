@@ -16,6 +16,7 @@ from tests.support.node import running_node
 LISTENERS = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
 
 Check = Callable[..., tuple[object, list[str]]]
+READ_ONLY = "alter role storenode in database {} set default_transaction_read_only = on"
 
 
 @pytest.fixture
@@ -148,9 +149,9 @@ def test_limits_that_the_store_has_not_agreed_to_are_refused_by_both(
     for sentence in (line, ended.sentence):
         assert "would drop 31 days, 100% of the messages, that the store has agreed" in sentence
     assert check(*options, "--retention", "30m", "--retention-confirm")[0] == 0
-
-
-READ_ONLY = "alter role storenode in database {} set default_transaction_read_only = on"
+    with psycopg.connect(database_url) as connection:
+        connection.execute(READ_ONLY.format(connection.info.dbname).encode())
+    assert check(*options, "--retention", "off")[0] == 0, "what is agreed is not written again"
 
 
 @pytest.mark.parametrize(

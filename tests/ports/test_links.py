@@ -54,7 +54,7 @@ def simulated(contract: Contract, _: str) -> None:
             node.boot()
         member = world.members[0]
         link = GroupLink(member, Life(), world.nodes[0].name)
-        tried = world.loop.begin(None, contract(link, member.clock.unix_ns(), b"other:1"))
+        tried = world.loop.begin(None, contract(link, member.clock.unix_ns(), b"1:1"))
         while not tried.done():
             assert world.timeline.step()
         tried.result()

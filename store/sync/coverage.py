@@ -44,18 +44,13 @@ _CHANGED_EVERY_NS: Final = MINUTE_NS
 _REPEATED_EVERY_NS: Final = HOUR_NS
 """Statements that have changed, or only repeat others at a later time, are written this often."""
 
-
 Measured = tuple[Comparison, Sums | Callable[[], Awaitable[Sums]], object]
 """A comparison of a session, the sums of the spans that it may make statements about, or a read of
 them, and the finding of a session that has found both sides equal; None: of another one."""
 
 
 async def measure(
-    view: StoredView,
-    report: SessionReport,
-    result: Result,
-    side: Reconciliation,
-    now_ns: int,
+    view: StoredView, report: SessionReport, result: Result, side: Reconciliation, now_ns: int
 ) -> Measured | None:
     """Measure what a session has compared, before anything is transferred.
 

@@ -69,11 +69,7 @@ from store.domain.view import Span
 from store.sync.errors import SILENT, Fault, ProtocolBrokenError, SessionFaultError, shown
 from store.sync.frames import compact_bytes, is_session_id, parse_reconcile
 from store.sync.index.views import StoredView, at, in_thread_if, worked_through
-from store.sync.limits import (
-    MAX_OFFER_PAYLOAD_BYTES,
-    THREADED_PAYLOAD_BYTES,
-    THREADED_ROWS,
-)
+from store.sync.limits import MAX_OFFER_PAYLOAD_BYTES, THREADED_PAYLOAD_BYTES, THREADED_ROWS
 from store.sync.peers import FrameStream
 from store.sync.session.registry import PeerSession
 from store.sync.session.report import ContentConflict
@@ -229,7 +225,8 @@ class Reconciliation:
         own, theirs = self.own, self.theirs
         if own is not None and theirs is not None and theirs.keyed_sum:
             key = own.nonce + theirs.nonce
-            if total is None or frame.ranges_data or theirs.keyed_sum != _keyed(total, key):
+            is_same = theirs.compared_from == own.compared_from and not frame.ranges_data
+            if total is None or not is_same or theirs.keyed_sum != _keyed(total, key):
                 raise ProtocolBrokenError("the peer's keyed sum is not that of what is here")
             return self._equal(total)
         if side is None or frame.refusal or not self._extension.compact_frame or theirs is None:
@@ -351,6 +348,7 @@ class Reconciliation:
         has_search = is_last and (is_search or (is_answer and size_bytes > 0))
         _require(first or not extension.nonce, "a nonce after its first frame")
         _require(first or not extension.keyed_sum, "a keyed sum after its first frame")
+        _require(len(extension.keyed_sum) in (0, DIGEST_BYTES), "a keyed sum of another size")
         _require(has_sum or not size_bytes, "a sum before its last frame")
         _require(size_bytes in (0, DIGEST_BYTES), f"a sum of {size_bytes} bytes")
         _require(has_search or not extension.HasField("search"), "a search before sums that differ")

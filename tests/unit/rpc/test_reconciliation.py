@@ -413,11 +413,9 @@ async def test_equal_sides_take_one_frame_each_unless_one_is_older(older: tuple[
         assert side.report.peer_count == len(side.ids)
 
 
-@pytest.mark.parametrize("memory_start", [None, FLOOR])
-async def test_a_side_that_has_not_all_in_memory_sends_no_keyed_sum(
-    memory_start: SyncId | None,
-) -> None:
-    pair = Side(some(300, 1), memory_start=memory_start), Side(some(300, 1))
+@pytest.mark.parametrize("start", [None, FLOOR])
+async def test_a_side_that_has_not_all_in_memory_sends_no_keyed_sum(start: SyncId | None) -> None:
+    pair = Side(some(300, 1), memory_start=start), Side(some(300, 1))
     for one, other in both(*pair):
         one.sent, other.sent = [], []
         await reconcile(one, other)
@@ -661,6 +659,7 @@ def is_later(extension: ReconcileExtension) -> object:
         ("a nonce of 4096 bytes", {"nonce": bytes(4096)}),
         ("a time beyond", {"compared_from": 2**64 - 1}),
         ("a sum before its last", {"sum": bytes(32)}),
+        ("a keyed sum of another size", {"keyed_sum": bytes(31)}),
         ("a search before sums", {"search": {}}),
     ],
 )
@@ -716,10 +715,10 @@ async def test_a_keyed_sum_cannot_be_repeated() -> None:
     assert one.report.keyed_from_ns is None
 
 
-async def test_a_keyed_sum_without_one_before_ends_the_session() -> None:
-    one, other = Side(some(50, 1), tamper=as_older), Side(some(50, 1))
-    other.tamper = lies(set_to(keyed_sum=bytes(32)), is_first)
-    one.memory_start = None
+@pytest.mark.parametrize(("start", "name"), [(None, "keyed_sum"), (LOWEST, "compared_from")])
+async def test_an_unasked_keyed_sum_ends_the_session(start: SyncId | None, name: str) -> None:
+    one, other = Side(some(50, 1), memory_start=start), Side(some(50, 1))
+    other.tamper = lies(set_to(**{name: bytes(32) if start is None else 1}), is_first)
     await reconcile(one, other)
     assert "keyed sum is not that of what is here" in str(one.error)
 

@@ -35,8 +35,7 @@ SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 """The duration from which a reconciliation counts as slow."""
 
 MAX_NOTED_PEERS: Final = 64
-"""Peers of which is remembered how the last session ended: how the next one begins best, that it
-has moved messages, or that it found nothing; and the conflicts with it."""
+"""Peers of which is remembered what the last sessions found, and whether they moved messages."""
 
 MAX_KNOWN_CONFLICTS: Final = 4_096
 """Conflicts with one peer that are remembered, about 200 bytes each."""

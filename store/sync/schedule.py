@@ -15,7 +15,9 @@ Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"
    same peer (ABORTED) counts as done.
 5. A wide session that fails is tried again after `FIRST_WIDE_NS`, then after twice as long each
    time, up to its interval; one that gave way after `FIRST_WIDE_NS`, since the other may have been
-   about less. One of any kind that left differences over is followed by the next at once.
+   about less. One of any kind that left differences over is followed by the next at once: over a
+   random part of its window, with the same peer, if it moved nothing, since all that it may report
+   is then such as policy keeps, and hides the others.
 6. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
    the same, and does not wait for a backoff.
 """
@@ -104,12 +106,13 @@ class _Peer:
 
 @dataclass(slots=True, eq=False)
 class _Due:
-    """A kind of session that comes round again."""
+    """A kind of session that comes round again; ``part``: of a window, and with whom (rule 5)."""
 
     is_wide: bool
     interval_ns: int
     next_ns: int | None = None
     failures: int = 0
+    part: tuple[_Peer, Window] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -282,7 +285,9 @@ class Synchronizer:
             ready = [] if due.next_ns is None or due.next_ns > now_ns else self._rested(now_ns)
             if ready:
                 due.next_ns = now_ns + self._jittered(due.interval_ns)
-                self._begin(self._rng.choice(ready), self._window(due), due)
+                part, due.part = due.part, None
+                whole = self._rng.choice(ready), self._window(due)
+                self._begin(*(part if part and part[0] in ready else whole), due)
         self._set_timer(now_ns)
 
     def _free_for(self, request: _Request) -> _Peer | None:
@@ -330,7 +335,7 @@ class Synchronizer:
             report.ending = report.ending or SyncEnding.FAILED
             peer.busy = False
             if isinstance(cause, _Due):
-                self._come_round(cause, report)
+                self._come_round(cause, peer, report)
             elif not cause.done.done():
                 cause.done.set_result(report)
             self._rest(peer, report.ending)
@@ -350,17 +355,21 @@ class Synchronizer:
             if not other.is_wide and other.next_ns is not None:
                 other.next_ns = min(other.next_ns, now_ns + RETRY_NS)
 
-    def _come_round(self, due: _Due, report: SessionReport) -> None:
-        """Set when a session of this kind is due again (rule 5)."""
+    def _come_round(self, due: _Due, peer: _Peer, report: SessionReport) -> None:
+        """Set when a session of this kind is due again, and over what (rule 5)."""
         is_done, aborted = report.ending is SyncEnding.DONE, report.ending is SyncEnding.ABORTED
         failed = not aborted and not is_done
         moved = report.messages_sent + report.messages_received > 0
-        wait_ns = due.interval_ns
+        wait_ns, middle_ns = due.interval_ns, report.middle_ns
+        start_ns, end_ns = report.window.time_start_ns, report.window.time_end_ns
+        if is_done and report.left_over and not moved and start_ns < middle_ns < end_ns:
+            halves = Window(start_ns, middle_ns), Window(middle_ns, end_ns)
+            due.part = peer, self._rng.choice(halves)
         if failed and due.is_wide:
             wait_ns = self._jittered(FIRST_WIDE_NS << min(due.failures, 32))
         elif aborted and due.is_wide:
             wait_ns = self._jittered(FIRST_WIDE_NS)
-        elif report.left_over and moved:
+        elif report.left_over and (moved or due.part):
             wait_ns = RETRY_NS
         due.failures = due.failures + 1 if failed else 0
         if due.next_ns is not None and wait_ns < due.interval_ns:

@@ -390,10 +390,5 @@ class Exchange:
 
     async def transfer(self, session: PeerSession) -> Transfer:
         """Return the transfer of what a session has found."""
-        return await in_thread_if(
-            len(session.to_send) + len(session.to_receive) > THREADED_ROWS,
-            Transfer,
-            session,
-            self.work,
-            self.memory,
-        )
+        large = len(session.to_send) + len(session.to_receive) > THREADED_ROWS
+        return await in_thread_if(large, Transfer, session, self.work, self.memory)

@@ -94,11 +94,11 @@ class SessionReport:
     came to a result; only then the findings count. ``round_trips``: payloads that the initiator
     sent; bytes are those of reconciliation payloads. ``own_count`` and ``peer_count``: IDs over the
     window, None where unknown. ``missing_here`` are IDs that only the peer held, ``missing_there``
-    those that only this node held. ``left_over``: a limit was reached, and the next session goes
-    on. From ``keyed_from_ns`` on lattice sums were equal in the end, but for the conflicts; None:
-    nowhere. ``hidden``: differences that the fingerprints of WAKU-SYNC did not show. ``compact``:
-    the differences were found in the compact mode, ``compact_failed``: why it was given up in the
-    middle. ``found_conflicts``: hashes with different contents on the two sides.
+    those that only this node held, ``middle_ns`` a time amid the most of these. ``left_over``: a
+    limit was reached; another session is due. From ``keyed_from_ns`` on lattice sums were equal in
+    the end, but for the conflicts; None: nowhere. ``hidden``: differences that the fingerprints of
+    WAKU-SYNC did not show. ``compact``: the differences were found in the compact
+    mode, ``compact_failed``: why it was given up. ``found_conflicts``: hashes with two contents.
 
     The counts of the transfer are messages, and those by reason are by label. Of those to send:
     ``sent`` were written to the stream; the peer answered ``messages_sent`` as stored,
@@ -138,6 +138,7 @@ class SessionReport:
     missing_here: int = 0
     missing_there: int = 0
     left_over: bool = False
+    middle_ns: int = 0
     keyed_from_ns: int | None = None
     equality: Equality = Equality.UNKNOWN
     hidden: Hidden | None = None
@@ -229,6 +230,8 @@ class SessionReport:
         self.own_count = result.own_count
         self.missing_here, self.missing_there = len(result.to_receive), len(result.to_send)
         self.unanswered, self.outstanding = self.missing_there, self.missing_here
+        if len(found := max(result.to_send, result.to_receive, key=len)):
+            self.middle_ns = int(found.timestamps[len(found) // 2])
         self.equality = Equality.XOR if result.rounds else Equality.UNKNOWN
         if self.keyed_from_ns is not None:
             whole = self.keyed_from_ns <= result.window[0][0]

@@ -53,7 +53,7 @@ async def agree_on_retention(connection: Connection, config: NodeConfig, now_ns:
     if (excess := found.excess) is not None and not config.retention_confirm:
         raise WrongConfigurationError(
             f"--retention or --retention-size would drop {excess.days:,.0f} days,"
-            f" {excess.share:.0%} of the messages, that the store has agreed to keep: correct it,"
+            f" {excess.share:.0%} of the messages, more than the store has agreed to: correct it,"
             " or confirm it by --retention-confirm at one start, or `storenode db retention"
             " --apply`."
         )

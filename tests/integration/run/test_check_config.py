@@ -147,7 +147,7 @@ def test_limits_that_the_store_has_not_agreed_to_are_refused_by_both(
     ended = run_to_end(tmp_path / "data", "--retention", "30m", database_url=database_url)
     assert (code, ended.code) == (1, 2)
     for sentence in (line, ended.sentence):
-        assert "would drop 31 days, 100% of the messages, that the store has agreed" in sentence
+        assert "drop 31 days, 100% of the messages, more than the store has agreed to:" in sentence
     assert check(*options, "--retention", "30m", "--retention-confirm")[0] == 0
     with psycopg.connect(database_url) as connection:
         connection.execute(READ_ONLY.format(connection.info.dbname).encode())

@@ -145,7 +145,7 @@ async def rounds(watcher: Connection, node: Maintainer, count: int) -> None:
 
 async def test_one_node_at_a_time_and_then_the_other(database_url: str) -> None:
     first, second = Events(), Events()
-    one = maintainer(lambda: opened(database_url), first)
+    one = maintainer(lambda: opened(database_url), first, interval_s=0.01)  # a round notices a loss
     other = maintainer(lambda: opened(database_url), second, interval_s=0.01)
     async with running(one):
         await first.wait_for("maintenance_taken")

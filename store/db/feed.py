@@ -28,6 +28,7 @@ from store.db.messages import (
     TopicKeys,
     build,
     frame_of,
+    largest_of,
     resolve,
     show,
     topic_names,
@@ -176,15 +177,16 @@ async def read_feed_page(
         "at_ts": after.timestamp if after.hash else MAX_TIMESTAMP_NS,
         "at_hash": after.hash or b"",
         "limit": limit,
-        "most": shape.max_bytes,
+        "most": largest_of(shape.max_bytes, limit),
     }
     source, clause = SQL.messages.page_in_commit_order, topics_clause(topics)
     statement = build(source, include_data=shape.include_data, topics=clause)
     found = await fetch_rows(connection, statement, parameters)
-    frames = show([row[:3] for row in found], shape)
-    if len(frames) == len(found) < limit:
+    shown = await show(connection, [row[:4] for row in found], shape)
+    frames = list(filter(None, shown))
+    if len(shown) == len(found) < limit:
         return page(end, frames)
-    ts, digest, _, position = found[len(frames) - 1]
+    ts, digest, *_, position = found[len(shown) - 1]
     place = next(commit.place for commit in some if commit.place[0] == position)
     return page(place, frames, ts, digest)
 

@@ -1,7 +1,10 @@
 """Messages in Postgres by position, by hash and by time, and the topics that a filter selects.
 
-A statement that reads a page returns the bodies of its first messages, as many as fit. A page in
-SyncID order is merged from the index by topic, or read by time.
+A read of rows limits the size of one message, so that a page is bounded before it is read;
+`read_frames` reads larger ones by position, as far as they fit.
+
+A page in SyncID order is merged from the index by topic, or read by time. Where some messages are
+too large for their share of a page, those that fit are read by a second statement.
 
 Every statement names its bounds in time, so that partitions outside are left out when it starts.
 Frames are joined from columns in Python, which costs no more than in SQL.
@@ -17,10 +20,10 @@ messages as fit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
+from operator import itemgetter
 from typing import Final, TypeVar
 
 import numpy as np
@@ -66,8 +69,8 @@ MAX_POSITIONS: Final = 4_096
 _ANY_SIZE: Final = 2**31 - 1
 _ANY: Final = Policy(max_drift_ns=None, max_message_bytes=_ANY_SIZE)
 
-Row = tuple[int, bytes, bytes | None]
-"""Timestamp, hash, and parts of the frame after the hash; None: not read, or beyond the page."""
+Row = tuple[int, bytes, bytes | None, int]
+"""Timestamp, hash, parts of the frame after the hash (None: not read), and their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ TopicKeys = tuple[bytes, ...] | _TopicCondition | None
 """The topics that a filter selects, by their keys unless they are many; None: every topic."""
 
 _IDS_AT: Final = SQL.messages.read_at.format(columns="m.ts, m.hash")
+_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.data_columns)
+_TOPIC_ROWS_AT: Final = SQL.messages.read_at.format(columns=SQL.messages.topic_columns)
 
 
 def frame_of(message_hash: bytes, body: bytes) -> bytes:
@@ -99,6 +104,46 @@ def admit_again(messages: Sequence[bytes]) -> Admitted:
     return admission.admitted
 
 
+def largest_of(max_bytes: int, rows: int) -> int:
+    """Return the parameter ``most`` for rows of which a page has ``max_bytes``: twice the share."""
+    return 2 * max_bytes // rows
+
+
+async def read_frames(
+    connection: Connection, rows: Sequence[Row], max_bytes: int
+) -> list[bytes | None]:
+    """Return the frames of the first rows, at most ``max_bytes`` of them but at least one.
+
+    None: a message that was not read with its row, and was pruned meanwhile.
+    """
+    frames: list[bytes | None] = []
+    absent: list[int] = []
+    for number, (_, digest, body, size) in enumerate(rows):
+        begin = frame_prefix(size) + digest
+        max_bytes -= len(begin) + size
+        if max_bytes < 0 and number:
+            break
+        if body is None:
+            absent.append(number)
+        frames.append(None if body is None else begin + body)
+    if absent:
+        found = {row[:2]: row for row in await rows_at(connection, [rows[n][:2] for n in absent])}
+        for number in absent:
+            _, digest, body, _ = found.get(rows[number][:2], rows[number])
+            frames[number] = None if body is None else frame_of(digest, body)
+    return frames
+
+
+async def rows_at(
+    connection: Connection, positions: Sequence[SyncId], most: int = _ANY_SIZE
+) -> list[Row]:
+    """Return the rows of the stored messages at some positions, in no order."""
+    if not positions:
+        return []
+    parameters = position_parameters(positions) | {"most": most}
+    return await fetch_rows(connection, _ROWS_AT, parameters)
+
+
 async def stored_at(connection: Connection, positions: Sequence[SyncId]) -> set[SyncId]:
     """Return those of some positions, at least one, at which a message is stored."""
     return set(await fetch_rows(connection, _IDS_AT, position_parameters(positions)))
@@ -111,19 +156,14 @@ async def frames_at(
 
     As many as ``max_bytes`` allow, but at least one.
     """
-    distinct = list(dict.fromkeys(positions))
-    if not distinct:
-        return []
-    statement = build(SQL.messages.page_at, include_data=True, topics="")
-    given = position_parameters(distinct) | {"limit": len(distinct), "most": max_bytes}
-    frames: dict[SyncId, bytes] = {}
-    for ts, digest, body in await fetch_rows(connection, statement, given):
-        if body is None:
-            # Nothing is known of what follows the first message that did not fit.
-            positions = positions[: positions.index((ts, digest))]
-            break
-        frames[ts, digest] = frame_of(digest, body)
-    return [frames.get(at) for at in positions]
+    most = largest_of(max_bytes, max(1, len(positions)))
+    by_position = {row[:2]: row for row in await rows_at(connection, positions, most)}
+    rows = [by_position[at] for at in dict.fromkeys(positions) if at in by_position]
+    read = await read_frames(connection, rows, max_bytes)
+    frames = {row[:2]: frame for row, frame in zip(rows, read, strict=False)}
+    # Nothing is known of what follows the first message that did not fit.
+    end = positions.index(rows[len(read)][:2]) if len(read) < len(rows) else len(positions)
+    return [frames.get(at) for at in positions[:end]]
 
 
 async def values_at(
@@ -159,6 +199,18 @@ async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId
     return [at for at in found if stored.get(at[1], at[0]) == at[0]]
 
 
+async def rows_of_hashes(
+    connection: Connection, hashes: Sequence[bytes], most: int
+) -> tuple[list[Row], dict[bytes, bytes]]:
+    """Return the rows of stored messages by hash, in no order, and the topic key of each."""
+    positions = await locate(connection, hashes)
+    if not positions:
+        return [], {}
+    given = position_parameters(positions) | {"most": most}
+    rows = await fetch_rows(connection, _TOPIC_ROWS_AT, given)
+    return [row[:4] for row in rows], {row[1]: row[4] for row in rows}
+
+
 def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
     """Return parameters that name messages by position, and the span of time around them."""
     timestamps = [timestamp for timestamp, _ in positions]
@@ -174,6 +226,17 @@ async def topic_names(connection: Connection, keys: Iterable[bytes]) -> dict[byt
     """Return the names of topic keys."""
     rows = await fetch_rows(connection, SQL.messages.read_topic_names, (uuids([*keys]),))
     return {key: (pubsub, content) for key, pubsub, content in rows}
+
+
+async def select_topics(
+    connection: Connection, topics: Mapping[_Key, bytes], wanted: TopicFilter
+) -> set[_Key]:
+    """Return the keys of ``topics`` whose topic, by its key, a filter lets through."""
+    if wanted.everything:
+        return set(topics)
+    names = await topic_names(connection, set(topics.values()))
+    allowed = {key for key, name in names.items() if wanted.matches(*name)}
+    return {key for key, topic in topics.items() if topic in allowed}
 
 
 async def resolve(connection: Connection, wanted: TopicFilter) -> TopicKeys:
@@ -311,7 +374,7 @@ async def read_page(
         "at_hash": at[1],
         "limit": limit,
         "each": each,
-        "most": shape.max_bytes,
+        "most": largest_of(shape.max_bytes, limit),
     }
     parameters |= topics_parameters(topics)
     rows: list[Row] = await fetch_rows(connection, statement, parameters)
@@ -320,21 +383,27 @@ async def read_page(
         # A topic had more than its share, which hides later messages of others; or these are all.
         each = min(limit, 2 * each * limit // max(1, len(rows)))
         rows = await fetch_rows(connection, statement, parameters | {"each": each})
-    return page_of(rows, shape)
+    page = await page_of(connection, rows, shape)
+    if rows and not page.frames:  # all of them were pruned meanwhile
+        return await read_page(connection, topics, wanted, shape)
+    return page
 
 
-def page_of(rows: Sequence[Row], shape: PageShape) -> MessagePage:
+async def page_of(connection: Connection, rows: Sequence[Row], shape: PageShape) -> MessagePage:
     """Return the page that begins with some rows, in their order."""
-    frames = show(rows[: shape.size], shape)
-    return MessagePage(frames, [row[:2] for row in rows[: len(frames)]], len(frames) == len(rows))
+    frames = await show(connection, rows[: shape.size], shape)
+    shown = [(frame, row[:2]) for frame, row in zip(frames, rows, strict=False) if frame]
+    is_last = len(frames) == len(rows)
+    return MessagePage([frame for frame, _ in shown], [at for _, at in shown], is_last)
 
 
-def show(rows: Sequence[Row], shape: PageShape) -> list[bytes]:
-    """Return the frames of the first rows that fit, or those of their hashes alone."""
-    if not shape.include_data:
-        return [presence(row[1]) for row in rows[: max(1, shape.max_bytes // _PRESENCE_BYTES)]]
-    fitting = takewhile(lambda row: row[2] is not None, rows)
-    return [frame_of(digest, body) for _, digest, body in fitting if body is not None]
+async def show(
+    connection: Connection, rows: Sequence[Row], shape: PageShape
+) -> Sequence[bytes | None]:
+    """Return the frames of the first rows that fit: `read_frames`, or those of hashes alone."""
+    if shape.include_data:
+        return await read_frames(connection, rows, shape.max_bytes)
+    return [presence(row[1]) for row in rows[: max(1, shape.max_bytes // _PRESENCE_BYTES)]]
 
 
 MAX_SCAN_PAGE: Final = 4_000  # to join and encode those of one page holds the event loop
@@ -365,12 +434,8 @@ class DatabaseReader:
         async def look(connection: Connection) -> SyncId | None:
             positions = await locate(connection, [message_hash])
             topics = await values_at(connection, "topic", positions)
-            if topics and not wanted.everything:
-                names = await topic_names(connection, topics.values())
-                if not any(wanted.matches(*each) for each in names.values()):
-                    return None
             if topics:
-                return positions[0]
+                return positions[0] if await select_topics(connection, topics, wanted) else None
             if not positions or not wanted.everything:
                 return None
             # Pruned, so that no topic is left that rights could be compared with; or never stored.
@@ -403,22 +468,24 @@ class DatabaseReader:
     async def _read_hashes(
         self, connection: Connection, request: PageRequest, shape: PageShape
     ) -> MessagePage:
+        hashes = request.hashes or ()
+        most = largest_of(DEFAULT_PAGE_BYTES, max(1, len(hashes))) if request.include_data else 0
+        rows, topics = await rows_of_hashes(connection, hashes, most)
+        allowed = await select_topics(connection, topics, request.filter)
         forward, low_ns, high_ns = request.forward, request.time_start_ns, request.time_end_ns
         after = request.after or (_BEFORE_ALL if forward else _AFTER_ALL)
-        positions = [
-            at
-            for at in await locate(connection, request.hashes or ())
-            if low_ns <= at[0] < high_ns and (at > after if forward else at < after)
+        chosen = [
+            row
+            for row in rows
+            if row[1] in allowed
+            and low_ns <= row[0] < high_ns
+            and (row[:2] > after if forward else row[:2] < after)
         ]
-        topics = await resolve(connection, request.filter)
-        if not positions or topics == ():
-            return MessagePage([], [], is_last=True)
-        positions.sort(reverse=not forward)
-        clause, limit = topics_clause(topics), shape.size + shape.looks_beyond
-        statement = build(SQL.messages.page_at, include_data=shape.include_data, topics=clause)
-        given = position_parameters(positions) | topics_parameters(topics)
-        given |= {"limit": limit, "most": shape.max_bytes}
-        return page_of(await fetch_rows(connection, statement, given), shape)
+        chosen.sort(key=itemgetter(0, 1), reverse=not forward)
+        page = await page_of(connection, chosen, shape)
+        if chosen and not page.frames:  # all of them were pruned meanwhile
+            return await self._read_hashes(connection, request, shape)
+        return page
 
     async def scan(self, request: PageRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Yield every match in ascending order, a page at a time; the next one is read ahead."""

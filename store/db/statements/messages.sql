@@ -10,30 +10,29 @@ lateral (
 ) m
 
 -- size --
--- The bytes of a message in an answer: its hash and lengths take up to 40.
-(octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail) + 40)
+-- The stored bytes of a message without its hash.
+octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)
+
+-- body --
+-- The stored bytes of a message without its hash; ``most`` limits their size.
+case when <messages.size> <= %(most)b::bigint then m.head || m.payload || m.tail end
 
 -- data_columns --
--- The columns of a `Row`. The body is null from the first message on, in the order of the
--- statement, with which there are more than ``most`` bytes; that of a lone message never is.
-m.ts, m.hash, case when sum(<messages.size>) over so_far <= greatest(%(most)b::bigint, <messages.size>)
-                   then m.head || m.payload || m.tail end
+-- The columns of a `Row`.
+m.ts, m.hash, <messages.body>, <messages.size>
+
+-- topic_columns --
+-- The columns of a `Row`, and the key of its topic.
+<messages.data_columns>, m.topic
 
 -- id_columns --
 -- The columns of a `Row` of which only the position is read.
-m.ts, m.hash, null::bytea
+m.ts, m.hash, null::bytea, 0
 
 -- read_at --
 -- The messages at some positions, in no order.
 select {columns} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
 cross join <messages.message_at>
-
--- page_at --
--- The messages at some positions, in the order of these.
-select {columns} from (
-    select m.*, k.n from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) with ordinality as k(ts, hash, n)
-    cross join <messages.message_at> where true{topics} order by k.n limit %(limit)b::bigint
-) m window so_far as (order by m.n rows unbounded preceding) order by m.n
 
 -- locate --
 -- Where hashes are, those of pruned messages included; the table has their first bytes.
@@ -64,19 +63,12 @@ cross join lateral (
     where {column} >= span.low and {column} <= span.low || repeat(chr(1114111), 256) offset 0
 ) t
 
--- in_order --
--- The order of a page by time.
-window so_far as (order by m.ts {way}, m.hash {way} rows unbounded preceding)
-order by m.ts {way}, m.hash {way}
-
 -- page_by_time --
 -- A page in the order of time; with a filter of many topics, that of their keys.
-select {columns} from (
-    select m.* from storenode.messages m
-    where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
-      and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea){topics}
-    order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
-) m <messages.in_order>
+select {columns} from storenode.messages m
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+  and (m.ts, m.hash) {beyond} (%(at_ts)b::bigint, %(at_hash)b::bytea){topics}
+order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
 
 -- in_topic_order --
 -- In the order of the index by topic, which begins each hash only: those that begin alike at one
@@ -89,10 +81,8 @@ order by m.ts {way}, substr(m.hash, 1, 7) {way}, m.hash {way}
 
 -- page_of_topic --
 -- A page of one topic.
-select {columns} from (
-    select m.* from storenode.messages m
-    where m.topic = (%(topics)b::uuid[])[1] and <messages.in_topic_order> limit %(limit)b::bigint
-) m <messages.in_order>
+select {columns} from storenode.messages m
+where m.topic = (%(topics)b::uuid[])[1] and <messages.in_topic_order> limit %(limit)b::bigint
 
 -- page_of_topics --
 -- A page of several topics. Each topic gives its next few; what lies beyond the first topic to be cut off is not known
@@ -120,7 +110,7 @@ select {columns} from (
     where n.ts = k.ts and n.ctid = k.place and n.hash = k.hash
       and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
 ) m
-<messages.in_order>
+order by m.ts {way}, m.hash {way}
 
 -- read_newest --
 -- The newest messages by time.
@@ -138,20 +128,17 @@ lateral (
 -- page_in_commit_order --
 -- A page of messages in commit order. Commits come in their order: each is sorted by itself, and
 -- those beyond the limit are not read.
-select {columns}, m.position from (
-    select m.*, k.position
-    from (
-        select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
-                             %(positions)b::bigint[]) as k(batch, low, high, position)
-        order by position
-    ) k
-    cross join <messages.messages_of_batch>
-    where true{topics}
-      and (k.position, m.ts, m.hash)
-          > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
-    order by k.position, m.ts, m.hash limit %(limit)b::bigint
-) m window so_far as (order by m.position, m.ts, m.hash rows unbounded preceding)
-order by m.position, m.ts, m.hash
+select {columns}, k.position
+from (
+    select * from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                         %(positions)b::bigint[]) as k(batch, low, high, position)
+    order by position
+) k
+cross join <messages.messages_of_batch>
+where true{topics}
+  and (k.position, m.ts, m.hash)
+      > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
+order by k.position, m.ts, m.hash limit %(limit)b::bigint
 
 -- read_batches --
 -- All messages of some batches, for followers that are live.

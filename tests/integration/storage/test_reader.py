@@ -9,10 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -541,6 +551,41 @@ async def test_a_filter_selects_the_topics_that_it_matches(node: Node) -> None:
             assert len(keys) == len(set(keys))
             right = {topic_key(*pair) for pair in PAIRS if wanted.matches(*pair)}
             assert set(keys) & named == right, wanted
+
+
+def pruning(connection: Connection, prune: Callable[[], Awaitable[object]]) -> object:
+    """Return a connection before the third statement of which something happens."""
+    is_due = iter((False, False, True))
+
+    async def execute(
+        statement: str, values: Mapping[str, object], *, binary: bool, **_: object
+    ) -> object:
+        if next(is_due, False):
+            await prune()
+        return await connection.execute(statement.encode(), values, binary=binary)
+
+    return SimpleNamespace(execute=execute)
+
+
+async def test_messages_that_are_pruned_during_a_lookup_end_no_page(node: Node) -> None:
+    """Let a page begin with more of them than fit, each too large to be read with its row."""
+    old_ns = MIDNIGHT - 8 * DAY
+    batch = batch_of(
+        (time_ns, TOPICS[0], bytes([number]) * size)
+        for time_ns, size in ((old_ns, 100_000), (NOW, 1))
+        for number in range(50)
+    )
+    assert all(await node.store(batch))
+    left = [each for each in in_order(messages_of(batch)) if each.at[0] == NOW]
+    ((table,),) = await node.rows("select min(tableoid)::regclass::text from storenode.messages")
+    read = node.database.read
+
+    def read_meanwhile(work: Callable[..., Awaitable[Any]], *given: object) -> Awaitable[Any]:
+        return read(lambda it: work(pruning(it, lambda: node.rows(f"drop table {table}")), *given))
+
+    node.database.read = read_meanwhile  # type: ignore[assignment, method-assign]
+    asked = page_request(hashes=batch.hashes)
+    assert same(await node.reader.query(asked), expected_page(left, asked))
 
 
 async def test_a_read_after_a_restart_is_tried_again_once(node: Node) -> None:

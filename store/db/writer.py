@@ -216,8 +216,7 @@ class DatabaseWriter:
         """
         if not batch.hashes:
             return StoreResult()
-        if self._database.write_failure is not None:
-            raise StoreUnavailableError(self._database.write_failure.sentence)
+        self._require_writable()
         self._require_open()
         size = batch.frame_bytes
         if self._queue and (
@@ -271,6 +270,11 @@ class DatabaseWriter:
             with waiting_for_standby(connection):
                 await connection.execute(statement, prepare=False)
         self.committed_s = asyncio.get_running_loop().time()
+
+    def _require_writable(self) -> None:
+        """Raise `StoreUnavailableError` if the database is known to take no writes."""
+        if self._database.write_failure is not None:
+            raise StoreUnavailableError(self._database.write_failure.sentence)
 
     def _require_open(self) -> None:
         if self._stopped:
@@ -423,8 +427,7 @@ class DatabaseWriter:
                 await self._refresh_partitions(error)
                 group.stored = -1
             except psycopg.Error as error:
-                if self._database.write_failure is not None:
-                    raise StoreUnavailableError(self._database.write_failure.sentence) from error
+                self._require_writable()
                 if not is_transient(error) or not await patience.wait():
                     raise
                 # What it wrote may be under way: then the next COPY waits for it, and fails.

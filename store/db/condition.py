@@ -1,9 +1,6 @@
 """The size and the condition of a database, and what is done about indexes.
 
-How many messages there are over time is read from buckets, which costs a few milliseconds however
-much is stored.
-
-Reading the condition takes milliseconds, however much is stored.
+Reading either takes milliseconds, however much is stored: messages over time are read from buckets.
 
 Indexes of partitions that are over are rebuilt where their pages are half empty. Messages of many
 topics come in turn, so pages of an index by topic split in the middle, and stay so when a partition

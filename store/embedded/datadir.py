@@ -285,7 +285,7 @@ def make_cluster(data: DataDir, launch: Launch, programs: Installation) -> None:
     """
     password = secrets.token_hex(_PASSWORD_BYTES)
     cluster = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=data.path))
-    # The role for checkpoints is new in Postgres 15, one call that writes a thousand files in 17.
+    # New in Postgres 15: the role for checkpoints; in 17: one call that writes all files out.
     granted = "pg_monitor, pg_checkpoint" if programs.major >= 15 else "pg_monitor"
     at_once = ["--sync-method=syncfs"] if ON_LINUX and programs.major >= 17 else []
     try:

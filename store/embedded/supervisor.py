@@ -480,7 +480,7 @@ class EmbeddedPostgres:
         path = self._data.path
         what = f"The embedded Postgres in {path} does not start ({reason}): mend that{more}"
         if self._stopping.is_set():
-            what = f"The embedded Postgres in {path} was stopped while it started: see by whom"
+            what = f"The embedded Postgres in {path} was stopped while it started: find out by whom"
         elif is_full_disk(reason):
             what = f"The disk that holds {path} is full ({reason}): free some space"
         return EmbeddedPostgresError(f"{what}, then start again.")

@@ -36,8 +36,8 @@ class ByteBudget:
             limit_bytes = min(limit_bytes, whole._limit_bytes - whole.used_bytes - size_bytes)
         if self.used_bytes + size_bytes > limit_bytes:
             raise RefusalError("busy", "the gateway holds too many bytes: try again later")
-        if self._whole is not None:
-            self._whole.take(size_bytes)
+        if whole is not None:
+            whole.take(size_bytes)
         self.used_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:

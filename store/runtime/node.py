@@ -242,8 +242,8 @@ class NodeRuntime:
             on_time=None if config.database_url is None else self.clocks.note,
         )
         if not config.read_only:
-            given = config, time.time_ns()
-            await database.read(agree_on_retention, *given, pool=database.write_pool)
+            pool = database.write_pool
+            await database.read(agree_on_retention, config, time.time_ns(), pool=pool)
         max_confirms = config.max_confirms if config.gossip else 0
         self._own, commits = OwnCommits(), asyncio.Event()
         # Also without gossip: other nodes on the database ask their peers to confirm.

@@ -117,13 +117,13 @@ async def _check_database(config: NodeConfig, data: DataDir) -> None:
             # A node would upgrade the schema of its own database.
             await asyncio.to_thread(migrate.current, url)
         if url is not None and not config.read_only:
-            await _agree_on_retention(config, url)
+            await _try_agreement(config, url)
     except psycopg.Error as error:
         failure = find_failure(error)
         raise StoreUnavailableError(failure.sentence if failure else sentence(error)) from error
 
 
-async def _agree_on_retention(config: NodeConfig, url: str) -> None:
+async def _try_agreement(config: NodeConfig, url: str) -> None:
     """Try what a node does about retention at its start, and take it back."""
     async with (
         await psycopg.AsyncConnection.connect(url) as connection,

@@ -151,7 +151,7 @@ def test_limits_that_the_store_has_not_agreed_to_are_refused_by_both(
     assert check(*options, "--retention", "30m", "--retention-confirm")[0] == 0
     with psycopg.connect(database_url) as connection:
         connection.execute(READ_ONLY.format(connection.info.dbname).encode())
-    assert check(*options, "--retention", "off")[0] == 0, "what is agreed is not written again"
+    assert check(*options, "--retention", "off")[0] == 0, "agreed limits are not written again"
 
 
 @pytest.mark.parametrize(
